@@ -1,0 +1,21 @@
+"""The interface of everything that turns images into vectors."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Extractor(Protocol):
+    """Maps images of shape ``(n, channels, height, width)``, float32 in [0, 1], to ``(n, d)`` float32.
+
+    An extractor learns nothing from the images that it is given: its output for one image never depends on
+    another image, private or public. (Statistics of private images in a feature would be an uncharged
+    release.)
+    """
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return features of ``images``."""
+        ...

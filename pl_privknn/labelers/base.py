@@ -1,0 +1,119 @@
+"""The interface behind which every private teacher stands."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
+from pl_privknn.privacy.noise import NoiseSource, default_noise
+
+
+class ChargesLedger(Protocol):
+    """What a labeler needs of a ledger: to pay before it draws."""
+
+    def charge(self, mechanism: Mechanism, count: int = 1) -> int:
+        """Record ``count`` releases durably, or raise ``BudgetExceeded``; returns the row's position."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """What a labeler lets out: differentially private answers and nothing else.
+
+    Attributes:
+        labels: int64, shape ``(m,)``; class of each query, -1 where the query was refused.
+        soft: optional float32, shape ``(m, c)``; rows of answered queries sum to one.
+    """
+
+    labels: Tensor
+    soft: Tensor | None = None
+
+    @property
+    def answered(self) -> Tensor:
+        """Bool, shape ``(m,)``: which queries were answered."""
+        return self.labels >= 0
+
+
+class Labeler(abc.ABC):
+    """A private teacher: holds a private table of features and labels, answers queries about public ones.
+
+    A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It charges the ledger before
+    each draw of noise, with the very mechanism object that draws, and never writes an ε formula of its own.
+
+    Args:
+        noise_source: where protective randomness comes from; the operating system's cryptographic generator
+            unless given. Seeded sources are for tests.
+    """
+
+    #: Neighbouring relations under which :meth:`plan` is valid.
+    adjacencies: tuple[Adjacency, ...] = ("add_remove",)
+
+    def __init__(self, noise_source: NoiseSource | None = None) -> None:
+        self.noise_source = noise_source if noise_source is not None else default_noise()
+
+    @abc.abstractmethod
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table. May be called again with other features of the same records.
+
+        Args:
+            features: float32, shape ``(n, d)``.
+            labels: int64, shape ``(n,)``, values in ``[0, num_classes)``.
+            num_classes: number of classes, a public constant.
+
+        Raises:
+            ValueError: on shapes, dtypes or label values that do not fit.
+        """
+
+    @abc.abstractmethod
+    def plan(self, num_queries: int, max_answers: int, num_classes: int) -> list[Charge]:
+        """The most that ``num_queries`` queries with at most ``max_answers`` answers can cost."""
+
+    @abc.abstractmethod
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Answer queries, paying for each release before its noise is drawn.
+
+        Args:
+            queries: float32 features of public examples, shape ``(m, d)``.
+            ledger: pays; see :class:`ChargesLedger`.
+            max_answers: answer at most this many, refuse the rest; all if None.
+
+        Raises:
+            BudgetExceeded: if a charge would pass the budget; nothing was drawn or released by it.
+        """
+
+
+def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Raise ``ValueError`` unless ``features`` and ``labels`` make a table of ``num_classes`` classes.
+
+    Messages give shapes, dtypes and bounds, never a private value.
+    """
+    if features.ndim != 2 or not features.is_floating_point():
+        raise ValueError(
+            f"features: shape {tuple(features.shape)}, {features.dtype}; want float of shape (n, d)"
+        )
+    if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels: shape {tuple(labels.shape)}, {labels.dtype}; want int64 of shape ({len(features)},)"
+        )
+    if num_classes < 2:
+        raise ValueError(f"num_classes={num_classes} must be at least 2")
+    if len(labels) and bool(((labels < 0) | (labels >= num_classes)).any()):
+        raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
+    if not bool(torch.isfinite(features).all()):
+        raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
+
+
+def merge(releases: Sequence[Release] | Iterable[Release]) -> Release:
+    """Join releases of consecutive batches into one."""
+    parts = list(releases)
+    soft = None
+    if parts and all(part.soft is not None for part in parts):
+        soft = torch.cat([part.soft for part in parts if part.soft is not None])
+    labels = torch.cat([part.labels for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
+    return Release(labels, soft)

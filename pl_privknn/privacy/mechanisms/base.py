@@ -1,0 +1,127 @@
+"""The contract of a mechanism: a frozen set of public parameters that knows what one release costs."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pl_privknn._checks import check_choice, check_int
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+Adjacency = Literal["add_remove", "replace_one"]
+ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one")
+Guarantee = Literal["unconditional", "conditional"]
+
+_REGISTRY: dict[str, type[Mechanism]] = {}
+
+
+def check_adjacency(adjacency: str) -> Adjacency:
+    """Return ``adjacency``, or raise ``ValueError`` where it is not one of :data:`ADJACENCIES`."""
+    return check_choice("adjacency", adjacency, ADJACENCIES)  # type: ignore[return-value]
+
+
+class Mechanism(abc.ABC):
+    """One kind of release. Subclasses are frozen dataclasses whose fields are public parameters.
+
+    A mechanism both draws its noise (methods of the subclass that take data and a
+    :class:`~pl_privknn.privacy.noise.NoiseSource`) and states its cost, so the noise that is drawn and the
+    noise that is accounted can't come from two places. Fields are validated in ``__post_init__`` and hold
+    nothing that depends on private data.
+
+    Attributes:
+        kind: the name of the mechanism in records, for instance ``"gaussian"``.
+        guarantee: ``"conditional"`` where the cost holds only under a stated condition.
+        reason: the condition, in words; empty for unconditional mechanisms.
+    """
+
+    kind: ClassVar[str] = ""
+    guarantee: ClassVar[Guarantee] = "unconditional"
+    reason: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.kind:
+            _REGISTRY[cls.kind] = cls
+
+    @abc.abstractmethod
+    def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
+        """Rényi differential privacy of one release.
+
+        Args:
+            orders: Rényi orders above 1, shape ``(n,)``, not necessarily whole.
+            adjacency: the neighbouring relation.
+
+        Returns:
+            ε(α) for each order, shape ``(n,)``, the larger of both directions; ``inf`` where unbounded.
+        """
+
+    @abc.abstractmethod
+    def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
+        """Privacy loss distribution of a pair that dominates one release, in both directions.
+
+        Args:
+            adjacency: the neighbouring relation.
+            discretization: spacing of the loss grid. The result is pessimistic (an upper bound) at any
+                spacing and tight for a small one.
+        """
+
+    def to_record(self) -> dict[str, Any]:
+        """The mechanism as JSON: its kind and its fields (no count)."""
+        return {"mechanism": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    """``count`` releases of one mechanism.
+
+    Raises:
+        ValueError: if ``count`` is not a whole number of at least 1.
+    """
+
+    mechanism: Mechanism
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", check_int("count", self.count))
+
+    def to_record(self) -> dict[str, Any]:
+        """The charge as JSON: the mechanism's record and ``count``."""
+        return {**self.mechanism.to_record(), "count": self.count}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Charge:
+        """Read what :meth:`to_record` wrote.
+
+        Raises:
+            ValueError: for an unknown mechanism, a missing, unknown or invalid field; it names the field.
+        """
+        if not isinstance(record, dict):
+            raise ValueError(f"record {record!r} must be a JSON object with a 'mechanism' field")
+        fields = dict(record)
+        kind = fields.pop("mechanism", None)
+        count = fields.pop("count", 1)
+        if kind not in _REGISTRY:
+            raise ValueError(f"mechanism={kind!r} is unknown; known are {', '.join(sorted(_REGISTRY))}")
+        mechanism_class = _REGISTRY[kind]
+        known = {field.name: field for field in dataclasses.fields(mechanism_class)}  # type: ignore[arg-type]
+        if unknown := sorted(set(fields) - set(known)):
+            raise ValueError(f"{kind}: unknown field {unknown[0]!r}; its fields are {', '.join(known)}")
+        missing = [
+            name
+            for name, field in known.items()
+            if name not in fields
+            and field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise ValueError(f"{kind}: field {missing[0]!r} is missing from {record!r}")
+        try:
+            return cls(mechanism_class(**fields), count)
+        except ValueError as error:
+            raise ValueError(f"{kind}: {error}") from error
