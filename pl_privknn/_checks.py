@@ -40,7 +40,7 @@ def check_open_unit(name: str, value: Any) -> float:
 
 
 def check_int(name: str, value: Any, minimum: int = 1) -> int:
-    """Return ``value`` as int, or raise ``ValueError`` unless it is a whole number of at least ``minimum``."""
+    """Return ``value`` as int, or raise ``ValueError`` unless it is a whole number from ``minimum`` on."""
     whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or value < minimum:
         raise ValueError(f"{name}={value!r} must be a whole number of at least {minimum}")

@@ -53,6 +53,9 @@ class Labeler(abc.ABC):
 
     #: Neighbouring relations under which :meth:`plan` is valid.
     adjacencies: tuple[Adjacency, ...] = ("add_remove",)
+    #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
+    #: answers all of them together.
+    asks_in_batches: bool = True
 
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()
@@ -71,8 +74,15 @@ class Labeler(abc.ABC):
         """
 
     @abc.abstractmethod
-    def plan(self, num_queries: int, max_answers: int, num_classes: int) -> list[Charge]:
-        """The most that ``num_queries`` queries with at most ``max_answers`` answers can cost."""
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """The most that a run can cost.
+
+        Args:
+            num_queries: queries of all rounds together.
+            max_answers: the most answers of all rounds together.
+            num_classes: number of classes, a public constant.
+            rounds: number of rounds, for teachers that pay by the round.
+        """
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:

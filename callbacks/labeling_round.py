@@ -1,0 +1,150 @@
+"""One round of labelling: choose queries, extract features, ask the private teacher, keep the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.callbacks.selection import PublicPool, Selector
+from pl_privknn.features.base import Extractor
+from pl_privknn.labelers.base import Labeler
+from pl_privknn.privacy.ledger import LedgerRun
+
+if TYPE_CHECKING:
+    from pl_privknn.datamodules.base import PrivatePublicDataModule
+
+#: Told after each step: what is being done, how many steps are done, how many there are.
+ProgressHook = Callable[[str, int, int], None]
+
+_IMAGES_AT_ONCE = 1024
+
+
+@dataclasses.dataclass
+class LabelingRound:
+    """Everything that one round needs; :meth:`run` can be repeated after a crash and never pays twice.
+
+    Args:
+        labeler: the private teacher.
+        extractor: turns private and public images into vectors.
+        select: chooses the queries.
+        num_queries: how many queries the round may make.
+        max_answers: how many answers all rounds of the run may give together.
+        query_batch_size: queries that are paid for and stored together. A crash loses at most one batch.
+        seed: for choices at random among public examples.
+    """
+
+    labeler: Labeler
+    extractor: Extractor
+    select: Selector
+    num_queries: int
+    max_answers: int
+    query_batch_size: int
+    seed: int
+
+    def run(
+        self,
+        index: int,
+        data: PrivatePublicDataModule,
+        store: LabelStore,
+        ledger: LedgerRun,
+        progress: ProgressHook,
+    ) -> None:
+        """Ask what is left of round ``index`` and commit each batch of answers to ``store``.
+
+        Raises:
+            BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
+        """
+        examples = self._examples(index, data, store)
+        open_positions = store.open_positions(index, ledger.num_charges)
+        if not open_positions or self._answers_left(store) <= 0:
+            return
+        self._fit_labeler(data, progress)
+        done = len(examples) - len(open_positions)
+        # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
+        batch_size = self.query_batch_size if self.labeler.asks_in_batches else len(open_positions)
+        for start in range(0, len(open_positions), batch_size):
+            answers_left = self._answers_left(store)
+            if answers_left <= 0:
+                break
+            positions = open_positions[start : start + batch_size]
+            batch = torch.tensor([examples[position] for position in positions])
+            features = self.extractor(data.public.images(batch))
+            store.mark_asked(index, positions, ledger.num_charges)
+            release = self.labeler.label(features, ledger, max_answers=answers_left)
+            store.put(index, positions, release)
+            done += len(positions)
+            progress("asking the private teacher", done, len(examples))
+
+    def _examples(self, index: int, data: PrivatePublicDataModule, store: LabelStore) -> list[int]:
+        examples = store.selected(index)
+        if examples is None:
+            asked = torch.zeros(len(data.public), dtype=torch.bool)
+            asked[list(store.asked_examples())] = True
+            labels = torch.full((len(data.public),), -1, dtype=torch.int64)
+            answered, values, _ = store.answers(index)
+            labels[answered] = values
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+            pool = PublicPool(labels, asked, lambda: self._public_features(data))
+            selection = self.select(pool, self.num_queries, generator)
+            examples = selection.examples.tolist()
+            if len(examples) > self.num_queries or len(set(examples)) < len(examples):
+                raise ValueError(
+                    f"selection: it chose {len(examples)} queries, {len(set(examples))} of them different, where "
+                    f"{self.num_queries} are planned; a selector returns at most `count` different examples"
+                )
+            store.select(index, examples, selection.assignment)
+        return examples
+
+    def _public_features(self, data: PrivatePublicDataModule) -> Tensor:
+        everything = torch.arange(len(data.public))
+        return torch.cat(
+            [self.extractor(data.public.images(part)) for part in everything.split(_IMAGES_AT_ONCE)]
+        )
+
+    def _answers_left(self, store: LabelStore) -> int:
+        counts = store.counts()
+        # A lost query may have been answered, and paid for, before the crash: it counts as an answer.
+        return self.max_answers - counts["answered"] - counts["lost"]
+
+    def _fit_labeler(self, data: PrivatePublicDataModule, progress: ProgressHook) -> None:
+        total = len(data.private)
+        table: Tensor | None = None
+        labels = torch.empty(total, dtype=torch.int64)
+        done = 0
+        for images, targets in data.private_batches(_IMAGES_AT_ONCE):
+            features = self.extractor(images)
+            if table is None:
+                table = torch.empty(total, features.shape[1], dtype=torch.float32)
+            table[done : done + len(images)] = features
+            labels[done : done + len(images)] = targets
+            done += len(images)
+            progress("features of private images", done, total)
+        if table is None:
+            raise ValueError("the data module's private set is empty; a teacher needs private records")
+        self.labeler.fit(table, labels, data.num_classes)
+
+
+@contextmanager
+def rich_progress(round_index: int, rounds: int, enabled: bool) -> Iterator[ProgressHook]:
+    """A progress bar with one line for each kind of step; silent where not ``enabled``."""
+    if not enabled:
+        yield lambda what, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bars:
+        tasks: dict[str, object] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(f"round {round_index + 1}/{rounds}: {what}", total=total)
+            bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
+
+        yield update

@@ -1,0 +1,355 @@
+"""The callback that buys labels from a private teacher between epochs of ``trainer.fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_info
+
+from pl_privknn._checks import check_int, check_open_unit, check_positive
+from pl_privknn.callbacks.label_run import LabelRun
+from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
+from pl_privknn.callbacks.selection import SELECTORS, Selector
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.hog import HOG
+from pl_privknn.labelers.base import Labeler
+from pl_privknn.privacy.accountant import PrivacyReport
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Adjacency
+from pl_privknn.privacy.mechanisms.base import check_adjacency
+
+_STUDENT = "student"
+
+
+class PrivateLabeler(pl.Callback):
+    """Queries a private teacher before the first epoch and again after every ``epochs_per_round`` epochs.
+
+    Each round extracts features of private and public images, picks queries among the public images, lets
+    the labeler answer them, and writes the answers into the public dataset, where the student's next epoch
+    finds them. The worst case of all rounds is stated in the ledger, and checked against ``max_epsilon``,
+    before anything is asked. Nothing is asked in ``fast_dev_run``, sanity checking, validation or after the
+    last epoch, and a resumed run never asks again what it already paid for.
+
+    Args:
+        labeler: the private teacher; None makes the callback inert (for students on ordinary labels).
+        rounds: number of rounds.
+        epochs_per_round: epochs of student training between two rounds.
+        queries_per_round: queries of each round, one number or one for each round.
+        delta: δ of the guarantee.
+        max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
+            limit, the ε is only stated.
+        max_answers: the most answers that all rounds may give together. The guarantee covers exactly this
+            many, whatever happens. None: as many as there are queries.
+        features: what turns images into vectors, one extractor a round, the last one repeated; the word
+            ``"student"`` stands for the student's own backbone. Default: HOG first, then the student.
+        selection: ``"random"`` (examples never asked about), ``"all"`` (every unanswered example),
+            ``"clusters"`` (the centre of each cluster of public features; its cluster takes its answer) or a
+            :class:`~pl_privknn.callbacks.selection.Selector`.
+        retrain: start the student afresh at each later round, as in the paper; False continues it.
+        ledger_path: the ledger; may be shared by several runs over the same private data. Default:
+            ``ledger.sqlite`` in the run's folder.
+        run_dir: the run's folder; default: the trainer's log folder. Repeating a run in the folder of an
+            interrupted one continues it.
+        adjacency: neighbouring relation of the guarantee.
+        query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
+        seed: for the random choice of queries, a public matter; never for protective noise.
+        progress: show a progress bar while labelling.
+
+    Raises:
+        ValueError: for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        labeler: Labeler | None = None,
+        *,
+        rounds: int = 1,
+        epochs_per_round: int = 10,
+        queries_per_round: int | list[int] = 1000,
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+        max_answers: int | None = None,
+        features: list[Extractor | str] | Extractor | None = None,
+        selection: str | Selector = "random",
+        retrain: bool = True,
+        ledger_path: str | Path | None = None,
+        run_dir: str | Path | None = None,
+        adjacency: Adjacency = "add_remove",
+        query_batch_size: int = 256,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> None:
+        self.labeler = labeler
+        self.rounds = check_int("rounds", rounds)
+        self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
+        self.queries_per_round = _per_round(queries_per_round, self.rounds)
+        self.delta = check_open_unit("delta", delta)
+        self.max_epsilon = None if max_epsilon is None else check_positive("max_epsilon", max_epsilon)
+        self.max_answers = None if max_answers is None else check_int("max_answers", max_answers)
+        self.features = _feature_list(features)
+        if isinstance(selection, str) and selection not in SELECTORS:
+            raise ValueError(f"selection={selection!r} must be one of {', '.join(SELECTORS)} or a Selector")
+        self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
+        self.selects_all = selection == "all"
+        self.retrain = retrain
+        self.ledger_path = None if ledger_path is None else Path(ledger_path)
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.adjacency = check_adjacency(adjacency)
+        if labeler is not None and self.adjacency not in labeler.adjacencies:
+            raise ValueError(
+                f"adjacency={adjacency!r} is not among those of {type(labeler).__name__}: "
+                f"{', '.join(labeler.adjacencies)}"
+            )
+        self.query_batch_size = check_int("query_batch_size", query_batch_size)
+        self.seed = check_int("seed", seed, minimum=0)
+        self.progress = progress
+        self._run: LabelRun | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._epochs_before = 0
+        self._rounds_applied = 0
+        self._restart_due = False
+        self._metrics: dict[str, float] = {}
+
+    # ------------------------------------------------------------------ what people read
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
+        return self._metrics.get("privacy/epsilon", 0.0)
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of what was released in fact; for information, it is not a promise made beforehand."""
+        return self._metrics.get("privacy/epsilon_spent", 0.0)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is logged: ``privacy/…`` and ``labels/…``."""
+        return dict(self._metrics)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, once the fit has started, on the process that asks (global rank 0)."""
+        return None if self._run is None else self._run.ledger
+
+    def report(self, exact: bool = True) -> tuple[PrivacyReport, PrivacyReport] | None:
+        """The guarantee and what was spent, or None before the fit; ``exact`` takes some seconds."""
+        return None if self._run is None else self._run.reports(exact)
+
+    def label_counts(self) -> dict[str, int]:
+        """Numbers of queries: queried, answered, refused, lost to a crash."""
+        return {} if self._run is None else self._run.store.counts()
+
+    # ------------------------------------------------------------------ hooks
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse trainers and data modules with which labels would go wrong."""
+        if stage != "fit" or self.labeler is None:
+            return
+        if (every := trainer.reload_dataloaders_every_n_epochs) > 1:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"reload_dataloaders_every_n_epochs={every} mis-schedules after a resume; set it to 0, the "
+                "data module follows label changes by itself"
+            )
+        _data_module(trainer)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Learn how many epochs lie behind the checkpoint."""
+        progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
+        self._epochs_before = int(progress.get("current", {}).get("processed", 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run's folder is and how far it came; the labels themselves lie in the folder."""
+        if self._run is None:
+            return {}
+        return {
+            "run_id": self._run.run_id,
+            "run_dir": str(self._run.store.path.parent),
+            "rounds_applied": self._rounds_applied,
+            "restart_due": self._restart_due,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the folder of the checkpoint's run; ``on_fit_start`` continues it."""
+        self._loaded = state_dict or None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """State the plan, then run or restore the rounds that are due before the next epoch."""
+        if self.labeler is None:
+            return
+        data = _data_module(trainer)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
+            data.public.set_labels(
+                torch.arange(len(data.public)), torch.arange(len(data.public)) % data.num_classes
+            )
+            return
+        folder = self._folder(trainer)
+        if trainer.is_global_zero:
+            self._run = self._open(data, folder)
+        if self._loaded is not None:
+            self._restart_due = bool(self._loaded.get("restart_due", False))
+            self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
+        due = min(self.rounds, 1 + self._epochs_before // self.epochs_per_round)
+        for index in range(due):
+            is_new = index >= self._rounds_applied
+            self._run_round(trainer, pl_module, data, index)
+            self._restart_due |= is_new and index > 0 and self.retrain
+        self._epochs_before = 0
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the student afresh where a round has just brought new labels."""
+        if not self._restart_due:
+            return
+        restart = getattr(pl_module, "reinitialize", None)
+        if restart is None:
+            raise TypeError(
+                f"retrain=True needs {type(pl_module).__name__}.reinitialize(), which draws fresh weights in "
+                "place; define it, derive from pl_privknn.students.Student, or set retrain=False"
+            )
+        restart()
+        trainer.strategy.setup_optimizers(trainer)
+        self._restart_due = False
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log ε and the labels that this epoch used, then run the next round if one is due."""
+        for name, value in self._metrics.items():
+            pl_module.log(name, value, on_epoch=True, rank_zero_only=False, sync_dist=False)
+        if self.labeler is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        epochs_done = trainer.current_epoch + 1
+        index, rest = divmod(epochs_done, self.epochs_per_round)
+        if rest or not self._rounds_applied <= index < self.rounds or _is_last_epoch(trainer):
+            return
+        self._run_round(trainer, pl_module, _data_module(trainer), index)
+        self._restart_due = self.retrain
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Close the label store; the ledger stays readable for reports."""
+        if stage == "fit":
+            self._loaded = None
+
+    # ------------------------------------------------------------------ work
+
+    def _folder(self, trainer: pl.Trainer) -> Path:
+        if self._loaded is not None:
+            stored = Path(self._loaded["run_dir"])
+            if self.run_dir is None and not stored.is_dir():
+                raise FileNotFoundError(
+                    f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. "
+                    "Restore it, or pass run_dir with its new place"
+                )
+            return self.run_dir or stored
+        return self.run_dir or Path(trainer.log_dir or trainer.default_root_dir)
+
+    def _open(self, data: PrivatePublicDataModule, folder: Path) -> LabelRun:
+        assert self.labeler is not None
+        queries = self._queries(len(data.public))
+        return LabelRun(
+            folder,
+            plan=self.labeler.plan(
+                sum(queries), self._answers(queries), data.num_classes, rounds=self.rounds
+            ),
+            public_examples=len(data.public),
+            num_classes=data.num_classes,
+            delta=self.delta,
+            max_epsilon=self.max_epsilon,
+            adjacency=self.adjacency,
+            ledger_path=self.ledger_path,
+            run_id=None if self._loaded is None else self._loaded["run_id"],
+            description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
+        )
+
+    def _queries(self, public_examples: int) -> list[int]:
+        return [public_examples] * self.rounds if self.selects_all else self.queries_per_round
+
+    def _answers(self, queries: list[int]) -> int:
+        return sum(queries) if self.max_answers is None else min(self.max_answers, sum(queries))
+
+    def _run_round(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
+    ) -> None:
+        """Round ``index`` on global rank 0, its answers on every rank."""
+        outcome: Any = None
+        if trainer.is_global_zero:
+            try:
+                outcome = self._ask(trainer, pl_module, data, index)
+            except Exception as error:  # the other ranks wait in broadcast: they must hear of it first
+                trainer.strategy.broadcast(None)
+                raise error
+        outcome = trainer.strategy.broadcast(outcome)
+        if outcome is None:
+            raise RuntimeError("labelling failed on global rank 0; its own message says why")
+        examples, labels, soft, self._metrics = outcome
+        data.public.clear_labels()
+        data.public.set_labels(examples, labels, soft)
+        self._rounds_applied = index + 1
+
+    def _ask(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, float]]:
+        assert self.labeler is not None
+        assert self._run is not None
+        chosen = self.features[min(index, len(self.features) - 1)]
+        extractor = BackboneFeatures(pl_module) if isinstance(chosen, str) else chosen
+        queries = self._queries(len(data.public))
+        labeling = LabelingRound(
+            labeler=self.labeler,
+            extractor=extractor,
+            select=self.select,
+            num_queries=queries[index],
+            max_answers=self._answers(queries),
+            query_batch_size=self.query_batch_size,
+            seed=self.seed,
+        )
+        with rich_progress(index, self.rounds, self.progress) as progress:
+            labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
+        examples, labels, soft = self._run.store.answers(index + 1)
+        return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels)
+
+
+def _data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, PrivatePublicDataModule):
+        raise TypeError(
+            f"PrivateLabeler needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
+            "datamodule=ArraysDataModule(...) or another one of pl_privknn.datamodules to trainer.fit"
+        )
+    return data
+
+
+def _is_last_epoch(trainer: pl.Trainer) -> bool:
+    if trainer.should_stop:
+        return True
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:  # type: ignore[operator]
+        return True
+    return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps
+
+
+def _per_round(queries: int | Sequence[int], rounds: int) -> list[int]:
+    counts = list(queries) if isinstance(queries, Sequence) else [queries] * rounds
+    if len(counts) != rounds:
+        raise ValueError(
+            f"queries_per_round={queries!r} must be one number, or one for each of {rounds} rounds"
+        )
+    return [check_int("queries_per_round", count) for count in counts]
+
+
+def _feature_list(features: Sequence[Extractor | str] | Extractor | str | None) -> list[Extractor | str]:
+    if features is None:
+        return [HOG(), _STUDENT]
+    chosen: list[Extractor | str] = list(features) if isinstance(features, list | tuple) else [features]  # type: ignore[list-item]
+    for item in chosen:
+        if item != _STUDENT and not isinstance(item, Extractor):
+            raise ValueError(f"features: {item!r} is neither an extractor nor the word {_STUDENT!r}")
+    if not chosen:
+        raise ValueError("features=[] must name at least one extractor")
+    return chosen

@@ -1,0 +1,116 @@
+"""What a run leaves for its reader: ``summary.json`` and a short table."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from pl_privknn.callbacks.private_labeler import PrivateLabeler
+
+
+class RunReport(pl.Callback):
+    """Writes ``summary.json`` into the run's folder when training ends, and again after a test.
+
+    The ε in it is the exact worst case where that applies (see
+    :func:`pl_privknn.privacy.accountant.account`), so it can be a little below the fast figure that was
+    logged during training.
+
+    Args:
+        run_dir: the folder; default: the trainer's log folder.
+    """
+
+    def __init__(self, run_dir: str | Path | None = None) -> None:
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.summary: dict[str, Any] = {}
+        self._started = time.monotonic()
+
+    @property
+    def path(self) -> Path | None:
+        """Where the summary was written, once it was."""
+        return None if self.run_dir is None else self.run_dir / "summary.json"
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._started = time.monotonic()
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the summary of the training."""
+        if trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+            return
+        if self.run_dir is None:
+            self.run_dir = Path(trainer.log_dir or trainer.default_root_dir)
+        self.summary = {
+            **_privacy(trainer),
+            "val_accuracy": _metric(trainer, "val/accuracy"),
+            "test_accuracy": None,
+            "epochs": trainer.current_epoch,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "student": type(pl_module).__name__,
+            "data": type(trainer.datamodule).__name__,  # type: ignore[attr-defined]
+            "versions": _versions(),
+        }
+        self._write()
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Add the accuracy on the test set, if a training of this process came before."""
+        if self.summary and trainer.is_global_zero:
+            self.summary["test_accuracy"] = _metric(trainer, "test/accuracy")
+            self._write()
+
+    def table(self) -> list[tuple[str, str]]:
+        """The summary in the few lines that people look for, as (name, value) pairs."""
+        summary = self.summary
+        rows = []
+        if summary.get("epsilon") is not None:
+            guarantee = f"ε = {summary['epsilon']:.4g} at δ = {summary['delta']:g} ({summary['adjacency']})"
+            rows.append(("guarantee", guarantee))
+            if summary["guarantee"] != "unconditional":
+                rows.append(("holds only if", summary["reason"]))
+            rows.append(("spent in fact", f"ε = {summary['epsilon_spent']:.4g}"))
+            rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
+        if summary.get("label_accuracy") is not None:
+            rows.append(("label accuracy", f"{summary['label_accuracy']:.3f}"))
+        if summary.get("test_accuracy") is not None:
+            rows.append(("test accuracy", f"{summary['test_accuracy']:.3f}"))
+        rows.append(("seconds", f"{summary['seconds']:.1f}"))
+        return rows
+
+    def _write(self) -> None:
+        assert self.path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".json.part")
+        partial.write_text(json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(partial, self.path)  # a reader never sees half a summary
+
+
+def _privacy(trainer: pl.Trainer) -> dict[str, Any]:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, PrivateLabeler) and (reports := callback.report(exact=True)) is not None:
+            guarantee, spent = reports
+            counts = callback.label_counts()
+            return {
+                **guarantee.to_dict(),
+                "epsilon_spent": spent.epsilon,
+                "max_epsilon": callback.max_epsilon,
+                **counts,
+                "label_accuracy": callback.metrics.get("labels/accuracy"),
+                "labeler": type(callback.labeler).__name__,
+            }
+    return {"epsilon": None, "guarantee": "none", "reason": "no private labels were used"}
+
+
+def _metric(trainer: pl.Trainer, name: str) -> float | None:
+    value = trainer.callback_metrics.get(name)
+    return None if value is None else round(float(value), 6)
+
+
+def _versions() -> dict[str, str]:
+    from pl_privknn import __version__
+
+    return {"pl_privknn": __version__, "torch": torch.__version__, "pytorch_lightning": pl.__version__}

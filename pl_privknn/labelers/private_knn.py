@@ -1,0 +1,150 @@
+"""Private-kNN: noisy votes of the nearest private records in a Poisson sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_finite, check_int, check_positive, check_rate
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.voting import complete_noise, noisy_argmax
+from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism, NoisyScreening
+from pl_privknn.privacy.noise import NoiseSource
+
+#: A record that enters the k nearest pushes another one out: a vote leaves one class and joins another.
+KNN_VOTES_L2 = math.sqrt(2.0)
+KNN_VOTES_L1 = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Screening:
+    """Noisy screening: a query passes where its largest vote count plus N(0, σ²) reaches the threshold.
+
+    Args:
+        threshold: votes; about 0.6 k is usual.
+        sigma: standard deviation of the noise, in votes.
+
+    Raises:
+        ValueError: for a threshold that is not finite, or a ``sigma`` that is not above 0.
+    """
+
+    threshold: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        check_finite("threshold", self.threshold)
+        check_positive("sigma", self.sigma)
+
+
+class PrivateKNN(Labeler):
+    """Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020).
+
+    For each query the k nearest records of a fresh Poisson sample vote. Screening on one sample decides
+    whether the query is answered at all; aggregation on another sample releases the arg-max of the noisy
+    votes. The noise is scaled to an L2 sensitivity of √2, not 1: a record that enters the neighbourhood
+    pushes another one out, so two counts change.
+
+    Args:
+        k: number of neighbours that vote.
+        sampling_rate: γ in (0, 1], the probability with which each record takes part in a release.
+        screening: :class:`Screening`, or None to answer every query.
+        noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
+            ``Gaussian(sigma)`` as in the paper; ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax``
+            (arg-max released by Gumbel noise) where they suit better.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+
+    Raises:
+        ValueError: for parameters out of range, or a threshold that k votes can't reach.
+    """
+
+    def __init__(
+        self,
+        k: int = 300,
+        sampling_rate: float = 0.15,
+        screening: Screening | None = None,
+        noise: Mechanism | None = None,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(noise_source)
+        self.k = check_int("k", k)
+        self.sampling_rate = check_rate("sampling_rate", sampling_rate)
+        if screening is not None and screening.threshold > self.k:
+            raise ValueError(
+                f"screening.threshold={screening.threshold} can't be reached by k={self.k} votes; "
+                "use a threshold of at most k, about 0.6 k"
+            )
+        self.screening = screening
+        self.noise = complete_noise(
+            noise if noise is not None else Gaussian(sigma=25.0),
+            sampling_rate=self.sampling_rate,
+            l2_sensitivity=KNN_VOTES_L2,
+            l1_sensitivity=KNN_VOTES_L1,
+            votes="swap",
+        )
+        self._neighbors: PoissonNeighbors | None = None
+        self._screening: NoisyScreening | None = None
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table; see :meth:`Labeler.fit`.
+
+        Raises:
+            ValueError: also for a table of fewer than ``k`` records without sampling, where screening's
+                guarantee would not cover the vote counts that can occur.
+        """
+        check_table(features, labels, num_classes)
+        if len(features) < self.k and self.sampling_rate == 1.0:
+            raise ValueError(
+                f"the private table holds fewer than k={self.k} records; lower k or collect more records"
+            )
+        self._screening = self._bind(num_classes)
+        self._neighbors = PoissonNeighbors(features, labels, num_classes, self.k, self.sampling_rate)
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
+        screening = self._bind(num_classes)
+        charges = [] if screening is None else [Charge(screening, num_queries)]
+        answers = min(num_queries, max_answers)
+        return [*charges, Charge(self.noise, answers)] if answers else charges
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Screen and answer; see :meth:`Labeler.label`.
+
+        Without screening the first ``max_answers`` queries are answered, with it the first that pass.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        if self._neighbors is None:
+            raise RuntimeError("PrivateKNN.label needs the private table: call fit(features, labels) first")
+        released = torch.full((len(queries),), -1, dtype=torch.int64)
+        if len(queries) == 0:
+            return Release(released)
+        ranked = self._neighbors.rank(queries)
+        passed = torch.ones(len(queries), dtype=torch.bool)
+        if self._screening is not None:
+            row = ledger.charge(self._screening, len(queries))
+            noise = self.noise_source.stream("screening", row)
+            votes = self._neighbors.votes(ranked, noise.bernoulli)
+            passed = self._screening.passes(votes.max(dim=1).values, noise)
+        answered = torch.nonzero(passed).flatten()[:max_answers]
+        if len(answered):
+            row = ledger.charge(self.noise, len(answered))
+            noise = self.noise_source.stream("aggregation", row)
+            votes = self._neighbors.votes(ranked[answered], noise.bernoulli)
+            released[answered] = noisy_argmax(self.noise, votes, noise)
+        return Release(released)
+
+    def _bind(self, num_classes: int) -> NoisyScreening | None:
+        if self.screening is None:
+            return None
+        return NoisyScreening(
+            k=self.k,
+            threshold=self.screening.threshold,
+            sigma=self.screening.sigma,
+            num_classes=num_classes,
+            sampling_rate=self.sampling_rate,
+        )

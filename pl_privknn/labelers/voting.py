@@ -1,0 +1,60 @@
+"""What labelers that release an arg-max of votes have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor
+
+from pl_privknn.privacy.mechanisms import Mechanism
+from pl_privknn.privacy.noise import NoiseSource
+
+#: What a user leaves at its default, because the labeler knows it better.
+_UNSET = {"sampling_rate": 1.0, "l2_sensitivity": 1.0, "l1_sensitivity": 1.0, "votes": "add"}
+
+
+def complete_noise(noise: Mechanism, **known: Any) -> Mechanism:
+    """Fill in the sensitivities and the sampling rate that the labeler knows.
+
+    Args:
+        noise: a mechanism with its noise scale.
+        **known: values for the fields of :data:`_UNSET`; those that the mechanism lacks are skipped.
+
+    Returns:
+        The frozen mechanism that both draws and accounts.
+
+    Raises:
+        ValueError: if the mechanism can't noise votes, or states another value than the labeler's.
+    """
+    if not (hasattr(noise, "argmax") or hasattr(noise, "add_noise")):
+        raise ValueError(
+            f"noise={noise!r} can't be added to votes; use for instance Gaussian, DiscreteGaussian, Laplace "
+            "or ExponentialArgmax"
+        )
+    names = {field.name for field in dataclasses.fields(noise)}  # type: ignore[arg-type]
+    wanted = {name: value for name, value in known.items() if name in names}
+    for name, value in wanted.items():
+        stated = getattr(noise, name)
+        if stated not in (_UNSET[name], value):
+            raise ValueError(f"noise.{name}={stated!r} differs from the labeler's {value!r}; leave it out")
+    completed: Mechanism = dataclasses.replace(noise, **wanted)  # type: ignore[type-var]
+    return completed
+
+
+def noisy_argmax(mechanism: Mechanism, votes: Tensor, noise: NoiseSource) -> Tensor:
+    """The class with the most noisy votes.
+
+    Args:
+        mechanism: from :func:`complete_noise`; already charged.
+        votes: int64 counts, shape ``(m, c)``.
+        noise: protective randomness.
+
+    Returns:
+        int64, shape ``(m,)``.
+    """
+    if hasattr(mechanism, "argmax"):
+        released: Tensor = mechanism.argmax(votes, noise)
+        return released
+    noisy: Tensor = mechanism.add_noise(votes, noise)  # type: ignore[attr-defined]
+    return noisy.argmax(dim=1)

@@ -1,0 +1,192 @@
+"""``privknn fit / validate / test / predict``: LightningCLI with the project's classes known by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import Namespace
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+# Imported so that YAML may name their classes without a module path.
+from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.callbacks.label_store import LabelStoreError
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.privacy.ledger import BudgetExceeded
+
+_CHECKPOINT = Path("checkpoints") / "last.ckpt"
+
+
+class PrivKNNCLI(LightningCLI):
+    """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The trainer's methods that are offered, with the arguments that they fill in themselves."""
+        return {
+            name: {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
+            for name in ("fit", "validate", "test", "predict")
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the ``labeling`` section, the run's folder, and what the data says of the network."""
+        parser.add_lightning_class_args(PrivateLabeler, "labeling")
+        parser.add_argument(
+            "--run_dir", type=str | None, default=None, help="folder of the run; runs/NAME/NUMBER by default"
+        )
+        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+        parser.link_arguments(
+            "data.image_shape", "model.init_args.in_channels", lambda shape: shape[0], apply_on="instantiate"
+        )
+        parser.link_arguments(
+            "data.image_shape", "model.init_args.image_size", lambda shape: shape[-1], apply_on="instantiate"
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Give the run its folder, and the loggers and checkpoints their place in it."""
+        config = self._subconfig()
+        folder = Path(config.run_dir) if config.run_dir else _new_folder(_name_of(config))
+        config.run_dir = str(folder)
+        config.trainer.default_root_dir = str(folder)
+        if config.trainer.logger is not False and not config.trainer.fast_dev_run:
+            config.trainer.logger = _loggers(config.trainer.logger, folder)
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """The trainer, with a checkpoint after every epoch (and its query) and a report at the end."""
+        trainer = super().instantiate_trainer(**kwargs)
+        folder = Path(self._subconfig().run_dir)
+        self.run_report = RunReport(folder)
+        trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            _keep_last_checkpoint(trainer, folder)
+        return trainer
+
+    def before_fit(self) -> None:
+        """Keep the metrics of the interrupted part of a resumed run: the CSV logger starts its file anew."""
+        folder = Path(self._subconfig().run_dir)
+        metrics = folder / "metrics.csv"
+        if metrics.exists():
+            number = len(list(folder.glob("metrics.*.csv")))
+            metrics.rename(folder / f"metrics.{number}.csv")
+
+    def after_fit(self) -> None:
+        """Test the last epoch's student, then print the table and, last, the run's folder."""
+        if self.trainer.fast_dev_run or self.trainer.interrupted:  # type: ignore[attr-defined]
+            return
+        if isinstance(self.datamodule, PrivatePublicDataModule) and len(self.datamodule.test):
+            self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+        if self.trainer.is_global_zero:
+            _print_table(self.run_report.table())
+            print(self._subconfig().run_dir)
+
+    def _subconfig(self) -> Namespace:
+        return self.config.get(str(self.subcommand), self.config)  # type: ignore[no-any-return]
+
+
+def run_training(words: Sequence[str]) -> int:
+    """Run ``fit``, ``validate``, ``test`` or ``predict``.
+
+    Args:
+        words: the subcommand and its arguments. ``fit --resume DIR`` stands for the config, folder and last
+            checkpoint of an interrupted run.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        PrivKNNCLI(
+            model_class=pl.LightningModule,
+            datamodule_class=pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=SaveConfigCallback,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"max_epochs": 20, "logger": None},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=_expand_resume(list(words)),
+        )
+    except (BudgetExceeded, LabelStoreError, FileNotFoundError) as error:
+        print(f"privknn {words[0]}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _expand_resume(words: list[str]) -> list[str]:
+    if "--resume" not in words:
+        return words
+    place = words.index("--resume")
+    if place + 1 >= len(words):
+        raise FileNotFoundError("--resume needs the folder of the run to continue")
+    folder = Path(words[place + 1])
+    config = folder / "config.yaml"
+    if not config.is_file():
+        raise FileNotFoundError(f"--resume {folder}: there is no config.yaml; give the folder of a run")
+    checkpoint = folder / _CHECKPOINT
+    resumed = [words[0], "--config", str(config), "--run_dir", str(folder)]
+    if checkpoint.is_file():
+        resumed += ["--ckpt_path", str(checkpoint)]
+    return resumed + words[1:place] + words[place + 2 :]
+
+
+def _name_of(config: Namespace) -> str:
+    """The stem of the first config file, or the student's name where there is none."""
+    files = [str(path) for path in (config.get("config") or [])]
+    if files:
+        return Path(files[0]).stem
+    return str(config.model.class_path).rsplit(".", 1)[-1]
+
+
+def _new_folder(name: str) -> Path:
+    """``runs/NAME/NUMBER`` with the first number that is free."""
+    number = 0
+    while True:
+        folder = Path("runs") / name / str(number)
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def _loggers(chosen: Any, folder: Path) -> list[Namespace]:
+    """The CSV logger, whose file every run leaves, and those that the user chose, all in the run's folder."""
+    csv = Namespace(
+        class_path="pytorch_lightning.loggers.CSVLogger",
+        init_args=Namespace(
+            save_dir=str(folder), name="", version="", prefix="", flush_logs_every_n_steps=100
+        ),
+    )
+    others = [] if chosen in (None, True) else chosen if isinstance(chosen, list) else [chosen]
+    for logger in others:
+        arguments = logger.get("init_args")
+        if arguments is not None and str(arguments.get("save_dir")) in (".", "None"):
+            arguments.save_dir = str(folder)
+    return [csv, *[logger for logger in others if "CSVLogger" not in logger.class_path]]
+
+
+def _keep_last_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
+    """Make the trainer's own default checkpoint one that a resume can rely on; a user's stays as it is."""
+    for place, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
+        if type(callback) is ModelCheckpoint and callback.dirpath is None and callback.monitor is None:
+            trainer.callbacks[place] = ModelCheckpoint(  # type: ignore[attr-defined]
+                dirpath=folder / _CHECKPOINT.parent,
+                filename=_CHECKPOINT.stem,
+                enable_version_counter=False,
+                save_on_train_epoch_end=True,
+            )
+
+
+def _print_table(rows: list[tuple[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    Console().print(table)

@@ -1,0 +1,93 @@
+"""A run that dies by SIGKILL at a chosen event of labelling; started by test_kill_and_resume.py."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from pl_privknn import Gaussian, PrivateKNN, Screening
+from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent
+
+
+class DyingNoise(SeededNoise):
+    """Notes each release in a file before it is drawn; kills the process at a chosen one."""
+
+    folder: Path
+    die_at = -1
+
+    def stream(self, *key):
+        child = SeededNoise.stream(self, *key)
+        child.__class__ = DyingNoise
+        return child
+
+    def normal(self, shape, scale):
+        drawn = self.folder / "drawn.txt"
+        with drawn.open("a") as file:
+            file.write(f"{shape[0] if len(shape) == 1 else -shape[0]}\n")  # screenings: 1-d, answers: 2-d
+            file.flush()
+            os.fsync(file.fileno())
+        if len(drawn.read_text().splitlines()) == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().normal(shape, scale)
+
+
+def main(folder: Path, die_at: int, die_on: str) -> None:
+    torch.set_num_threads(1)
+    DyingNoise.folder, DyingNoise.die_at = folder, die_at
+    if die_on:
+        from pl_privknn.callbacks import label_store
+
+        # "before:put", "after:mark_asked" …: die just before or after that step of the label store
+        moment, name = die_on.split(":")
+        original, calls = getattr(label_store.LabelStore, name), []
+
+        def dying(self, *args, **kwargs):
+            calls.append(name)
+            last = len(calls) == 2
+            if last and moment == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = original(self, *args, **kwargs)
+            if last and moment == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(label_store.LabelStore, name, dying)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(140, 1, 8, 8, generator=generator)
+    labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()
+    data = ArraysDataModule(
+        private_images=images[:80],
+        private_labels=labels[:80],
+        public_images=images[80:120],
+        public_truth=labels[80:120],
+        test_images=images[120:],
+        test_labels=labels[120:],
+        num_classes=2,
+        batch_size=8,
+    )
+    teacher = PrivateKNN(9, 0.5, Screening(4, 1.0), Gaussian(sigma=6.0), DyingNoise(1))
+    labeling = PrivateLabeler(
+        teacher, rounds=2, epochs_per_round=1, queries_per_round=15, max_answers=25, query_batch_size=5,
+        run_dir=folder, features=torch.nn.Flatten(), progress=False, delta=1e-3,
+    )  # fmt: skip
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        default_root_dir=folder,
+        callbacks=[labeling, RunReport(folder)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8), data)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
