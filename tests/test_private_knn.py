@@ -40,15 +40,16 @@ def literal_private_knn(features, labels, query, *, k, rate, threshold, sigma1, 
 def test_same_distribution_as_the_literal_algorithm():
     rng = np.random.default_rng(0)
     n, c, k, rate = 40, 3, 7, 0.4
-    features, labels = rng.normal(size=(n, 2)), rng.integers(0, c, n)
-    query = np.array([0.3, -0.2])
-    settings = {"threshold": 4.0, "sigma1": 1.5, "sigma2": 1.2}
+    features, query = rng.normal(size=(n, 2)), np.array([0.3, -0.2])
+    # Mostly class 0 near the query, so that the noise has something to spoil.
+    labels = np.where(((features - query) ** 2).sum(1) < 0.9, 0, rng.integers(1, c, n))
+    settings = {"threshold": 4.0, "sigma1": 1.5, "sigma2": 4.0}
     draws = 6000
     literal = [
         literal_private_knn(features, labels, query, k=k, rate=rate, c=c, rng=rng, **settings)
         for _ in range(draws)
     ]
-    labeler = PrivateKNN(k, rate, Screening(4.0, 1.5), Gaussian(sigma=1.2), noise_source=SeededNoise(1))
+    labeler = PrivateKNN(k, rate, Screening(4.0, 1.5), Gaussian(sigma=4.0), noise_source=SeededNoise(1))
     labeler.fit(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c)
     queries = torch.tensor(query, dtype=torch.float32).repeat(draws, 1)
     ours = labeler.label(queries, ListLedger()).labels.numpy()
@@ -56,7 +57,7 @@ def test_same_distribution_as_the_literal_algorithm():
     # Two-sample chi-square at a fixed seed: a correct labeler fails for one seed in a thousand.
     assert stats.chi2_contingency(table).pvalue > 1e-3
     # The test has power: half the aggregation noise is told apart.
-    broken = PrivateKNN(k, rate, Screening(4.0, 1.5), Gaussian(sigma=0.3), noise_source=SeededNoise(1))
+    broken = PrivateKNN(k, rate, Screening(4.0, 1.5), Gaussian(sigma=2.0), noise_source=SeededNoise(1))
     broken.fit(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c)
     other = broken.label(queries, ListLedger()).labels.numpy()
     table[1] = [np.sum(other == outcome) for outcome in range(-1, c)]

@@ -67,9 +67,7 @@ def test_cost_does_not_depend_on_the_number_of_queries():
 
 
 def test_noise_has_the_charged_scale():
-    features, labels, queries = _table(s=2000)
-    labeler = ReverseKNN(k=1, epsilon=0.2, noise_source=SeededNoise(3))
-    labeler.fit(features, labels, 4)
+    labeler = ReverseKNN(k=1, epsilon=0.2)
     noise = labeler.noise.add_noise(torch.zeros(2000, 4), SeededNoise(4))
     # Mean absolute value of Laplace(b) is b; 8,000 draws put it within 5 % with error rate below 1e-5.
     assert float(noise.abs().mean()) == pytest.approx(5.0, rel=0.05)

@@ -1,0 +1,7 @@
+"""From images to vectors."""
+
+from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.hog import HOG
+
+__all__ = ["HOG", "BackboneFeatures", "Extractor"]

@@ -1,0 +1,6 @@
+"""Networks of the papers, a small one for demos, and the door to timm."""
+
+from pl_privknn.networks.base import FeatureNetwork
+from pl_privknn.networks.registry import available_networks, build_network, register_network
+
+__all__ = ["FeatureNetwork", "available_networks", "build_network", "register_network"]

@@ -1,0 +1,18 @@
+"""Students: LightningModules that learn from public images and released labels."""
+
+from pl_privknn.students.augment import StrongAugmentation, WeakAugmentation
+from pl_privknn.students.base import Student
+from pl_privknn.students.fixmatch import FixMatchStudent
+from pl_privknn.students.supervised import SupervisedStudent
+from pl_privknn.students.uda import UDAStudent
+from pl_privknn.students.vat import VATStudent
+
+__all__ = [
+    "FixMatchStudent",
+    "StrongAugmentation",
+    "Student",
+    "SupervisedStudent",
+    "UDAStudent",
+    "VATStudent",
+    "WeakAugmentation",
+]

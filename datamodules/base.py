@@ -1,0 +1,294 @@
+"""The data module that every other one derives from: private, public and test images, and their loaders."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pl_privknn._checks import check_choice, check_int
+from pl_privknn.datamodules.datasets import ImageShape, LabeledImages, PublicDataset
+from pl_privknn.datamodules.images import ImageStore, common_images
+from pl_privknn.datamodules.loading import (
+    LabeledBatches,
+    LabeledSampler,
+    LateStartLoader,
+    UnlabeledBatches,
+    UnlabeledSampler,
+    take_batch,
+)
+
+Overlap = Literal["error", "warn", "ignore"]
+_OVERLAP: tuple[Overlap, ...] = ("error", "warn", "ignore")
+
+
+class PrivatePublicDataModule(pl.LightningDataModule):
+    """Splits a data set into a private, a public and a test part, and serves the public part for training.
+
+    A data module for new data is a subclass with three methods: :meth:`load_private`, :meth:`load_public`
+    and :meth:`load_test` (and, where they make sense, :meth:`load_validation` and :meth:`load_predict`).
+
+    Training batches are ``{"labeled": (x, y), "unlabeled": x}``: float32 images in [0, 1] of shape
+    ``(b, channels, height, width)`` with ``y`` int64 ``(b,)``, or float32 ``(b, num_classes)`` once soft
+    labels were released. An epoch is one pass over the public images; the labelled part walks over the
+    labels that exist when the epoch begins, as often as needed. Labels that change between epochs are
+    followed without a reload, by running workers too. Nothing in the training loader holds private data or
+    the public truth. Validation runs on the public images whose truth is known (unless there is a validation
+    set), so public images serve training and validation and only the test set is unseen.
+
+    The private part is loaded for ``fit`` alone and has no loader: labelers read it through :attr:`private`
+    and :meth:`private_batches`. No argument is saved as a hyper-parameter, since arguments may hold data.
+
+    Args:
+        num_classes: number of classes, a public constant.
+        image_shape: channels, height and width of every image.
+        class_names: names of the classes; their numbers by default.
+        batch_size: labelled images in a training batch (of one process).
+        unlabeled_batch_size: unlabelled images in a training batch; as many as labelled ones by default.
+        eval_batch_size: images in a batch of validation, test and prediction.
+        num_workers: loader processes for each loader; 0 loads in the main process.
+        persistent_workers: keep loader processes from one epoch to the next.
+        pin_memory: put batches into pinned memory; by default where the trainer uses CUDA.
+        seed: of the order of training examples, a public constant.
+        overlap: what to do when an image is both public and in the test set, which would make test accuracy
+            meaningless: ``"error"``, ``"warn"`` or ``"ignore"`` (not even looked for). The private images
+            are not compared at ``setup``: what such a message says would depend on private data. See
+            :meth:`count_overlaps`.
+
+    Attributes:
+        num_classes: as given.
+        image_shape: as given, a tuple.
+        class_names: tuple of names, one a class.
+
+    Raises:
+        ValueError: for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        image_shape: ImageShape,
+        class_names: Sequence[str] | None = None,
+        batch_size: int = 64,
+        unlabeled_batch_size: int | None = None,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        persistent_workers: bool = True,
+        pin_memory: bool | None = None,
+        seed: int = 0,
+        overlap: Overlap = "error",
+    ) -> None:
+        super().__init__()
+        self.num_classes = check_int("num_classes", num_classes, 2)
+        channels, height, width = (check_int("image_shape", side) for side in image_shape)
+        self.image_shape: ImageShape = (channels, height, width)
+        names = tuple(class_names) if class_names is not None else tuple(map(str, range(num_classes)))
+        if len(names) != num_classes or len(set(names)) != num_classes:
+            raise ValueError(
+                f"class_names: {len(set(names))} different names for num_classes={num_classes}; want one a class"
+            )
+        self.class_names = names
+        self.batch_size = check_int("batch_size", batch_size)
+        self.unlabeled_batch_size = (
+            self.batch_size
+            if unlabeled_batch_size is None
+            else check_int("unlabeled_batch_size", unlabeled_batch_size)
+        )
+        self.eval_batch_size = check_int("eval_batch_size", eval_batch_size)
+        self.num_workers = check_int("num_workers", num_workers, 0)
+        self.persistent_workers = persistent_workers and self.num_workers > 0
+        self.pin_memory = pin_memory
+        self.seed = check_int("seed", seed, 0)
+        self.overlap = check_choice("overlap", overlap, _OVERLAP)
+        self._private: LabeledImages | None = None
+        self._public: PublicDataset | None = None
+        self._test: LabeledImages | None = None
+        self._validation: LabeledImages | None = None
+        self._predict: ImageStore | None = None
+
+    # ------------------------------------------------------------------ what a subclass says
+
+    def load_private(self) -> LabeledImages:
+        """The private images and labels; called once, for ``fit`` only."""
+        raise NotImplementedError(f"{type(self).__name__} must define load_private() -> LabeledImages")
+
+    def load_public(self) -> PublicDataset:
+        """The public images, with their truth where it is known; called once."""
+        raise NotImplementedError(f"{type(self).__name__} must define load_public() -> PublicDataset")
+
+    def load_test(self) -> LabeledImages:
+        """The test images and labels, possibly none; called once."""
+        raise NotImplementedError(f"{type(self).__name__} must define load_test() -> LabeledImages")
+
+    def load_validation(self) -> LabeledImages | None:
+        """A validation set; None (the default) validates on public images with known truth."""
+        return None
+
+    def load_predict(self) -> ImageStore | None:
+        """Images to predict; None (the default) predicts the test images."""
+        return None
+
+    # ------------------------------------------------------------------ the parts
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load what ``stage`` needs and isn't there yet; labels of the public images are never reset.
+
+        Args:
+            stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or None for everything.
+
+        Raises:
+            FileNotFoundError: if data is missing.
+            ValueError: if data is damaged, doesn't fit, or overlaps (see ``overlap``).
+        """
+        if stage in ("fit", None) and self._private is None:
+            self._private = self._checked("private", self.load_private())
+        if stage in ("fit", "validate", None) and self._public is None:
+            self._public = self._checked("public", self.load_public())
+            self._validation = self.load_validation()
+        if stage in ("fit", "test", "predict", None) and self._test is None:
+            self._test = self.load_test()
+            if self._public is not None:
+                self._check_overlap(self._public, self._test)
+        if stage in ("predict", None) and self._predict is None:
+            self._predict = self.load_predict()
+
+    def _checked(self, name: str, part: Any) -> Any:
+        if len(part) == 0:
+            raise ValueError(f"{type(self).__name__}: the {name} set is empty; it needs at least one image")
+        return part
+
+    @property
+    def private(self) -> LabeledImages:
+        """The private images and labels, after ``setup("fit")``. For labelers and baselines alone.
+
+        Whatever reads it owes the privacy accounting; nothing derived from it may be logged, stored or shown
+        without having been released through a charged mechanism.
+        """
+        return _present("private", "fit", self._private)
+
+    @property
+    def public(self) -> PublicDataset:
+        """The public images and their released labels, after ``setup("fit")`` or ``setup("validate")``."""
+        return _present("public", "fit", self._public)
+
+    @property
+    def test(self) -> LabeledImages:
+        """The test images and labels, after ``setup("fit")`` or ``setup("test")``; may be empty."""
+        return _present("test", "test", self._test)
+
+    def private_images(self, start: int, stop: int) -> Tensor:
+        """Private images ``start … stop - 1`` as float32; for labelers and baselines alone."""
+        return self.private.images(slice(start, stop))
+
+    def private_batches(self, batch_size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
+        """All private images and labels, in order and in batches; for labelers and baselines alone.
+
+        Yields:
+            Images, float32 ``(b, channels, height, width)``, and labels, int64 ``(b,)``.
+        """
+        check_int("batch_size", batch_size)
+        for start in range(0, len(self.private), batch_size):
+            stop = min(start + batch_size, len(self.private))
+            yield self.private_images(start, stop), self.private.labels[start:stop]
+
+    def count_overlaps(self) -> dict[str, int]:
+        """Numbers of identical images in two parts, for the owner of the data to look at after ``setup("fit")``.
+
+        Returns:
+            Counts for ``"public/test"``, ``"private/public"`` and ``"private/test"``. The last two are private
+            information: they must not be published.
+        """
+        private, public, test = self.private.store, self.public.store, self.test.store
+        pairs = {
+            "public/test": (public, test),
+            "private/public": (private, public),
+            "private/test": (private, test),
+        }
+        return {name: len(common_images(*pair)) for name, pair in pairs.items()}
+
+    def _check_overlap(self, public: PublicDataset, test: LabeledImages) -> None:
+        if self.overlap == "ignore" or not (common := common_images(public.store, test.store)):
+            return
+        message = (
+            f"{len(common)} test images are public images too (test image {common[0][1]} is public image "
+            f"{common[0][0]}): accuracy on them says nothing about unseen images. Take them out of one of "
+            'the two, or set overlap="warn" or overlap="ignore"'
+        )
+        if self.overlap == "error":
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=2)
+
+    # ------------------------------------------------------------------ the loaders
+
+    def train_dataloader(self) -> CombinedLoader:
+        """``{"labeled": (x, y), "unlabeled": x}``; see the class. May be called before labels exist.
+
+        Batches raise :class:`~pl_privknn.datamodules.loading.NoLabeledExamplesError` where an epoch begins
+        and no public image has a label.
+        """
+        public = self.public
+        if self.num_workers > 0:
+            public.store.preload()
+        if self.persistent_workers:
+            public.table.reserve_soft()
+        world = {
+            "num_replicas": self.trainer.world_size if self.trainer is not None else 1,
+            "rank": self.trainer.global_rank if self.trainer is not None else 0,
+            "seed": self.seed,
+        }
+        unlabeled = UnlabeledBatches(public.store)
+        unlabeled_sampler = UnlabeledSampler(unlabeled, self.unlabeled_batch_size, **world)
+        batches = -(-len(unlabeled_sampler) // self.unlabeled_batch_size)
+        labeled = LabeledBatches(public.store, public.table)
+        labeled_sampler = LabeledSampler(public.table, batches * self.batch_size, **world)
+        common: dict[str, Any] = {**self._loader_options(), "persistent_workers": self.persistent_workers}
+        loaders = {
+            "labeled": LateStartLoader(labeled, self.batch_size, sampler=labeled_sampler, **common),
+            "unlabeled": LateStartLoader(
+                unlabeled, self.unlabeled_batch_size, sampler=unlabeled_sampler, **common
+            ),
+        }
+        return CombinedLoader(loaders, mode="max_size_cycle")
+
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """``(x, y)`` of the validation set, or of public images with known truth; nothing if there are none."""
+        if self._validation is not None:
+            return self._evaluation(LabeledBatches(self._validation.store, self._validation.labels))
+        truth = self.public.truth
+        if truth is None or not bool((truth >= 0).any()):
+            return []
+        known = torch.nonzero(truth >= 0).flatten()
+        return self._evaluation(LabeledBatches(self.public.store, truth, known))
+
+    def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """``(x, y)`` of the test set; nothing if it is empty."""
+        if len(self.test) == 0:
+            return []
+        return self._evaluation(LabeledBatches(self.test.store, self.test.labels))
+
+    def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """``x`` of the images to predict: the subclass's own, or else the test set."""
+        store = self._predict if self._predict is not None else self.test.store
+        return self._evaluation(UnlabeledBatches(store)) if len(store) else []
+
+    def _evaluation(self, batches: Dataset[Any]) -> DataLoader[Any]:
+        return DataLoader(batches, self.eval_batch_size, shuffle=False, **self._loader_options())
+
+    def _loader_options(self) -> dict[str, Any]:
+        pin_memory = self.pin_memory
+        if pin_memory is None:
+            pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
+
+
+def _present(name: str, stage: str, part: Any) -> Any:
+    if part is None:
+        raise RuntimeError(f'the {name} data isn\'t loaded; call setup("{stage}") first (a trainer does)')
+    return part

@@ -1,0 +1,265 @@
+"""Images with and without labels: the three data sets that every data module holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pl_privknn._checks import check_int
+from pl_privknn.datamodules.images import ImageStore, as_indices
+
+ImageShape = tuple[int, int, int]
+
+
+def check_labels(
+    name: str, labels: Tensor, count: int, num_classes: int, *, unknown_allowed: bool = False
+) -> Tensor:
+    """Return ``labels`` as int64, or say what is wrong with them without showing one of them.
+
+    Args:
+        name: of the argument, for messages.
+        labels: whole numbers, shape ``(count,)``.
+        count: how many labels there must be.
+        num_classes: labels lie in ``[0, num_classes)``.
+        unknown_allowed: -1 stands for "not known".
+
+    Raises:
+        ValueError: on a wrong shape, dtype or range.
+    """
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.ndim != 1 or not whole:
+        raise ValueError(
+            f"{name}: shape {tuple(labels.shape)}, {labels.dtype}; want whole numbers of shape ({count},), "
+            "one class index an image"
+        )
+    if len(labels) != count:
+        raise ValueError(f"{name}: {len(labels)} labels for {count} images; want one label an image")
+    labels = labels.to(torch.int64)
+    lowest = -1 if unknown_allowed else 0
+    if bool(((labels < lowest) | (labels >= num_classes)).any()):
+        unknown = " (or -1 where it isn't known)" if unknown_allowed else ""
+        raise ValueError(
+            f"{name}: some labels lie outside [0, num_classes={num_classes}){unknown}; remap them to "
+            f"0 … {num_classes - 1} or correct num_classes"
+        )
+    return labels
+
+
+class LabeledImages(Dataset[tuple[Tensor, int]]):
+    """Images with their labels; an item is ``(image, label)``.
+
+    Args:
+        store: the images.
+        labels: class indices, shape ``(n,)``, in ``[0, num_classes)``.
+        num_classes: number of classes.
+        name: what the labels are called in error messages.
+
+    Attributes:
+        labels: int64, shape ``(n,)``.
+
+    Raises:
+        ValueError: if the labels don't fit the images; it shows no label.
+    """
+
+    def __init__(self, store: ImageStore, labels: Tensor, num_classes: int, name: str = "labels") -> None:
+        self.store = store
+        self.labels = check_labels(name, labels, len(store), check_int("num_classes", num_classes, 2))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images([index])[0], int(self.labels[index])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(image_shape={self.store.shape})"
+
+    @property
+    def image_shape(self) -> ImageShape:
+        """Channels, height and width of every image."""
+        return self.store.shape
+
+    def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
+        """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
+        return self.store.read(as_indices(indices, len(self)))
+
+
+class LabelTable(Dataset[Tensor]):
+    """Released labels of public images, in shared memory, so that running loader workers see changes.
+
+    ``table[indices]`` gives training targets.
+
+    Args:
+        count: number of public images; it never changes.
+        num_classes: number of classes.
+
+    Attributes:
+        labels: int64, shape ``(count,)``; -1 where there is no label.
+        soft: float32, shape ``(count, num_classes)``, or None before the first soft label (or
+            :meth:`reserve_soft`).
+        soft_rows: bool, shape ``(count,)``; which examples have a soft label.
+    """
+
+    def __init__(self, count: int, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.labels = torch.full((count,), -1, dtype=torch.int64).share_memory_()
+        self.soft: Tensor | None = None
+        self.soft_rows = torch.zeros(count, dtype=torch.bool).share_memory_()
+
+    def reserve_soft(self) -> Tensor:
+        """Make room for soft labels now: workers that live longer than an epoch can't see later rooms."""
+        if self.soft is None:
+            self.soft = torch.zeros(len(self.labels), self.num_classes).share_memory_()
+        return self.soft
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        """Training targets of labelled examples.
+
+        Returns:
+            int64 ``(n,)``; or, as soon as any example has a soft label, float32 ``(n, num_classes)``, where
+            examples with a hard label only have it as a one-hot row.
+
+        Raises:
+            RuntimeError: if one of the examples has no label.
+        """
+        labels = self.labels[indices]
+        if bool((labels < 0).any()):
+            raise RuntimeError(
+                "a labelled batch was asked for public images without a label; leave the samplers of "
+                "train_dataloader() as they are (Trainer(overfit_batches=…) replaces them: use "
+                "limit_train_batches instead) and change labels between epochs only"
+            )
+        if self.soft is None or not bool(self.soft_rows.any()):
+            return labels
+        hard = torch.nn.functional.one_hot(labels, self.num_classes).to(torch.float32)
+        return torch.where(self.soft_rows[indices, None], self.soft[indices], hard)
+
+
+class PublicDataset(Dataset[Tensor]):
+    """Public images of fixed number, the labels that were released for them, and, apart, their truth.
+
+    An item is an image alone. Labels start as -1 and change by :meth:`set_labels`; the data module's
+    training loader follows at its next epoch. For training without privacy (upper bounds, baselines),
+    ``public.set_labels(indices, public.truth[indices])`` is all that is needed.
+
+    Args:
+        store: the images.
+        num_classes: number of classes.
+        truth: true classes, shape ``(m,)``, -1 where not known; for evaluation only. Training batches are
+            made from the store and the label table, neither of which holds it.
+
+    Raises:
+        ValueError: if the truth doesn't fit the images.
+    """
+
+    def __init__(self, store: ImageStore, num_classes: int, truth: Tensor | None = None) -> None:
+        self.store = store
+        self.num_classes = check_int("num_classes", num_classes, 2)
+        if truth is not None:
+            truth = check_labels("public_truth", truth, len(store), num_classes, unknown_allowed=True)
+        self._truth = truth
+        self.table = LabelTable(len(store), num_classes)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.images([index])[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} images, image_shape={self.image_shape})"
+
+    @property
+    def image_shape(self) -> ImageShape:
+        """Channels, height and width of every image."""
+        return self.store.shape
+
+    @property
+    def truth(self) -> Tensor | None:
+        """True classes, int64 ``(m,)``, -1 where not known, or None; for evaluation only."""
+        return self._truth
+
+    @property
+    def labels(self) -> Tensor:
+        """Released labels, int64 ``(m,)`` in shared memory, -1 where there is none."""
+        return self.table.labels
+
+    @property
+    def soft_labels(self) -> Tensor | None:
+        """Released soft labels, float32 ``(m, num_classes)``, or None where none was ever released.
+
+        Rows that :attr:`soft_mask` doesn't mark have no meaning.
+        """
+        return self.table.soft if bool(self.soft_mask.any()) else None
+
+    @property
+    def soft_mask(self) -> Tensor:
+        """Bool ``(m,)``: which images have a soft label."""
+        return self.table.soft_rows
+
+    @property
+    def labeled_indices(self) -> Tensor:
+        """int64: the images that have a label now, in ascending order."""
+        return torch.nonzero(self.labels >= 0).flatten()
+
+    def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
+        """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
+        return self.store.read(as_indices(indices, len(self)))
+
+    def set_labels(
+        self, indices: Tensor | Sequence[int], labels: Tensor | Sequence[int], soft: Tensor | None = None
+    ) -> None:
+        """Give labels to some images; call it between epochs.
+
+        Args:
+            indices: which images, int64 ``(n,)``. Where one occurs twice its last label stays.
+            labels: their classes, int64 ``(n,)``; -1 takes a label away, so a release with refused queries
+                can be passed as it is.
+            soft: class probabilities, float ``(n, num_classes)``; rows of labelled images sum to one. An
+                image that had a soft label and now gets none keeps no soft label.
+
+        Raises:
+            IndexError: if an index is out of range.
+            ValueError: if shapes, dtypes or values don't fit; nothing was changed then.
+        """
+        rows = as_indices(torch.as_tensor(indices), len(self))
+        values = torch.as_tensor(labels)
+        if values.numel() == 0:
+            values = values.to(torch.int64).reshape(0)
+        values = check_labels("labels", values.cpu(), len(rows), self.num_classes, unknown_allowed=True)
+        if soft is not None:
+            soft = _check_soft(soft, values, self.num_classes)
+        # Repeated indices: numpy promises that the last one wins, torch doesn't. The views share memory.
+        where = rows.numpy()
+        self.table.labels.numpy()[where] = values.numpy()
+        self.table.soft_rows.numpy()[where] = False
+        if soft is not None:
+            self.table.reserve_soft().numpy()[where] = soft.numpy()
+            self.table.soft_rows.numpy()[where] = (values >= 0).numpy()
+
+    def clear_labels(self) -> None:
+        """Take all labels away, hard and soft."""
+        self.table.labels.fill_(-1)
+        self.table.soft_rows.fill_(False)
+
+
+def _check_soft(soft: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    if soft.shape != (len(labels), num_classes) or not soft.is_floating_point():
+        raise ValueError(
+            f"soft: shape {tuple(soft.shape)}, {soft.dtype}; want float of shape {(len(labels), num_classes)}"
+        )
+    soft = soft.detach().to("cpu", torch.float32)
+    answered = soft[labels >= 0]
+    # Three decimals: probabilities may come from half precision.
+    sums_to_one = ((answered.sum(1) - 1).abs() < 1e-3).all()
+    if not bool(torch.isfinite(answered).all() & (answered >= 0).all() & sums_to_one):
+        raise ValueError(
+            "soft: rows of labelled images must be probabilities (finite, at least 0, sum 1); normalise them"
+        )
+    return soft

@@ -1,0 +1,72 @@
+"""What every network of the package looks like: features, a linear classifier on them, logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pl_privknn._checks import check_int
+
+
+class FeatureNetwork(nn.Module):
+    """An encoder and a linear classifier on the encoder's output.
+
+    Args:
+        encoder: maps images ``(n, channels, height, width)`` to ``(n, feature_size)``.
+        feature_size: width of the penultimate layer.
+        num_classes: number of classes.
+
+    Attributes:
+        feature_size: width ``d`` of what :meth:`features` returns.
+        classifier: ``nn.Linear(feature_size, num_classes)``.
+    """
+
+    def __init__(self, encoder: nn.Module, feature_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.feature_size = check_int("feature_size", feature_size)
+        self.encoder = encoder
+        self.classifier = nn.Linear(self.feature_size, check_int("num_classes", num_classes, 2))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Penultimate activations ``(n, feature_size)`` of images ``(n, channels, height, width)``."""
+        return self.encoder(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(n, num_classes)`` of images ``(n, channels, height, width)``."""
+        return self.classifier(self.features(images))
+
+
+def image_shape(in_channels: int, image_size: int | tuple[int, int]) -> tuple[int, int, int]:
+    """``(channels, height, width)`` from the arguments that every builder takes.
+
+    Args:
+        in_channels: number of colour channels.
+        image_size: side of square images, or (height, width).
+
+    Raises:
+        ValueError: unless all three are whole numbers of at least 1.
+    """
+    sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(sides) != 2:
+        raise ValueError(f"image_size={image_size!r} must be one side or (height, width)")
+    height, width = (check_int("image_size", side) for side in sides)
+    return check_int("in_channels", in_channels), height, width
+
+
+def output_size(encoder: nn.Module, shape: tuple[int, int, int], name: str) -> int:
+    """Width of ``encoder``'s output for one image of ``shape``, found by passing a blank image through.
+
+    Raises:
+        ValueError: if images of that size are too small for the layers of the network called ``name``.
+    """
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            return int(encoder(torch.zeros(1, *shape)).shape[1])
+    except RuntimeError as error:
+        raise ValueError(
+            f"image_size={shape[1:]} does not fit network={name!r}: {error}; use larger images or small_cnn"
+        ) from error
+    finally:
+        encoder.train(was_training)

@@ -1,0 +1,103 @@
+"""The architectures of the Private-kNN paper (Zhu et al., CVPR 2020; supplement, section D)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pl_privknn.networks.base import FeatureNetwork, image_shape, output_size
+
+
+def mnist_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
+    """Private-kNN's MNIST network: conv64-5×5, pool, conv128-5×5, pool, dense 384, 192, ``num_classes``.
+
+    Convolutions keep the image size, as in the PATE networks that the paper builds on, so that every image of
+    at least 4×4 pixels fits. The 192 activations before the last layer are the features.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: number of colour channels.
+        image_size: side of square images, or (height, width).
+
+    Raises:
+        ValueError: if the image is too small for two poolings.
+    """
+    shape = image_shape(in_channels, image_size)
+    convolutions = nn.Sequential(
+        nn.Conv2d(shape[0], 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    flat = output_size(convolutions, shape, "mnist_cnn")
+    encoder = nn.Sequential(convolutions, nn.Linear(flat, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU())
+    return FeatureNetwork(encoder, 192, num_classes)
+
+
+def svhn_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
+    """Private-kNN's SVHN network: 3×3 convolutions 96, 96, 96, 192, 192, 192, one of 5×5, dense 192, 192.
+
+    The paper's table gives filters only. Batch normalisation, a stride of 2 at the third and the sixth
+    convolution and the average over what remains of the image follow the classifier of Salimans et al.
+    (2016), which the semi-supervised students of PATE come from.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: number of colour channels.
+        image_size: side of square images, or (height, width).
+
+    Raises:
+        ValueError: if an argument is not a whole number of at least 1.
+    """
+    channels, _, _ = image_shape(in_channels, image_size)
+    layers: list[nn.Module] = []
+    for filters, kernel, stride in (
+        (96, 3, 1),
+        (96, 3, 1),
+        (96, 3, 2),
+        (192, 3, 1),
+        (192, 3, 1),
+        (192, 3, 2),
+        (192, 5, 1),
+    ):
+        layers += [
+            nn.Conv2d(channels, filters, kernel, stride=stride, padding=kernel // 2, bias=False),
+            nn.BatchNorm2d(filters),
+            nn.ReLU(),
+        ]
+        channels = filters
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [nn.Linear(192, 192), nn.ReLU(), nn.Linear(192, 192), nn.ReLU()]
+    return FeatureNetwork(nn.Sequential(*layers), 192, num_classes)
+
+
+def cifar_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
+    """Private-kNN's CIFAR-10 network: three convolutions of 32, 64 and 128 filters.
+
+    The paper gives the filter counts only. Here each convolution is 3×3, batch-normalised and followed by a
+    2×2 pooling, and a dense layer of 128 gives the features.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: number of colour channels.
+        image_size: side of square images, or (height, width).
+
+    Raises:
+        ValueError: if the image is too small for three poolings.
+    """
+    shape = image_shape(in_channels, image_size)
+    channels = shape[0]
+    layers: list[nn.Module] = []
+    for filters in (32, 64, 128):
+        layers += [
+            nn.Conv2d(channels, filters, 3, padding=1, bias=False),
+            nn.BatchNorm2d(filters),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+        channels = filters
+    convolutions = nn.Sequential(*layers, nn.Flatten())
+    flat = output_size(convolutions, shape, "cifar_cnn")
+    return FeatureNetwork(nn.Sequential(convolutions, nn.Linear(flat, 128), nn.ReLU()), 128, num_classes)

@@ -1,0 +1,45 @@
+"""A network for demos and tests on the CPU."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pl_privknn.networks.base import FeatureNetwork, image_shape
+
+
+def small_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
+    """Three 3×3 convolutions (32, 64, 64) with batch normalisation, and 128 features.
+
+    Meant for images of 8×8 to 32×32; the pooling before the dense layer adapts to any size of 4×4 and more.
+    At 28×28 one image costs 5.7 million multiply-adds, a seventh of ``mnist_cnn``.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: number of colour channels.
+        image_size: side of square images, or (height, width).
+
+    Raises:
+        ValueError: if a side is shorter than 4 pixels.
+    """
+    channels, height, width = image_shape(in_channels, image_size)
+    if min(height, width) < 4:
+        raise ValueError(
+            f"image_size={(height, width)} does not fit network='small_cnn'; it needs 4×4 or more"
+        )
+    encoder = nn.Sequential(
+        *_block(channels, 32),
+        nn.MaxPool2d(2),
+        *_block(32, 64),
+        nn.MaxPool2d(2),
+        *_block(64, 64),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 4, 128),
+        nn.ReLU(),
+    )
+    return FeatureNetwork(encoder, 128, num_classes)
+
+
+def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    # No bias: batch normalisation takes any constant out again.
+    return nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()

@@ -1,0 +1,168 @@
+"""Random augmentation of whole batches, on their device, with a draw of its own for every example."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_finite, check_int
+from pl_privknn.students import image_ops
+
+_GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+
+#: Photometric operations: images and levels in [-1, 1], shape ``(n,)``, to images.
+_PHOTOMETRIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": lambda images, level: image_ops.brightness(images, 1 + 0.9 * level),
+    "contrast": lambda images, level: image_ops.contrast(images, 1 + 0.9 * level),
+    "saturation": lambda images, level: image_ops.saturation(images, 1 + 0.9 * level),
+    "sharpness": lambda images, level: image_ops.sharpness(images, 1 + 0.9 * level),
+    "posterize": lambda images, level: image_ops.posterize(images, 8 - (4 * level.abs()).round()),
+    "solarize": lambda images, level: image_ops.solarize(images, 1 - level.abs()),
+    "autocontrast": lambda images, level: image_ops.autocontrast(images),
+    "equalize": lambda images, level: image_ops.equalize(images),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WeakAugmentation:
+    """Shifts by whole pixels, and mirrors where that is asked for.
+
+    Args:
+        shift: largest shift in either direction, as a fraction of the side, and at least one pixel where it
+            isn't 0. (FixMatch has 0.125 for photographs; centred objects want less.)
+        flip: mirror half of the images. Off unless asked for: it turns digits and letters into others.
+        fill: value of pixels from outside the image.
+
+    Raises:
+        ValueError: if ``shift`` or ``fill`` lies outside [0, 1].
+    """
+
+    shift: float = 0.04
+    flip: bool = False
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_unit("shift", self.shift)
+        _check_unit("fill", self.fill)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Augmented copies of ``images``, float ``(n, channels, height, width)`` in [0, 1].
+
+        Args:
+            images: the batch; not changed.
+            generator: source of randomness; torch's default one for the batch's device if None.
+        """
+        draws = _uniform((3, len(images)), images, generator)
+        height, width = images.shape[-2:]
+        dx, dy = (
+            ((2 * reach + 1) * draw).floor().long() - reach
+            for reach, draw in ((self._reach(width), draws[0]), (self._reach(height), draws[1]))
+        )
+        moved = image_ops.shift(images, dx, dy, self.fill)
+        return image_ops.flip(moved, draws[2] < 0.5) if self.flip else moved
+
+    def _reach(self, side: int) -> int:
+        return max(1, int(self.shift * side)) if self.shift else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StrongAugmentation:
+    """A weak augmentation, then operations drawn for each example as in RandAugment, then cutout.
+
+    Each example draws ``num_ops`` operations (with replacement) out of identity, rotation, shears,
+    translations and, where ``photometric``, brightness, contrast, saturation, sharpness, posterize, solarize,
+    autocontrast and equalize, each with a level of its own, uniform up to ``magnitude`` as in FixMatch (Sohn
+    et al. 2020, who take ``num_ops=2, magnitude=1, photometric=True, cutout=0.5, shift=0.125`` for
+    photographs; the milder defaults here served better on small grey images). The geometric ones of an example are joined into one warp after the photometric ones, so
+    that pixels are interpolated once. No operation mirrors or turns by more than 30 degrees.
+
+    Args:
+        num_ops: operations for each example.
+        magnitude: scale of all levels, in [0, 1]; at 1 rotations reach 30 degrees, shears 0.3, translations
+            0.3 of the side, brightness, contrast and the like factors of 0.1 to 1.9.
+        photometric: whether to draw photometric operations too.
+        cutout: largest side of the square that is cut out, as a fraction of the longer side; 0 cuts nothing.
+        shift: see :class:`WeakAugmentation`.
+        flip: see :class:`WeakAugmentation`.
+        fill: value of pixels from outside the image and of the square.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    num_ops: int = 2
+    magnitude: float = 0.5
+    photometric: bool = False
+    cutout: float = 0.25
+    shift: float = 0.04
+    flip: bool = False
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_int("num_ops", self.num_ops, 0)
+        _check_unit("magnitude", self.magnitude)
+        _check_unit("cutout", self.cutout)
+        WeakAugmentation(self.shift, self.flip, self.fill)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of the operations that are drawn from."""
+        return ("identity", *_GEOMETRIC, *(_PHOTOMETRIC if self.photometric else ()))
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Augmented copies of ``images``, float ``(n, channels, height, width)`` in [0, 1].
+
+        Args:
+            images: the batch; not changed.
+            generator: source of randomness; torch's default one for the batch's device if None.
+        """
+        images = WeakAugmentation(self.shift, self.flip, self.fill)(images, generator)
+        height, width = images.shape[-2:]
+        names = self.operations
+        matrices = torch.eye(3, device=images.device, dtype=images.dtype).repeat(len(images), 1, 1)
+        for _ in range(self.num_ops):
+            draws = _uniform((2, len(images)), images, generator)
+            drawn = (draws[0] * len(names)).long().clamp(max=len(names) - 1)
+            level = self.magnitude * (2 * draws[1] - 1)
+            for number, name in enumerate(names):
+                if name in _PHOTOMETRIC:
+                    rows = (drawn == number).nonzero().squeeze(1)
+                    if len(rows):
+                        images = images.index_copy(0, rows, _PHOTOMETRIC[name](images[rows], level[rows]))
+            levels = {name: level * (drawn == names.index(name)) for name in _GEOMETRIC}
+            matrices = _matrices(levels, height, width) @ matrices
+        images = image_ops.warp(images, matrices[:, :2], self.fill)
+        if not self.cutout:
+            return images
+        draws = _uniform((3, len(images)), images, generator)
+        size = self.cutout * max(height, width) * draws[2]
+        return image_ops.cut_out(images, draws[0] * width, draws[1] * height, size, self.fill)
+
+
+def _matrices(levels: dict[str, Tensor], height: int, width: int) -> Tensor:
+    """One 3×3 matrix an example, of whose levels at most one isn't zero."""
+    angle = levels["rotate"] * math.radians(30)
+    cos, sin = angle.cos(), angle.sin()
+    one, zero = torch.ones_like(angle), torch.zeros_like(angle)
+    rows = (
+        (cos, 0.3 * levels["shear_x"] - sin, 0.3 * width * levels["translate_x"]),
+        (0.3 * levels["shear_y"] + sin, cos, 0.3 * height * levels["translate_y"]),
+        (zero, zero, one),
+    )
+    return torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+
+
+def _uniform(shape: tuple[int, ...], images: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = images.device if generator is None else generator.device
+    return torch.rand(shape, generator=generator, device=device).to(images.device)
+
+
+def _check_unit(name: str, value: float) -> None:
+    if not 0 <= check_finite(name, value) <= 1:
+        raise ValueError(f"{name}={value!r} must lie in [0, 1]")

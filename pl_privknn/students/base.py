@@ -1,0 +1,341 @@
+"""The LightningModule that every student is."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from pl_privknn._checks import check_choice, check_finite, check_int, check_non_negative, check_positive
+from pl_privknn.networks import build_network
+from pl_privknn.students.augment import WeakAugmentation
+from pl_privknn.students.batch import split_batch
+from pl_privknn.students.ema import EMA
+from pl_privknn.students.losses import label_confidence, label_loss, target_distribution, weighted_mean
+from pl_privknn.students.optim import OPTIMIZERS, SCHEDULERS, build_optimizer, lr_factor
+from pl_privknn.students.reset import fresh_weights
+
+AUGMENT = ("none", "weak")
+
+
+class Student(pl.LightningModule, abc.ABC):
+    """A classifier trained on public images and released labels; subclasses say by what objective.
+
+    A training batch is ``{"labeled": (x, y), "unlabeled": x}``, or without ``"unlabeled"``, or a plain
+    ``(x, y)``. ``x`` is float32 ``(n, channels, height, width)`` in [0, 1]; ``y`` is int64 ``(n,)`` with -1
+    for "no label", or float ``(n, num_classes)`` with rows that sum to one. Validation and test batches are
+    ``(x, y)``, prediction batches ``x`` or ``(x, …)``.
+
+    In evaluation mode :meth:`forward` and :meth:`features` use the moving average of the weights where
+    ``ema_decay`` is set, in training mode always the weights that are being trained. The average is updated
+    after each optimizer step, and is part of the checkpoint.
+
+    Args:
+        network: a name for :func:`~pl_privknn.networks.build_network`, or a module that returns logits (and
+            has ``features(x) -> (n, d)``, where features are asked for).
+        num_classes: number of classes.
+        in_channels: colour channels of the images; used where ``network`` is a name.
+        image_size: side of square images, or (height, width); used where ``network`` is a name.
+        optimizer: ``"sgd"`` (with Nesterov momentum), ``"adam"`` or ``"adamw"``.
+        lr: peak learning rate.
+        momentum: SGD's momentum, or Adam's first β.
+        weight_decay: L2 penalty.
+        scheduler: ``"none"``, ``"cosine"`` or ``"linear"``, per optimizer step.
+        warmup_steps: optimizer steps over which the learning rate rises.
+        schedule_epochs: length of the schedule in epochs; the rest of the training if None. The schedule
+            starts again at :meth:`reinitialize`.
+        ema_decay: decay of the moving average of weights, in (0, 1); none is kept if None.
+        label_smoothing: share of each label spread evenly over all classes, in [0, 1).
+        label_robustness: ``q`` of the generalised cross-entropy, in [0, 1]; 0 is the cross-entropy.
+        confidence_weighting: weight labelled examples by (probability that the student gives to their label)
+            to this power; 0 weights all alike.
+        augment: ``"weak"`` moves (and mirrors) labelled images in training, each by a draw of its own.
+        shift: largest shift of weak augmentation, as a fraction of the side (at least a pixel, or 0).
+        flip: whether weak augmentation mirrors left and right; it turns digits and letters into others.
+        mean: public constants, one a channel, subtracted inside the student; no normalisation if None.
+        std: public constants, one a channel, divided by inside the student.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(
+        self,
+        network: str | nn.Module = "small_cnn",
+        num_classes: int = 10,
+        in_channels: int = 1,
+        image_size: int | tuple[int, int] = 28,
+        optimizer: str = "adam",
+        lr: float = 0.003,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        scheduler: str = "cosine",
+        warmup_steps: int = 0,
+        schedule_epochs: int | None = None,
+        ema_decay: float | None = None,
+        label_smoothing: float = 0.0,
+        label_robustness: float = 0.0,
+        confidence_weighting: float = 0.0,
+        augment: str = "none",
+        shift: float = 0.04,
+        flip: bool = False,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        check_int("num_classes", num_classes, 2)
+        check_choice("optimizer", optimizer, OPTIMIZERS)
+        check_positive("lr", lr)
+        check_choice("scheduler", scheduler, SCHEDULERS)
+        check_int("warmup_steps", warmup_steps, 0)
+        if schedule_epochs is not None:
+            check_int("schedule_epochs", schedule_epochs)
+        if not 0 <= check_finite("momentum", momentum) < 1:
+            raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
+        check_non_negative("weight_decay", weight_decay)
+        if not 0 <= check_finite("label_smoothing", label_smoothing) < 1:
+            raise ValueError(f"label_smoothing={label_smoothing!r} must lie in [0, 1)")
+        if not 0 <= check_finite("label_robustness", label_robustness) <= 1:
+            raise ValueError(f"label_robustness={label_robustness!r} must lie in [0, 1]")
+        check_non_negative("confidence_weighting", confidence_weighting)
+        check_choice("augment", augment, AUGMENT)
+        self.weak = WeakAugmentation(shift, flip)
+        mean, std = _constants(mean, std)
+        # Frames of subclasses are searched as well, so their arguments are saved too.
+        self.save_hyperparameters(ignore=["network"] if isinstance(network, nn.Module) else [])
+        self.save_hyperparameters({"mean": mean, "std": std})
+        self.num_classes = num_classes
+        self._network_name = network if isinstance(network, str) else None
+        self.network = (
+            build_network(network, num_classes, in_channels, image_size)
+            if isinstance(network, str)
+            else network
+        )
+        self.ema = EMA(self.network, ema_decay) if ema_decay is not None else None
+        self.register_buffer("mean", _channels(mean), persistent=False)
+        self.register_buffer("std", _channels(std), persistent=False)
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
+        self._schedule_start = 0
+
+    def setup(self, stage: str) -> None:
+        """Begin each training with a schedule of its own; a checkpoint is loaded after this."""
+        if stage == "fit":
+            self._schedule_start = 0
+
+    @abc.abstractmethod
+    def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None) -> dict[str, Tensor]:
+        """Weighted parts of the training loss, which is their sum; each is logged as ``train/<name>``.
+
+        Args:
+            x: labelled images, ``(n, channels, height, width)``.
+            y: their labels, int64 ``(n,)`` or float ``(n, num_classes)``.
+            unlabeled: images without labels, or None where the batch holds none.
+        """
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """``(images - mean) / std`` with the public constants, or ``images`` where there are none."""
+        return images if self.mean is None or self.std is None else (images - self.mean) / self.std
+
+    @property
+    def evaluation_network(self) -> nn.Module:
+        """The averaged network in evaluation mode (where ``ema_decay`` is set), else the trained one."""
+        return self.network if self.training or self.ema is None else self.ema.network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, shape ``(n, num_classes)``, of images in [0, 1]."""
+        return self.evaluation_network(self.normalize(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Penultimate activations, shape ``(n, d)``, of images in [0, 1].
+
+        Raises:
+            TypeError: if the network has no ``features`` method.
+        """
+        network: Any = self.evaluation_network
+        if not callable(getattr(network, "features", None)):
+            raise TypeError(
+                f"network: {type(network).__name__} has no features(x) -> (n, d); add one that returns the "
+                "penultimate activations, or use a network by name"
+            )
+        return network.features(self.normalize(images))
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits of the network that is being trained, in the mode that it is in."""
+        return self.network(self.normalize(images))
+
+    def label_loss(self, logits: Tensor, y: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Mean loss on labels, with the smoothing, robustness and weighting that the student was given.
+
+        Args:
+            logits: ``(n, c)``.
+            y: labels, int64 ``(n,)`` or float ``(n, c)``.
+            keep: bool ``(n,)``, which examples count; all that have a label if None.
+        """
+        hparams = self.hparams
+        losses = label_loss(logits, y, hparams["label_smoothing"], hparams["label_robustness"])
+        weights = target_distribution(y, logits.shape[1]).sum(dim=1).sign()
+        if keep is not None:
+            weights = weights * keep
+        if hparams["confidence_weighting"]:
+            weights = weights * label_confidence(logits, y) ** hparams["confidence_weighting"]
+        return weighted_mean(losses, weights)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Sum of the objective's parts; logs ``train/loss`` and each part."""
+        x, y, unlabeled = split_batch(batch)
+        if self.hparams["augment"] == "weak":
+            x = self.weak(x)
+        parts = self.objective(x, y, unlabeled)
+        loss = torch.stack(list(parts.values())).sum()
+        self.log_training({"loss": loss, **parts}, len(x))
+        return loss
+
+    def log_training(self, values: Mapping[str, Tensor], batch_size: int) -> None:
+        """Log means over the epoch as ``train/<name>``."""
+        for name, value in values.items():
+            self.log(
+                f"train/{name}",
+                value.detach(),
+                on_step=False,
+                on_epoch=True,
+                prog_bar=name == "loss",
+                batch_size=batch_size,
+            )
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log ``val/accuracy`` and ``val/loss``."""
+        self._evaluate(batch, "val", self.val_accuracy)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Log ``test/accuracy`` and ``test/loss``."""
+        self._evaluate(batch, "test", self.test_accuracy)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Class probabilities, float32 ``(n, num_classes)``."""
+        images = batch if isinstance(batch, Tensor) else batch[0]
+        return self(images).float().softmax(dim=1)
+
+    def configure_optimizers(self) -> Any:
+        """The named optimizer over the trained network, and its schedule per optimizer step."""
+        hparams = self.hparams
+        optimizer = build_optimizer(
+            hparams["optimizer"],
+            [parameter for parameter in self.network.parameters() if parameter.requires_grad],
+            hparams["lr"],
+            hparams["momentum"],
+            hparams["weight_decay"],
+        )
+        if hparams["scheduler"] == "none" and not hparams["warmup_steps"]:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, then move the average: once per optimizer step, also under gradient accumulation."""
+        super().optimizer_step(*args, **kwargs)
+        if self.ema is not None:
+            self.ema.update(self.network)
+
+    def reinitialize(self) -> None:
+        """Draw fresh weights into the same parameter tensors, for retraining between rounds.
+
+        Buffers and the average start again as well, and within a training so do the optimizers' states
+        (moments belong to the old weights) and the learning-rate schedule. Pretrained networks by name go
+        back to their pretrained weights.
+
+        Raises:
+            ValueError: if the network was given as a module with parameters that no ``reset_parameters``
+                method draws.
+        """
+        fresh_weights(self.network, self._rebuild() if self._network_name is not None else None)
+        if self.ema is not None:
+            self.ema.reset(self.network)
+        if self._trainer is None:
+            return
+        self._schedule_start = self.trainer.global_step
+        for optimizer in self.trainer.optimizers:
+            optimizer.state.clear()
+        for config in self.trainer.lr_scheduler_configs:
+            # The rate of the next step was set under the old schedule.
+            for group, base in zip(
+                config.scheduler.optimizer.param_groups, config.scheduler.base_lrs, strict=True
+            ):
+                group["lr"] = base * self._lr_factor(config.scheduler.last_epoch)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save where the learning-rate schedule began."""
+        checkpoint["student_schedule_start"] = self._schedule_start
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore where the learning-rate schedule began."""
+        self._schedule_start = checkpoint.get("student_schedule_start", 0)
+
+    @property
+    def progress(self) -> float:
+        """Share of the schedule that is done, in [0, 1]; 0 outside a training."""
+        if self._trainer is None:
+            return 0.0
+        return min(1.0, (self.trainer.global_step - self._schedule_start) / max(1.0, self._schedule_length()))
+
+    def _rebuild(self) -> nn.Module:
+        hparams = self.hparams
+        return build_network(
+            hparams["network"], hparams["num_classes"], hparams["in_channels"], hparams["image_size"]
+        )
+
+    def _evaluate(self, batch: Any, stage: str, accuracy: MulticlassAccuracy) -> None:
+        x, y = batch[0], batch[1]
+        logits = self(x)
+        if y.ndim == 2:
+            y = y.argmax(dim=1)
+        accuracy.update(logits, y)
+        known = (y >= 0).float()
+        loss = weighted_mean(label_loss(logits, y), known)
+        self.log(f"{stage}/accuracy", accuracy, prog_bar=True, batch_size=len(x))
+        self.log(f"{stage}/loss", loss, batch_size=len(x), sync_dist=True)
+
+    def _lr_factor(self, step: int) -> float:
+        step -= self._schedule_start
+        warmup = self.hparams["warmup_steps"]
+        if step <= 0 or self.hparams["scheduler"] == "none":
+            # The length isn't asked for at step 0: it would build the loaders before labels exist.
+            return lr_factor("none", max(0, step), 0.0, warmup)
+        return lr_factor(self.hparams["scheduler"], step, self._schedule_length(), warmup)
+
+    def _schedule_length(self) -> float:
+        if self.hparams["schedule_epochs"] is not None:
+            batches = self.trainer.num_training_batches
+            return self.hparams["schedule_epochs"] * math.ceil(batches / self.trainer.accumulate_grad_batches)
+        total = self.trainer.estimated_stepping_batches
+        if total == math.inf:
+            raise ValueError(
+                "trainer: max_epochs=-1 gives the schedule no end; set max_epochs or max_steps, or the "
+                "student's schedule_epochs"
+            )
+        return total - self._schedule_start
+
+
+def _constants(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[list[float] | None, list[float] | None]:
+    if (mean is None) != (std is None):
+        raise ValueError(f"mean={mean!r} and std={std!r} must be given together or not at all")
+    if mean is None or std is None:
+        return None, None
+    if len(mean) != len(std):
+        raise ValueError(f"mean={mean!r} and std={std!r} must have one number for each channel")
+    return [check_finite("mean", value) for value in mean], [check_positive("std", value) for value in std]
+
+
+def _channels(values: Sequence[float] | None) -> Tensor | None:
+    return None if values is None else torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)

@@ -1,0 +1,186 @@
+"""Loss functions of the students: pure functions of logits and targets, computed in float32."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ANNEALING = ("none", "linear", "log", "exp")
+
+
+def target_distribution(targets: Tensor, num_classes: int, label_smoothing: float = 0.0) -> Tensor:
+    """Targets as rows of probabilities.
+
+    Args:
+        targets: int64 ``(n,)`` with -1 for "no label", or float ``(n, num_classes)``, rows summing to one.
+        num_classes: number of classes ``c``.
+        label_smoothing: ``s`` turns a row ``t`` into ``(1 - s) t + s / c`` (Szegedy et al. 2016).
+
+    Returns:
+        float32 ``(n, num_classes)``; rows without a label are zero.
+
+    Raises:
+        ValueError: if the shape or dtype of ``targets`` is neither of the two.
+    """
+    if targets.ndim == 1 and not targets.is_floating_point():
+        known = (targets >= 0).unsqueeze(1)
+        rows = F.one_hot(targets.clamp(min=0).long(), num_classes).float()
+    elif targets.ndim == 2 and targets.shape[1] == num_classes and targets.is_floating_point():
+        known = targets.sum(dim=1, keepdim=True) > 0
+        rows = targets.float()
+    else:
+        raise ValueError(
+            f"targets: shape {tuple(targets.shape)}, {targets.dtype}; want int64 (n,) or float "
+            f"(n, {num_classes})"
+        )
+    return torch.where(known, (1 - label_smoothing) * rows + label_smoothing / num_classes, 0.0)
+
+
+def label_loss(
+    logits: Tensor, targets: Tensor, label_smoothing: float = 0.0, robustness: float = 0.0
+) -> Tensor:
+    """Loss of each example under hard or soft labels, shape ``(n,)``; zero where there is no label.
+
+    With ``robustness`` 0 it is the cross-entropy ``-Σ_c t_c log p_c``. With ``q = robustness`` in (0, 1] it
+    is the generalised cross-entropy ``Σ_c t_c (1 - p_c^q) / q`` of Zhang & Sabuncu (2018), which noisy
+    labels move less; 1 is the mean absolute error, and the limit at 0 is the cross-entropy.
+
+    Args:
+        logits: ``(n, c)``.
+        targets: int64 ``(n,)`` with -1 for "no label", or float ``(n, c)``.
+        label_smoothing: see :func:`target_distribution`.
+        robustness: ``q``, in [0, 1].
+    """
+    target = target_distribution(targets, logits.shape[1], label_smoothing)
+    log_p = logits.float().log_softmax(dim=1)
+    # -expm1(q log p) / q is (1 - p^q) / q without cancellation near p = 1.
+    cost = -log_p if robustness == 0 else -torch.expm1(robustness * log_p) / robustness
+    return (target * cost).sum(dim=1)
+
+
+def label_confidence(logits: Tensor, targets: Tensor) -> Tensor:
+    """Probability that the model gives to each label, ``Σ_c t_c p_c``, without gradient, shape ``(n,)``.
+
+    Args:
+        logits: ``(n, c)``.
+        targets: int64 ``(n,)`` with -1 for "no label", or float ``(n, c)``.
+    """
+    target = target_distribution(targets, logits.shape[1])
+    return (target * logits.detach().float().softmax(dim=1)).sum(dim=1)
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """``Σ w l / Σ w``, and zero (with a gradient of zero) where all weights are zero.
+
+    Args:
+        losses: ``(n,)``.
+        weights: ``(n,)``, at least zero.
+    """
+    return (losses * weights).sum() / weights.sum().clamp(min=torch.finfo(losses.dtype).tiny)
+
+
+def kl_divergence(target_logits: Tensor, logits: Tensor) -> Tensor:
+    """``KL(softmax(target_logits) ‖ softmax(logits))`` of each row, in nats, shape ``(n,)``.
+
+    Args:
+        target_logits: ``(n, c)``.
+        logits: ``(n, c)``.
+    """
+    log_target = target_logits.float().log_softmax(dim=1)
+    return (log_target.exp() * (log_target - logits.float().log_softmax(dim=1))).sum(dim=1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of each row's softmax, in nats, shape ``(n,)``.
+
+    Args:
+        logits: ``(n, c)``.
+    """
+    log_p = logits.float().log_softmax(dim=1)
+    return -(log_p.exp() * log_p).sum(dim=1)
+
+
+def sharpened(logits: Tensor, temperature: float) -> Tensor:
+    """``softmax(logits / temperature)``, without gradient, shape ``(n, c)``.
+
+    Args:
+        logits: ``(n, c)``.
+        temperature: below 1 makes predictions more certain.
+    """
+    return (logits.detach().float() / temperature).softmax(dim=1)
+
+
+def uda_loss(
+    weak_logits: Tensor, strong_logits: Tensor, temperature: float = 0.4, threshold: float = 0.8
+) -> tuple[Tensor, Tensor]:
+    """Consistency loss of UDA (Xie et al. 2020) of each example, and which examples count.
+
+    ``1[max p(weak) > threshold] · KL(softmax(weak / temperature) ‖ softmax(strong))``; no gradient flows
+    through the weak view.
+
+    Args:
+        weak_logits: ``(n, c)``.
+        strong_logits: ``(n, c)``, other views of the same images.
+        temperature: sharpening of the target.
+        threshold: confidence above which an example counts, before sharpening.
+
+    Returns:
+        Losses ``(n,)``, zero where an example doesn't count, and a bool mask ``(n,)``.
+    """
+    confident = sharpened(weak_logits, 1.0).amax(dim=1) > threshold
+    losses = kl_divergence(weak_logits.detach().float() / temperature, strong_logits)
+    return losses * confident, confident
+
+
+def fixmatch_loss(
+    weak_probabilities: Tensor, strong_logits: Tensor, threshold: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Consistency loss of FixMatch (Sohn et al. 2020) of each example, and which examples count.
+
+    ``1[max p ≥ threshold] · CE(arg-max p, softmax(strong))`` for ``p`` the prediction on the weak view.
+
+    Args:
+        weak_probabilities: ``(n, c)``; no gradient flows through them.
+        strong_logits: ``(n, c)``, other views of the same images.
+        threshold: confidence from which on an example counts.
+
+    Returns:
+        Losses ``(n,)``, zero where an example doesn't count, and a bool mask ``(n,)``.
+    """
+    confidence, pseudo_labels = weak_probabilities.detach().max(dim=1)
+    confident = confidence >= threshold
+    return F.cross_entropy(strong_logits.float(), pseudo_labels, reduction="none") * confident, confident
+
+
+def align(probabilities: Tensor, marginal: Tensor, prior: Tensor) -> Tensor:
+    """Distribution alignment (Berthelot et al. 2020): ``p · prior / marginal``, rows scaled to sum to one.
+
+    Args:
+        probabilities: ``(n, c)``.
+        marginal: ``(c,)``, mean prediction so far.
+        prior: ``(c,)``, what the mean prediction should be.
+    """
+    aligned = probabilities * (prior / marginal.clamp(min=1e-6))
+    return aligned / aligned.sum(dim=1, keepdim=True)
+
+
+def annealed_threshold(schedule: str, progress: float, num_classes: int) -> float:
+    """Training signal annealing (Xie et al. 2020): confidence above which a label isn't trained on any more.
+
+    Rises from ``1 / c`` to 1 as ``progress`` does from 0 to 1: in proportion (``"linear"``), fast first
+    (``"log"``) or late (``"exp"``).
+
+    Args:
+        schedule: one of :data:`ANNEALING`, not ``"none"``.
+        progress: share of the training that is done, in [0, 1].
+        num_classes: ``c``.
+    """
+    share = {
+        "linear": progress,
+        "log": 1 - math.exp(-5 * progress),
+        "exp": math.exp(5 * (progress - 1)),
+    }[schedule]
+    return share * (1 - 1 / num_classes) + 1 / num_classes

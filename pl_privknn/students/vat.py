@@ -1,0 +1,140 @@
+"""Virtual adversarial training (Miyato, Maeda, Koyama & Ishii, 2018)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_int, check_non_negative, check_positive
+from pl_privknn.students.base import Student
+from pl_privknn.students.losses import entropy, kl_divergence
+from pl_privknn.students.modes import deterministic, frozen_statistics
+
+
+def unit_rows(values: Tensor) -> Tensor:
+    """``values`` with each example scaled to L2 norm one; rows of zeros stay zero.
+
+    Args:
+        values: ``(n, …)``.
+    """
+    rows = values.flatten(1)
+    # Squares of gradients near 1e-20 would underflow, hence the division by the largest entry first.
+    rows = rows / rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    return (rows / rows.norm(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)).view_as(values)
+
+
+def adversarial_direction(
+    logits_of: Callable[[Tensor], Tensor],
+    images: Tensor,
+    target_logits: Tensor,
+    xi: float = 1e-6,
+    iterations: int = 1,
+    start: Tensor | None = None,
+) -> Tensor:
+    """Unit direction in which predictions change most: power iteration on the Hessian of the KL divergence.
+
+    One iteration replaces ``d`` by the normalised gradient of ``KL(p(x) ‖ p(x + ξ d))`` with respect to
+    ``d``, which is the Hessian at 0 times ``d`` up to scale.
+
+    Args:
+        logits_of: the network, deterministic, in the state in which it gave ``target_logits``.
+        images: float32 ``(n, …)``.
+        target_logits: ``(n, c)``, logits at ``images``.
+        xi: step of the finite difference (an L2 norm).
+        iterations: number of power iterations.
+        start: where to start, ``(n, …)``; random directions if None.
+
+    Returns:
+        float32 ``(n, …)``, each example of L2 norm one; no gradient flows through it.
+    """
+    direction = unit_rows(torch.randn_like(images) if start is None else start)
+    target_logits = target_logits.detach()
+    for _ in range(iterations):
+        step = (xi * direction).requires_grad_()
+        with torch.enable_grad():
+            divergence = kl_divergence(target_logits, logits_of(images.detach() + step)).sum()
+            (gradient,) = torch.autograd.grad(divergence, step)
+        found = unit_rows(gradient)
+        # Where the prediction doesn't react at all, any direction is as good as another.
+        reacts = found.flatten(1).abs().sum(dim=1) > 0
+        direction = torch.where(reacts.view(-1, *[1] * (images.ndim - 1)), found, direction)
+    return direction.detach()
+
+
+class VATStudent(Student):
+    """Learns from labels and, on unlabelled images, to predict the same at ``x`` and at the worst ``x + r``.
+
+    The loss is ``L(labels) + vat_weight · mean KL(p(x) ‖ p(x + r)) + entropy_weight · mean H(p(x))`` where
+    ``r = radius · d`` and ``d`` is :func:`adversarial_direction`. No gradient flows through ``p(x)`` of the
+    divergence, or through ``d``. Dropout is off on unlabelled passes, and only the clean one of them moves
+    the running statistics of batch normalisation. The direction is found in float32 whatever the trainer's
+    precision, since a step of 1e-6 vanishes in 16 bits. Where a batch holds no unlabelled images, the
+    labelled ones take their place.
+
+    Args:
+        radius: L2 norm of the perturbation, for pixels in [0, 1] (before ``mean`` and ``std``). The same
+            change a pixel has a norm that grows with the square root of the number of pixels; 0.5 served
+            best of 0.5, 1 and 2 on Fashion-MNIST (28×28) and of 0.3, 0.5 and 1 on the digits (8×8).
+        xi: step of the finite difference. In float32 the paper's 1e-6 leaves a direction with a cosine of
+            0.6 or so to the exact one, and 1e-4 one of 0.99; accuracies were alike.
+        power_iterations: number of power iterations.
+        vat_weight: weight of the divergence.
+        entropy_weight: weight of the entropy of predictions; 0 leaves it out.
+        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        radius: float = 0.5,
+        xi: float = 1e-6,
+        power_iterations: int = 1,
+        vat_weight: float = 1.0,
+        entropy_weight: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        check_positive("radius", radius)
+        check_positive("xi", xi)
+        check_int("power_iterations", power_iterations, 0)
+        check_non_negative("vat_weight", vat_weight)
+        check_non_negative("entropy_weight", entropy_weight)
+        super().__init__(**kwargs)
+
+    def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
+        """Loss on labels, the divergence and, where it is weighted, the entropy."""
+        hparams = self.hparams
+        parts = {"supervised": self.label_loss(self.logits(x), y)}
+        images = x if unlabeled is None else unlabeled
+        clean = self.clean_logits(images, update_statistics=unlabeled is not None)
+        parts["vat"] = hparams["vat_weight"] * self.divergence(images, clean).mean()
+        if hparams["entropy_weight"]:
+            parts["entropy"] = hparams["entropy_weight"] * entropy(clean).mean()
+        return parts
+
+    def clean_logits(self, images: Tensor, update_statistics: bool) -> Tensor:
+        """Logits at unperturbed images, with a graph only where the entropy term needs one."""
+        # The labelled pass has moved the statistics already where labelled images stand in.
+        still = contextlib.nullcontext() if update_statistics else frozen_statistics(self.network)
+        with deterministic(self.network), still, torch.set_grad_enabled(self.hparams["entropy_weight"] > 0):
+            return self.logits(images)
+
+    def divergence(self, images: Tensor, clean: Tensor) -> Tensor:
+        """``KL(p(x) ‖ p(x + r))`` of each image, shape ``(n,)``; ``clean`` are the logits at ``images``."""
+        device = images.device.type
+        with deterministic(self.network), frozen_statistics(self.network):
+            exact = clean.detach()
+            mixed = torch.is_autocast_enabled(device)
+            with torch.autocast(device, enabled=False):
+                if mixed:
+                    with torch.no_grad():
+                        exact = self.logits(images.float())
+                direction = adversarial_direction(
+                    self.logits, images.float(), exact, self.hparams["xi"], self.hparams["power_iterations"]
+                )
+            return kl_divergence(clean.detach(), self.logits(images + self.hparams["radius"] * direction))
