@@ -1,0 +1,48 @@
+"""What a release costs, and the record of it. Names are loaded on first use; nothing here is heavy."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "account": "accountant",
+    "read_records": "accountant",
+    "epsilon_for_delta": "accountant",
+    "delta_for_epsilon": "accountant",
+    "epsilon_curve": "accountant",
+    "PrivacyReport": "accountant",
+    "Charge": "mechanisms",
+    "Mechanism": "mechanisms",
+    "Gaussian": "mechanisms",
+    "NoisyScreening": "mechanisms",
+    "Laplace": "mechanisms",
+    "ExponentialArgmax": "mechanisms",
+    "DiscreteLaplace": "mechanisms",
+    "DiscreteGaussian": "mechanisms",
+    "RandomizedResponse": "mechanisms",
+    "PureDP": "mechanisms",
+    "ShuffleAmplification": "mechanisms",
+    "FixedTotal": "mechanisms",
+    "Conditional": "mechanisms",
+    "DataDependent": "mechanisms",
+    "Ledger": "ledger",
+    "BudgetExceeded": "ledger",
+    "NoiseSource": "noise",
+    "SeededNoise": "noise",
+    "SystemNoise": "noise",
+    "default_noise": "noise",
+    "exact_epsilon": "exact",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

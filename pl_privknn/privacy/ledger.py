@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.privacy.accountant import PrivacyReport, account
-from pl_privknn.privacy.ledger_books import Books, filter_epsilon, filter_order
+from pl_privknn.privacy.ledger_books import Books, Counts, RunBooks, charges_of, merged
+from pl_privknn.privacy.ledger_gate import (
+    BudgetExceeded,
+    LedgerReport,
+    check_budget,
+    check_known,
+    make_report,
+    reached,
+)
 from pl_privknn.privacy.ledger_store import LedgerCorrupt, RowStore
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency
+from pl_privknn.privacy.renyi_filter import best_order
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "LedgerReport", "LedgerRun"]
-
-
-class BudgetExceeded(RuntimeError):
-    """A plan or charge would pass ``max_epsilon``. Nothing was written, drawn or released."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LedgerReport:
-    """The totals of a ledger.
-
-    Attributes:
-        guarantee: of the worst case stated beforehand: for each run and mechanism the larger of what was
-            planned and what was charged.
-        spent: of what was charged in fact; for information.
-        filter: how the budget is kept: ``{"rule", "order", "epsilon"}`` (see :class:`Ledger`).
-        head: hash of the last row; note it elsewhere to detect a ledger that was rewritten as a whole.
-        rows: number of rows.
-    """
-
-    guarantee: PrivacyReport
-    spent: PrivacyReport
-    filter: dict[str, Any]
-    head: str
-    rows: int
-
-    @property
-    def epsilon(self) -> float:
-        """ε of the guarantee."""
-        return self.guarantee.epsilon
-
-    @property
-    def epsilon_spent(self) -> float:
-        """ε of what was charged in fact."""
-        return self.spent.epsilon
 
 
 class Ledger:
@@ -56,25 +29,33 @@ class Ledger:
 
     A run first states its *plan*, the most that it may release; the plan is checked against the budget and
     written down. Then it charges each release before drawing its noise: the row is committed and synced when
-    :meth:`LedgerRun.charge` returns. A crash can waste budget, it can't forget any.
+    :meth:`LedgerRun.charge` returns. A crash can waste budget, it can't forget any. The guarantee of a ledger
+    takes for each run and mechanism the larger of planned and charged, and composes all runs.
 
-    **How the budget is kept.** The first plan is fixed before anything was released, so ordinary composition
-    covers it: the smallest ε of RDP, PLD and, if needed, the exact worst case. Whoever adds a further plan,
-    or charges beyond a plan, may have looked at answers before choosing its parameters. For that fully
-    adaptive choice the ledger uses a Rényi filter at one order fixed when the ledger was made (Feldman and
-    Zrnic, 2021, "Individual privacy accounting via a Rényi filter"), with the improved conversion to ε; PLD
-    totals and minima over orders are not proven valid as filters. The report says which rule applied.
+    **How the budget is kept.** Plans stated before the first charge are fixed before anything was released,
+    so ordinary composition covers them: the smallest ε of RDP, PLD and, if needed, the exact worst case.
+    Interleaving runs and stopping early change nothing (Haney et al. 2023). Whoever states a further plan
+    after that, or charges beyond a plan, may have looked at answers before choosing its parameters. For that
+    fully adaptive choice the ledger uses a Rényi filter at one order, fixed when the ledger is made (Feldman
+    and Zrnic 2021, "Individual privacy accounting via a Rényi filter"), with the improved conversion to ε; PLD
+    totals and minima over orders are not proven valid as filters.
+
+    **What the report says then.** ``report().filter["rule"]`` tells which rule applied, ``"composition"`` or
+    ``"renyi filter"``. Under the second one ε of the guarantee is still that of composition, which holds if
+    the later parameters did not depend on earlier answers, so it is marked conditional, with this reason;
+    whatever they depended on, the filter keeps the ledger within ``max_epsilon``. To avoid it, state all plans
+    first: ``ledger.run(…, plan=…)`` for every run, then charge.
 
     Args:
         path: the file, made if missing. It holds public facts only: parameters, counts, times.
         adjacency: neighbouring relation; a ledger has one for life.
         delta: δ of the budget.
         max_epsilon: the budget; None for no limit.
-        allow_budget_change: write a new budget row where ``delta`` or ``max_epsilon`` differ from those in
+        allow_budget_change: write a visible budget row where ``delta`` or ``max_epsilon`` differ from those in
             force, instead of refusing.
 
     Raises:
-        ValueError: for another adjacency or budget than the ledger's.
+        ValueError: for another adjacency or budget than the ledger's, or a new budget that is already passed.
         LedgerCorrupt: if the file is no ledger or its rows do not fit their hashes.
     """
 
@@ -91,29 +72,27 @@ class Ledger:
         delta = check_open_unit("delta", delta)
         if max_epsilon is not None:
             max_epsilon = check_positive("max_epsilon", max_epsilon)
-        self._store = RowStore(path)
+        budget = {"delta": delta, "max_epsilon": max_epsilon, "filter_order": _order(max_epsilon, delta)}
         self._books = Books()
-        self._reports: dict[Any, PrivacyReport] = {}
-        with self._store.writing():
+        self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, **budget}))
+        try:
             self._sync()
-            if not self._books.opened:
-                order = filter_order(1.0 if max_epsilon is None else max_epsilon, delta)
-                opening = {"adjacency": adjacency, "delta": delta, "max_epsilon": max_epsilon}
-                self._append("open", {**opening, "filter_order": order})
-            elif self._books.adjacency != adjacency:
+            if self._books.adjacency != adjacency:
                 raise ValueError(
                     f"adjacency={adjacency!r}, but the ledger {self.path} counts under "
                     f"{self._books.adjacency!r}; use that, or another ledger: they are never composed"
                 )
-            elif (delta, max_epsilon) != (self._books.delta, self._books.max_epsilon):
+            if not self._has_budget(delta, max_epsilon):
                 if not allow_budget_change:
                     raise ValueError(
                         f"delta={delta}, max_epsilon={max_epsilon}, but the ledger {self.path} keeps delta="
                         f"{self._books.delta}, max_epsilon={self._books.max_epsilon}; pass those, or "
                         "allow_budget_change=True to write the new budget into the ledger"
                     )
-                self._append("budget", {"delta": delta, "max_epsilon": max_epsilon})
-        self._sync()
+                self._change_budget(budget)
+        except BaseException:
+            self._store.close()
+            raise
 
     @classmethod
     def open_readonly(cls, path: str | Path) -> Ledger:
@@ -124,12 +103,13 @@ class Ledger:
             LedgerCorrupt: as in the constructor.
         """
         ledger = cls.__new__(cls)
-        ledger._store = RowStore(path, readonly=True)
         ledger._books = Books()
-        ledger._reports = {}
-        ledger._sync()
-        if not ledger._books.opened:
-            raise LedgerCorrupt(f"{path}: the ledger has no opening row")
+        ledger._store = RowStore(path, readonly=True)
+        try:
+            ledger._sync()
+        except BaseException:
+            ledger._store.close()
+            raise
         return ledger
 
     @property
@@ -154,9 +134,9 @@ class Ledger:
 
     @property
     def runs(self) -> list[str]:
-        """Ids of the runs that stated a plan or charged something."""
+        """Ids of the runs that stated a plan or charged something, in order of appearance."""
         self._sync()
-        return list(self._books.run_ids())
+        return list(self._books.runs)
 
     def run(
         self,
@@ -169,35 +149,44 @@ class Ledger:
         """State a run's worst case and get the handle with which it pays.
 
         Args:
-            run_id: lasting name of the run. The same id with the same plan continues the run and writes
-                nothing.
-            plan: the most that the run may release. Without one every charge is checked by itself.
-            description: public facts for the reader of the ledger.
-            extend: allow a plan that is larger than the run's earlier one.
+            run_id: lasting name of the run. The same id with the same plan, or with none, continues the run
+                and writes nothing.
+            plan: the most that the run may release, over its whole life. Without a plan every charge is
+                checked by itself.
+            description: public facts for the reader of the ledger, as JSON; written with the plan.
+            extend: allow a plan that differs from the run's earlier one, larger in some mechanism. The
+                guarantee then covers the larger count of each.
 
         Raises:
-            BudgetExceeded: if the guarantee of all runs together would pass the budget.
-            ValueError: if the run has another plan, or ``run_id`` is empty.
+            BudgetExceeded: if the guarantee of all runs together would pass the budget; nothing was written.
+            ValueError: if the run has another plan, ``run_id`` is empty, ``description`` is not JSON, or a
+                mechanism is not defined under the ledger's adjacency.
         """
         if not isinstance(run_id, str) or not run_id:
             raise ValueError(f"run_id={run_id!r} must be a non-empty string")
-        wanted = _counts(plan)
+        for charge in plan:
+            check_known(charge)
+        wanted = merged(plan)
+        content = {
+            "run": run_id,
+            "plan": [charge.to_record() for charge in charges_of(wanted)],
+            "description": description or {},
+        }
         with self._store.writing():
             self._sync()
-            current = self._books.planned.get(run_id, {})
-            if wanted != current:
-                grows = all(wanted.get(mechanism, 0) >= count for mechanism, count in current.items())
-                if current and not (extend and grows):
+            run, known = self._books.run(run_id), run_id in self._books.runs
+            if not known or (wanted and wanted != run.planned):
+                if run.planned and not (extend and _is_larger(wanted, run.planned)):
                     raise ValueError(
                         f"run_id={run_id!r} has another plan in the ledger {self.path}; continue it with the "
-                        "same parameters, use another run_id, or pass extend=True with a plan that is "
-                        "nowhere smaller"
+                        "same parameters, use another run_id, or pass extend=True with a plan that is larger "
+                        "in some mechanism"
                     )
-                trial = self._books.copy()
-                trial.apply_plan(run_id, wanted)
-                self._check(trial, f"the plan of run {run_id}")
-                records = [charge.to_record() for charge in plan]
-                self._append("plan", {"run": run_id, "plan": records, "description": description or {}})
+                granted = run.guaranteed()
+                asked = {m: n for m, n in wanted.items() if n > granted.get(m, 0)}
+                if asked:
+                    self._check(run_id, charges_of(asked), {**granted, **asked}, "the plan of")
+                self._append("plan", content)
         return LedgerRun(self, run_id)
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
@@ -208,30 +197,31 @@ class Ledger:
             exact: also compute the exact worst case (seconds).
         """
         self._sync()
-        delta = self.delta if delta is None else check_open_unit("delta", delta)
-        return LedgerReport(
-            guarantee=self._account(self._books.guarantee(), delta, exact),
-            spent=self._account(self._books.spent(), delta, exact),
-            filter=self._filter(self._books, delta),
-            head=self._books.head,
-            rows=self._books.position,
-        )
+        books = self._books
+        return make_report(books, books.guarantee(), books.spent(), books.late, delta, exact)
 
     def run_report(self, run_id: str, delta: float | None = None, exact: bool = False) -> LedgerReport:
-        """Totals of one run alone, as if it were the only one."""
-        self._sync()
-        delta = self.delta if delta is None else check_open_unit("delta", delta)
-        return LedgerReport(
-            guarantee=self._account(self._books.guarantee(run_id), delta, exact),
-            spent=self._account(self._books.spent(run_id), delta, exact),
-            filter=self._filter(self._books, delta),
-            head=self._books.head,
-            rows=self._books.position,
+        """Totals of one run alone, as if it were the only one.
+
+        Raises:
+            ValueError: if the ledger has no such run.
+        """
+        run = self._run_books(run_id)
+        return make_report(
+            self._books, charges_of(run.guaranteed()), charges_of(run.charged), run.late, delta, exact
         )
+
+    def within_budget(self) -> bool | None:
+        """Whether the guarantee keeps the budget by the rule that applies; None where there is no budget."""
+        self._sync()
+        budget = self._books.max_epsilon
+        if budget is None:
+            return None
+        return reached(self._books, self._books.guarantee(), bool(self._books.late))[0] <= budget
 
     def has_hash(self, sealed: str) -> bool:
         """Whether some row carries this hash: a head that was noted earlier must."""
-        return any(body["hash"] == sealed for body in self._store.read_after(0, None)[0])
+        return self._store.contains(sealed)
 
     def close(self) -> None:
         """Close the file."""
@@ -241,71 +231,70 @@ class Ledger:
 
     def _charge(self, run_id: str, mechanism: Mechanism, count: int) -> int:
         charge = Charge(mechanism, check_int("count", count))
+        check_known(charge)
         with self._store.writing():
             self._sync()
-            planned = self._books.planned.get(run_id, {}).get(mechanism, 0)
-            paid = self._books.charged.get(run_id, {}).get(mechanism, 0)
-            if paid + charge.count > planned:
-                trial = self._books.copy()
-                trial.apply_charge(run_id, charge)
-                self._check(trial, f"{charge.count} more releases of {mechanism.kind}")
+            run = self._books.run(run_id)
+            if run.unplanned(charge):
+                after = {mechanism: run.charged.get(mechanism, 0) + charge.count}
+                self._check(run_id, [charge], {**run.guaranteed(), **after}, "a charge of")
             return self._append("charge", {"run": run_id, "charge": charge.to_record()})
+
+    def _run_books(self, run_id: str) -> RunBooks:
+        self._sync()
+        if run_id not in self._books.runs:
+            known = ", ".join(self._books.runs) or "none"
+            raise ValueError(f"run_id={run_id!r} is not in the ledger {self.path}; its runs are: {known}")
+        return self._books.runs[run_id]
 
     def _num_charges(self, run_id: str) -> int:
         self._sync()
-        return self._books.num_charges.get(run_id, 0)
+        return self._books.run(run_id).num_charges
 
     # ------------------------------------------------------------------ inner work
 
     def _sync(self) -> None:
-        head = self._books.head if self._books.position else None
-        bodies, position, sealed = self._store.read_after(self._books.position, head)
-        for body in bodies:
-            self._books.apply(body)
-        self._books.position, self._books.head = position, sealed
+        with self._store.reading():
+            for body in self._store.read_after(self._books.position, self._books.head):
+                self._books.apply(body)
 
     def _append(self, kind: str, content: dict[str, Any]) -> int:
-        from pl_privknn import __version__
+        # The books take the row in with the next reading: it counts once it is committed.
+        try:
+            return self._store.append(_row(kind, content))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"description: must be JSON without NaN or infinity ({error})") from error
 
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        return self._store.append({"kind": kind, "time": now, "version": __version__, **content})
+    def _check(self, run_id: str, asked: list[Charge], run_after: Counts, what: str) -> None:
+        releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
+        # Whatever comes after the first charge may have been chosen in view of its answers.
+        late = self._books.num_charges > 0
+        check_budget(
+            self._books,
+            self._books.guarantee({run_id: run_after}),
+            late,
+            f"{what} run {run_id!r} ({releases})",
+        )
 
-    def _account(self, charges: list[Charge], delta: float, exact: bool) -> PrivacyReport:
-        key = (tuple(charges), delta, exact)
-        if key not in self._reports:
-            self._reports[key] = account(charges, delta=delta, adjacency=self.adjacency, exact=exact)
-        return self._reports[key]
+    def _has_budget(self, delta: float, max_epsilon: float | None) -> bool:
+        return (delta, max_epsilon) == (self._books.delta, self._books.max_epsilon)
 
-    def _check(self, trial: Books, what: str) -> None:
-        """Raise :class:`BudgetExceeded` where the books as they would be pass the budget."""
-        budget = self._books.max_epsilon
-        charges = trial.guarantee()
-        if budget is None:
-            # The mechanisms must at least be defined under this adjacency: an error now, not at the report.
-            self._account(charges, trial.delta, exact=False)
-            return
-        if trial.planned_in_one_go:
-            reached = self._account(charges, trial.delta, exact=False).epsilon
-            if reached > budget:
-                reached = self._account(charges, trial.delta, exact=True).epsilon
-            rule = "composition of one plan"
-        else:
-            reached = filter_epsilon(charges, trial.order, trial.delta, self.adjacency)
-            rule = f"Rényi filter at order {trial.order:g}"
-        if reached > budget:
-            raise BudgetExceeded(
-                f"{what} would bring ε to {reached:.4g} at δ={trial.delta:g} ({rule}), above "
-                f"max_epsilon={budget:g}; nothing was drawn. Ask fewer queries, cap the answers (max_answers), "
-                "add noise, sample less, or raise the budget"
-            )
-
-    def _filter(self, books: Books, delta: float) -> dict[str, Any]:
-        one_plan = books.planned_in_one_go
-        return {
-            "rule": "one plan" if one_plan else "renyi filter",
-            "order": books.order,
-            "epsilon": filter_epsilon(books.guarantee(), books.order, delta, self.adjacency),
-        }
+    def _change_budget(self, budget: dict[str, Any]) -> None:
+        delta, max_epsilon = budget["delta"], budget["max_epsilon"]
+        with self._store.writing():
+            self._sync()
+            if self._has_budget(delta, max_epsilon):  # another process was faster
+                return
+            granted = self.report(delta).epsilon
+            if max_epsilon is not None and granted > max_epsilon:
+                raise ValueError(
+                    f"max_epsilon={max_epsilon:g} is below ε={granted:.4g} at δ={delta:g}, which the runs in "
+                    f"{self.path} have been granted already; a budget can't be taken back"
+                )
+            if self._books.num_charges:  # the filter's order is fixed with the first release
+                budget = {**budget, "filter_order": self._books.order}
+            self._append("budget", budget)
+        self._sync()
 
 
 class LedgerRun:
@@ -318,14 +307,17 @@ class LedgerRun:
     def charge(self, mechanism: Mechanism, count: int = 1) -> int:
         """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
 
-        Within the plan this takes milliseconds. Beyond it the budget is checked again.
+        Within the plan this takes milliseconds. Beyond it the budget is checked again. Several processes may
+        charge the same run.
 
         Returns:
             position of the row, which no other charge will ever have.
 
         Raises:
             BudgetExceeded: if the charge would pass the budget; nothing was written.
-            ValueError: for a count that is not a whole number of at least 1.
+            ValueError: for a count that is not a whole number of at least 1, or a mechanism that is not
+                defined under the ledger's adjacency.
+            OSError: if the disk refuses; nothing may be drawn then.
         """
         return self.ledger._charge(self.run_id, mechanism, count)
 
@@ -335,12 +327,30 @@ class LedgerRun:
         return self.ledger._num_charges(self.run_id)
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
-        """Totals of this run alone; see :meth:`Ledger.report` for those of everybody."""
+        """Totals of this run alone; ``run.ledger.report()`` has those of everybody."""
         return self.ledger.run_report(self.run_id, delta, exact)
 
+    @property
+    def epsilon(self) -> float:
+        """ε of this run's guarantee alone, at the budget's δ."""
+        return self.report().epsilon
 
-def _counts(charges: Sequence[Charge]) -> dict[Mechanism, int]:
-    counts: dict[Mechanism, int] = {}
-    for charge in charges:
-        counts[charge.mechanism] = counts.get(charge.mechanism, 0) + charge.count
-    return counts
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of what this run charged in fact, at the budget's δ."""
+        return self.report().epsilon_spent
+
+
+def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    from pl_privknn import __version__
+
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return {"kind": kind, "time": now, "version": __version__, **content}
+
+
+def _order(max_epsilon: float | None, delta: float) -> float:
+    return best_order(1.0 if max_epsilon is None else max_epsilon, delta)
+
+
+def _is_larger(new: Counts, old: Counts) -> bool:
+    return any(count > old.get(mechanism, 0) for mechanism, count in new.items())

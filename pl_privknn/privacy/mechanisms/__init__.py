@@ -1,0 +1,35 @@
+"""Mechanisms: frozen sets of public parameters that draw their noise and know what a release costs."""
+
+from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax
+from pl_privknn.privacy.mechanisms.base import ADJACENCIES, Adjacency, Charge, Mechanism, check_adjacency
+from pl_privknn.privacy.mechanisms.conditional import Conditional
+from pl_privknn.privacy.mechanisms.data_dependent import DataDependent
+from pl_privknn.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
+from pl_privknn.privacy.mechanisms.discrete_laplace import DiscreteLaplace
+from pl_privknn.privacy.mechanisms.fixed_pair import PureDP
+from pl_privknn.privacy.mechanisms.gaussian import Gaussian
+from pl_privknn.privacy.mechanisms.laplace import Laplace
+from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
+from pl_privknn.privacy.mechanisms.screening import NoisyScreening
+from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
+from pl_privknn.privacy.mechanisms.totals import FixedTotal
+
+__all__ = [
+    "ADJACENCIES",
+    "Adjacency",
+    "Charge",
+    "Conditional",
+    "DataDependent",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "ExponentialArgmax",
+    "FixedTotal",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "NoisyScreening",
+    "PureDP",
+    "RandomizedResponse",
+    "ShuffleAmplification",
+    "check_adjacency",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,6 +20,19 @@ ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one")
 Guarantee = Literal["unconditional", "conditional"]
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
+
+
+def require_unsampled(kind: str, sampling_rate: float, adjacency: Adjacency) -> None:
+    """Raise ``ValueError`` for a sampled release under ``replace_one``.
+
+    A Poisson sample that holds the old record, the new one or neither compares three distributions, so the
+    sensitivity of a replacement alone does not bound the cost.
+    """
+    if adjacency == "replace_one" and sampling_rate < 1:
+        raise ValueError(
+            f"{kind}: sampling_rate={sampling_rate!r} is accounted under adjacency='add_remove' only; use "
+            "that adjacency with the sensitivity of adding or removing one record, or sampling_rate=1"
+        )
 
 
 def check_adjacency(adjacency: str) -> Adjacency:
@@ -49,6 +63,11 @@ class Mechanism(abc.ABC):
         if cls.kind:
             _REGISTRY[cls.kind] = cls
 
+    @property
+    def label(self) -> str:
+        """Name for reports: what is released."""
+        return self.kind
+
     @abc.abstractmethod
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
         """Rényi differential privacy of one release.
@@ -61,15 +80,53 @@ class Mechanism(abc.ABC):
             ε(α) for each order, shape ``(n,)``, the larger of both directions; ``inf`` where unbounded.
         """
 
-    @abc.abstractmethod
     def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
         """Privacy loss distribution of a pair that dominates one release, in both directions.
+
+        The default turns the RDP curve into a dominating pair (see
+        :func:`pl_privknn.privacy.pld.from_rdp`), which is valid for every mechanism and loose for most:
+        mechanisms with a known pair override it.
 
         Args:
             adjacency: the neighbouring relation.
             discretization: spacing of the loss grid. The result is pessimistic (an upper bound) at any
                 spacing and tight for a small one.
+
+        Raises:
+            ValueError: where the mechanism is not defined under ``adjacency``; it says what to do.
         """
+        from pl_privknn.privacy import pld, rdp
+
+        orders = rdp.ORDERS
+        return pld.from_rdp(orders, self.rdp(orders, adjacency), discretization)
+
+    def outcome_pairs(self, adjacency: Adjacency) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """The family of pairs of output distributions, for mechanisms without a single worst pair.
+
+        Args:
+            adjacency: the neighbouring relation.
+
+        Returns:
+            None for mechanisms with one fixed pair. Otherwise ``(p, q)``, each of shape
+            ``(pairs, outcomes)``: row i holds the probabilities of the outcomes with the record (p; for
+            sampled releases the mixture over its coin) and without it (q), for the i-th way in which the
+            rest of the data can stand. Every reachable pair is dominated by some row. Each probability is
+            accurate relative to itself, also where it is far smaller than 1e-16; a ``q`` of zero beside a
+            ``p`` above zero is an infinite likelihood ratio. Rows cover the remove direction as (p, q) and
+            the add direction as (q, p).
+        """
+        return None
+
+    def gaussian_mu(self, adjacency: Adjacency) -> float | None:
+        """μ where one release is *exactly* μ-Gaussian-DP with the pair N(0, 1), N(μ, 1); None otherwise.
+
+        Such releases compose without error: n of them are √n·μ-Gaussian-DP.
+        """
+        return None
+
+    def pure_epsilon(self, adjacency: Adjacency) -> float:
+        """Bound on the loss of any outcome: the ε of pure DP; ``inf`` where there is none."""
+        return math.inf
 
     def to_record(self) -> dict[str, Any]:
         """The mechanism as JSON: its kind and its fields (no count)."""
@@ -106,7 +163,7 @@ class Charge:
         fields = dict(record)
         kind = fields.pop("mechanism", None)
         count = fields.pop("count", 1)
-        if kind not in _REGISTRY:
+        if not isinstance(kind, str) or kind not in _REGISTRY:
             raise ValueError(f"mechanism={kind!r} is unknown; known are {', '.join(sorted(_REGISTRY))}")
         mechanism_class = _REGISTRY[kind]
         known = {field.name: field for field in dataclasses.fields(mechanism_class)}  # type: ignore[arg-type]
