@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
-from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger import LedgerRun
 
@@ -40,7 +39,7 @@ class LabelingRound:
     """
 
     labeler: Labeler
-    extractor: Extractor
+    extractor: Callable[[Tensor], Tensor]
     select: Selector
     num_queries: int
     max_answers: int

@@ -348,7 +348,7 @@ def _feature_list(features: Sequence[Extractor | str] | Extractor | str | None) 
         return [HOG(), _STUDENT]
     chosen: list[Extractor | str] = list(features) if isinstance(features, list | tuple) else [features]  # type: ignore[list-item]
     for item in chosen:
-        if item != _STUDENT and not isinstance(item, Extractor):
+        if item != _STUDENT and not callable(item):
             raise ValueError(f"features: {item!r} is neither an extractor nor the word {_STUDENT!r}")
     if not chosen:
         raise ValueError("features=[] must name at least one extractor")

@@ -1,145 +1,139 @@
-"""Data that is already in memory, or in NumPy files."""
+"""A user's own data, given as arrays or as files of arrays."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from pl_privknn.datamodules.array_files import (
+    ArrayOrPath,
+    array_shape,
+    as_images,
+    image_shape,
+    read_array,
+)
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.images import TensorImages
-
-#: A tensor, an array, or the path of a ``.npy`` file, or ``file.npz:name``.
-Table = Tensor | np.ndarray[Any, Any] | str | Path
+from pl_privknn.datamodules.images import ImageStore, TensorImages
 
 
 class ArraysDataModule(PrivatePublicDataModule):
-    """Images and labels given as tensors, arrays or NumPy files (so that YAML can name them).
+    """Private, public and test images from numpy arrays, tensors, or ``.npy`` / ``.npz`` files.
 
-    Images are uint8 (0 … 255) or float (0 … 1) of shape ``(n, h, w)``, ``(n, c, h, w)`` or, with
-    ``channels_last=True``, ``(n, h, w, c)``. Labels are whole numbers in ``[0, num_classes)``.
+    Every argument that takes an array takes a path as well, so that the module works from YAML. A ``.npy``
+    file stays on disk and is paged in as it is used. Of an ``.npz`` file the member with the argument's name
+    is taken, or its only member: one file written by ``numpy.savez(path, private_images=…,
+    private_labels=…, …)`` may serve for all of them.
+
+    Images are uint8 (0 … 255) or float (0 … 1), of shape ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``.
+    Arrays are kept as they are and not copied: don't change them afterwards. Labels are whole numbers of
+    shape ``(n,)`` in ``[0, num_classes)``.
 
     Args:
-        private_images: images of the private records; for labelers and baselines alone.
+        private_images: images of the sensitive records.
         private_labels: their classes.
-        public_images: unlabelled public images.
-        test_images: images to test on; none by default.
+        public_images: images that may be seen by anybody.
+        public_truth: their classes where known, else -1; for evaluation only, never for training.
+        test_images: images for the final accuracy; none by default.
         test_labels: their classes.
-        public_truth: classes of the public images where they are known, -1 elsewhere; evaluation only.
-        num_classes: number of classes, a public constant: it is never inferred from private labels.
-        channels_last: whether the last of four dimensions is the channel.
-        **kwargs: see :class:`PrivatePublicDataModule`.
+        num_classes: number of classes, a public constant.
+        val_images: a validation set, instead of public images with known truth.
+        val_labels: their classes.
+        predict_images: images to predict, instead of the test images.
+        channels_last: whether four-dimensional arrays are ``(n, h, w, c)``. None: the dimension that is 1 or
+            3 holds the colours, and an error asks where both or neither of them are.
+        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Raises:
-        FileNotFoundError: if a path leads nowhere.
-        ValueError: on shapes, dtypes or values that do not fit; messages show no private value.
+        FileNotFoundError: if a file is missing.
+        ValueError: if shapes, dtypes or values don't fit. Shapes are checked at once, values at ``setup``.
     """
 
     def __init__(
         self,
-        private_images: Table,
-        private_labels: Table,
-        public_images: Table,
+        private_images: ArrayOrPath,
+        private_labels: ArrayOrPath | Sequence[int],
+        public_images: ArrayOrPath,
+        public_truth: ArrayOrPath | Sequence[int] | None = None,
+        test_images: ArrayOrPath | None = None,
+        test_labels: ArrayOrPath | Sequence[int] | None = None,
+        *,
         num_classes: int,
-        test_images: Table | None = None,
-        test_labels: Table | None = None,
-        public_truth: Table | None = None,
-        channels_last: bool = False,
+        val_images: ArrayOrPath | None = None,
+        val_labels: ArrayOrPath | Sequence[int] | None = None,
+        predict_images: ArrayOrPath | None = None,
+        channels_last: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        if (test_images is None) != (test_labels is None):
-            raise ValueError("test_images, test_labels: give both or neither")
-        self._images = {
-            "private_images": _images("private_images", private_images, channels_last),
-            "public_images": _images("public_images", public_images, channels_last),
+        self._sources: dict[str, Any] = {
+            "private_images": private_images,
+            "private_labels": private_labels,
+            "public_images": public_images,
+            "public_truth": public_truth,
+            "test_images": test_images,
+            "test_labels": test_labels,
+            "val_images": val_images,
+            "val_labels": val_labels,
+            "predict_images": predict_images,
         }
-        shape = tuple(self._images["public_images"].shape[1:])
-        if test_images is None:
-            self._images["test_images"] = torch.empty(0, *shape)
-        else:
-            self._images["test_images"] = _images("test_images", test_images, channels_last)
-        for name, images in self._images.items():
-            if tuple(images.shape[1:]) != shape:
+        for part in ("test", "val"):
+            given = [f"{part}_{kind}" for kind in ("images", "labels") if self._has(f"{part}_{kind}")]
+            if len(given) == 1:
                 raise ValueError(
-                    f"{name}: images of shape {tuple(images.shape[1:])}, but public images have {shape}; "
-                    "resize them to one shape (channels, height, width)"
+                    f"{given[0]}: {part}_images and {part}_labels go together; pass both or neither"
                 )
-        self._private_labels = _labels("private_labels", private_labels)
-        self._test_labels = _labels("test_labels", test_labels if test_labels is not None else torch.empty(0))
-        self._truth = None if public_truth is None else _labels("public_truth", public_truth)
-        super().__init__(num_classes=num_classes, image_shape=shape, **kwargs)
-        # Wrong labels are found now, before a run has begun.
-        self._parts = (
-            LabeledImages(
-                TensorImages(self._images["private_images"]),
-                self._private_labels,
-                num_classes,
-                "private_labels",
-            ),
-            PublicDataset(TensorImages(self._images["public_images"]), num_classes, self._truth),
-            LabeledImages(
-                TensorImages(self._images["test_images"]), self._test_labels, num_classes, "test_labels"
-            ),
-        )
+        shapes = {
+            name: array_shape(name, source)
+            for name, source in self._sources.items()
+            if source is not None and name.endswith("_images")
+        }
+        wanted = image_shape("public_images", shapes["public_images"], channels_last)
+        for name, shape in shapes.items():
+            if (found := image_shape(name, shape, channels_last)) != wanted:
+                raise ValueError(
+                    f"{name}: images of shape {found} (channels, height, width), the public ones have "
+                    f"{wanted}; bring all parts to one size"
+                )
+        self.channels_last = channels_last
+        super().__init__(num_classes=num_classes, image_shape=wanted, **kwargs)
 
     def load_private(self) -> LabeledImages:
-        """See :class:`PrivatePublicDataModule`."""
-        return self._parts[0]
+        """``private_images`` and ``private_labels``."""
+        return self._labeled("private")
 
     def load_public(self) -> PublicDataset:
-        """See :class:`PrivatePublicDataModule`."""
-        return self._parts[1]
+        """``public_images`` and ``public_truth``."""
+        truth = self._vector("public_truth") if self._has("public_truth") else None
+        return PublicDataset(self._store("public_images"), self.num_classes, truth)
 
     def load_test(self) -> LabeledImages:
-        """See :class:`PrivatePublicDataModule`."""
-        return self._parts[2]
+        """``test_images`` and ``test_labels``, or an empty set."""
+        if self._has("test_images"):
+            return self._labeled("test")
+        nothing = torch.empty(0, *self.image_shape)
+        return LabeledImages(TensorImages(nothing), torch.empty(0, dtype=torch.int64), self.num_classes)
 
+    def load_validation(self) -> LabeledImages | None:
+        """``val_images`` and ``val_labels``, if given."""
+        return self._labeled("val") if self._has("val_images") else None
 
-def _read(name: str, table: Table) -> Tensor:
-    if isinstance(table, Tensor):
-        return table
-    if isinstance(table, str | Path):
-        file, _, key = str(table).partition(".npz:")
-        path = Path(f"{file}.npz") if key else Path(table)
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{name}: there is no file {path}; give an array or the path of a NumPy file"
-            )
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.lib.npyio.NpzFile):
-            if key not in loaded:
-                raise ValueError(
-                    f"{name}={str(table)!r}: write {path.name}:NAME with one of {', '.join(loaded.files)}"
-                )
-            loaded = loaded[key]
-        return torch.from_numpy(loaded)
-    return torch.as_tensor(np.asarray(table))
+    def load_predict(self) -> ImageStore | None:
+        """``predict_images``, if given."""
+        return self._store("predict_images") if self._has("predict_images") else None
 
+    def _has(self, name: str) -> bool:
+        return self._sources[name] is not None
 
-def _images(name: str, table: Table, channels_last: bool) -> Tensor:
-    images = _read(name, table)
-    if channels_last and images.ndim == 4:
-        images = images.permute(0, 3, 1, 2)
-    if images.ndim == 3:
-        images = images[:, None]
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(
-            f"{name}: shape {tuple(images.shape)}; want (n, h, w), (n, c, h, w) with 1 or 3 channels, or "
-            "(n, h, w, c) with channels_last=True"
-        )
-    if images.dtype == torch.uint8:
-        return images
-    if not images.is_floating_point():
-        raise ValueError(f"{name}: {images.dtype}; want uint8 in 0 … 255 or float in 0 … 1")
-    if len(images) and not bool(((images >= 0) & (images <= 1)).all()):
-        raise ValueError(f"{name}: float values must lie in 0 … 1 and be finite; scale them, or use uint8")
-    return images
+    def _labeled(self, part: str) -> LabeledImages:
+        labels = self._vector(f"{part}_labels")
+        return LabeledImages(self._store(f"{part}_images"), labels, self.num_classes, f"{part}_labels")
 
+    def _store(self, name: str) -> TensorImages:
+        array = read_array(name, self._sources[name])
+        return TensorImages(as_images(name, array, self.image_shape, self.channels_last))
 
-def _labels(name: str, table: Table) -> Tensor:
-    labels = _read(name, table)
-    return labels.to(torch.int64) if labels.numel() == 0 else labels
+    def _vector(self, name: str) -> Tensor:
+        return read_array(name, self._sources[name])

@@ -147,6 +147,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
             FileNotFoundError: if data is missing.
             ValueError: if data is damaged, doesn't fit, or overlaps (see ``overlap``).
         """
+        compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
             self._private = self._checked("private", self.load_private())
         if stage in ("fit", "validate", None) and self._public is None:
@@ -154,10 +155,10 @@ class PrivatePublicDataModule(pl.LightningDataModule):
             self._validation = self.load_validation()
         if stage in ("fit", "test", "predict", None) and self._test is None:
             self._test = self.load_test()
-            if self._public is not None:
-                self._check_overlap(self._public, self._test)
         if stage in ("predict", None) and self._predict is None:
             self._predict = self.load_predict()
+        if not compared and self._public is not None and self._test is not None:
+            self._check_overlap(self._public, self._test)
 
     def _checked(self, name: str, part: Any) -> Any:
         if len(part) == 0:
@@ -250,9 +251,11 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         labeled_sampler = LabeledSampler(public.table, batches * self.batch_size, **world)
         common: dict[str, Any] = {**self._loader_options(), "persistent_workers": self.persistent_workers}
         loaders = {
-            "labeled": LateStartLoader(labeled, self.batch_size, sampler=labeled_sampler, **common),
+            "labeled": LateStartLoader(
+                labeled, batch_size=self.batch_size, sampler=labeled_sampler, **common
+            ),
             "unlabeled": LateStartLoader(
-                unlabeled, self.unlabeled_batch_size, sampler=unlabeled_sampler, **common
+                unlabeled, batch_size=self.unlabeled_batch_size, sampler=unlabeled_sampler, **common
             ),
         }
         return CombinedLoader(loaders, mode="max_size_cycle")
@@ -279,7 +282,8 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         return self._evaluation(UnlabeledBatches(store)) if len(store) else []
 
     def _evaluation(self, batches: Dataset[Any]) -> DataLoader[Any]:
-        return DataLoader(batches, self.eval_batch_size, shuffle=False, **self._loader_options())
+        # By keyword: where a trainer builds a loader anew, it passes batch_size by keyword itself.
+        return DataLoader(batches, batch_size=self.eval_batch_size, shuffle=False, **self._loader_options())
 
     def _loader_options(self) -> dict[str, Any]:
         pin_memory = self.pin_memory

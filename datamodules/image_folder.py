@@ -1,4 +1,4 @@
-"""A user's own image files in folders."""
+"""A user's own data, given as folders of image files."""
 
 from __future__ import annotations
 
@@ -16,162 +16,206 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.images import ImageStore
 
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+_LAYOUT = "want private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
 
 
-class FileImages(ImageStore):
-    """Image files, read and resized when they are first looked at, then kept as bytes.
+class FolderImages(ImageStore):
+    """Image files, decoded and resized when they are first read, then kept as uint8 in memory.
 
     Args:
-        files: the images.
-        shape: channels (1 or 3), height and width to which all are brought.
-        private: leave file names out of error messages.
+        paths: the files.
+        shape: channels (1: grey, 3: RGB), height and width to bring them to.
+        folder: what to name in error messages instead of a file; None names the file. Names of private
+            files may tell as much as their contents.
+        cache: keep decoded images in memory; nothing is ever written to disk.
     """
 
-    def __init__(self, files: Sequence[Path], shape: tuple[int, int, int], private: bool = False) -> None:
-        self.files, self.shape, self.private = list(files), shape, private
-        self._pixels = torch.empty(len(self.files), *shape, dtype=torch.uint8)
-        self._loaded = torch.zeros(len(self.files), dtype=torch.bool)
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        shape: tuple[int, int, int],
+        folder: Path | None = None,
+        cache: bool = True,
+    ) -> None:
+        self.shape = shape
+        self._paths = list(paths)
+        self._folder = folder
+        self._cached = torch.zeros(len(self._paths), dtype=torch.bool)
+        self._cache = torch.empty((len(self._paths) if cache else 0, *shape), dtype=torch.uint8)
+        self._keeps = cache
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self._paths)
 
     def read(self, indices: Tensor) -> Tensor:
         """See :meth:`ImageStore.read`.
 
         Raises:
-            ValueError: for a file that is no image.
+            ValueError: if a file can't be decoded.
         """
-        for index in indices[~self._loaded[indices]].unique().tolist():
-            self._pixels[index] = self._decode(self.files[index])
-            self._loaded[index] = True
-        return self._pixels[indices].float().div_(255)
+        if not self._keeps:
+            pixels = torch.empty(len(indices), *self.shape, dtype=torch.uint8)
+            for row, index in enumerate(indices.tolist()):
+                pixels[row] = self._decode(index)
+            return pixels.to(torch.float32).div_(255)
+        for index in indices[~self._cached[indices]].tolist():
+            self._cache[index] = self._decode(index)
+            self._cached[index] = True
+        return self._cache[indices].to(torch.float32).div_(255)
 
     def digests(self) -> list[bytes]:
-        """See :meth:`ImageStore.digests`; digests of the files' bytes."""
-        return [hashlib.blake2b(path.read_bytes(), digest_size=16).digest() for path in self.files]
+        """See :meth:`ImageStore.digests`; equal files count as equal images."""
+        return [hashlib.blake2b(path.read_bytes(), digest_size=16).digest() for path in self._paths]
 
     def preload(self) -> None:
         """See :meth:`ImageStore.preload`."""
-        for rows in torch.arange(len(self)).split(1024):
-            self.read(rows)
+        if self._keeps:
+            for index in torch.nonzero(~self._cached).flatten().tolist():
+                self.read(torch.tensor([index]))
 
-    def _decode(self, path: Path) -> Tensor:
-        from PIL import Image, UnidentifiedImageError
+    def _decode(self, index: int) -> Tensor:
+        from PIL import Image, ImageOps
 
         channels, height, width = self.shape
         try:
-            with Image.open(path) as image:
-                converted = image.convert("L" if channels == 1 else "RGB")
-                pixels = np.asarray(converted.resize((width, height), Image.Resampling.BILINEAR))
-        except (UnidentifiedImageError, OSError) as error:
-            name = "a private file" if self.private else str(path)
-            reason = "" if self.private else f" ({error})"
-            raise ValueError(f"{name} can't be read as an image{reason}; mend it or take it out") from error
-        # np.array copies: Pillow's memory is read-only.
-        return torch.from_numpy(np.array(pixels)).reshape(height, width, channels).permute(2, 0, 1)
+            with Image.open(self._paths[index]) as file:
+                if file.mode[0] in "IF":
+                    raise ValueError("16 or 32 bits a pixel")
+                upright = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
+                resized = upright.resize((width, height), Image.Resampling.BILINEAR)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            if self._folder is not None:
+                where = f"file number {index + 1}, in the order of their paths, of {self._folder}"
+            else:
+                where = str(self._paths[index])
+            # "from None": Pillow's own message has the path in it.
+            raise ValueError(
+                f"{where} is not a readable image with 8 bits a channel; take it away, or convert it"
+            ) from None
+        pixels = torch.from_numpy(np.array(resized, dtype=np.uint8))
+        return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
 
 
 class ImageFolderDataModule(PrivatePublicDataModule):
-    """Images in ``root/private/<class>/``, ``root/public/`` and ``root/test/<class>/``.
+    """Private, public and test images in folders of files.
 
-    Public images lie flat in ``public/`` or, where their truth is known for evaluation, in
-    ``public/<class>/``. Classes are the subfolders of ``test``, or of ``private`` where there is no test
-    folder, unless ``class_names`` names them. Hidden files and files that are no images are passed over.
+    Under ``root``: ``private/<class>/`` holds the sensitive images by class, ``public/`` public ones (files
+    lying in ``public/<class>/`` have a known truth, which is used for evaluation only), ``test/<class>/``
+    the test images; optional are ``test/`` itself, ``val/<class>/`` (a validation set) and ``predict/``
+    (images to predict). Sub-folders of a class folder are searched too. Files are ordered by path; what isn't an
+    image (by its suffix) or is hidden is passed over. Images are turned upright (EXIF), made grey or RGB,
+    and stretched to ``image_size`` by bilinear interpolation when they are first read.
 
     Args:
-        root: folder of the data.
-        image_size: side to which images are resized.
-        channels: 1 for grey, 3 for colour.
-        class_names: classes in their order; folder names, sorted, by default.
-        **kwargs: see :class:`PrivatePublicDataModule`.
+        root: the folder.
+        image_size: side of square images, or (height, width).
+        grayscale: one channel instead of three.
+        class_names: names of the class folders, in the order of their indices. By default the sub-folders
+            of ``private/`` in alphabetical order; name them here if it is sensitive which classes occur.
+        cache: keep decoded images in memory, as uint8.
+        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Raises:
-        FileNotFoundError: if a folder is missing or holds no image.
-        ValueError: for class folders that are not among the classes, or files that are no images.
+        FileNotFoundError: if ``root``, ``private/`` or ``public/`` is missing.
+        ValueError: if a folder isn't one of the classes, or, when it is read, for a file that is no image.
+            Messages never name a private file.
     """
 
     def __init__(
         self,
         root: str | Path,
-        image_size: int = 32,
-        channels: int = 3,
+        image_size: int | tuple[int, int] = 32,
+        *,
+        grayscale: bool = False,
         class_names: Sequence[str] | None = None,
+        cache: bool = True,
         **kwargs: Any,
     ) -> None:
         self.root = Path(root)
-        size = check_int("image_size", image_size)
-        if channels not in (1, 3):
-            raise ValueError(f"channels={channels!r} must be 1 (grey) or 3 (colour)")
-        for part in ("private", "public"):
-            if not (self.root / part).is_dir():
-                raise FileNotFoundError(
-                    f"{self.root / part} is missing; put images into {self.root}/private/<class>/, "
-                    f"{self.root}/public/ and {self.root}/test/<class>/"
-                )
+        self.cache = cache
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         if class_names is None:
-            labelled = self.root / "test"
-            class_names = _subfolders(labelled if labelled.is_dir() else self.root / "private")
+            class_names = [folder.name for folder in self._folders("private")]
+            if len(class_names) < 2:
+                raise ValueError(
+                    f"{self.root / 'private'} has {len(class_names)} class folders, want 2 or more; {_LAYOUT}"
+                )
         super().__init__(
             num_classes=len(class_names),
-            image_shape=(channels, size, size),
+            image_shape=(
+                1 if grayscale else 3,
+                check_int("image_size", height),
+                check_int("image_size", width),
+            ),
             class_names=class_names,
             **kwargs,
         )
 
     def load_private(self) -> LabeledImages:
-        """See :class:`PrivatePublicDataModule`."""
+        """``private/<class>/``."""
         return self._labeled("private")
 
     def load_public(self) -> PublicDataset:
-        """See :class:`PrivatePublicDataModule`."""
-        folder = self.root / "public"
-        if not _subfolders(folder):
-            return PublicDataset(FileImages(_images(folder), self.image_shape), self.num_classes)
-        files, labels = self._walk("public")
-        return PublicDataset(FileImages(files, self.image_shape), self.num_classes, labels)
+        """``public/`` with and without class folders."""
+        paths, labels = self._files("public")
+        truth = labels if bool((labels >= 0).any()) else None
+        return PublicDataset(self._store(paths), self.num_classes, truth)
 
     def load_test(self) -> LabeledImages:
-        """See :class:`PrivatePublicDataModule`; no test folder is an empty test set."""
+        """``test/<class>/``, empty where there is no such folder."""
         if not (self.root / "test").is_dir():
-            return LabeledImages(
-                FileImages([], self.image_shape), torch.empty(0, dtype=torch.int64), self.num_classes
-            )
+            return LabeledImages(self._store([]), torch.empty(0, dtype=torch.int64), self.num_classes)
         return self._labeled("test")
 
+    def load_validation(self) -> LabeledImages | None:
+        """``val/<class>/``, if there is such a folder."""
+        return self._labeled("val") if (self.root / "val").is_dir() else None
+
+    def load_predict(self) -> ImageStore | None:
+        """``predict/``, if there is such a folder."""
+        folder = self.root / "predict"
+        return self._store(_images_under(folder)) if folder.is_dir() else None
+
     def _labeled(self, part: str) -> LabeledImages:
-        files, labels = self._walk(part)
-        store = FileImages(files, self.image_shape, private=part == "private")
-        return LabeledImages(store, labels, self.num_classes)
+        paths, labels = self._files(part)
+        if bool((labels < 0).any()):
+            raise ValueError(f"{self.root / part} holds images outside the class folders; {_LAYOUT}")
+        hidden = self.root / part if part == "private" else None
+        return LabeledImages(self._store(paths, hidden), labels, self.num_classes)
 
-    def _walk(self, part: str) -> tuple[list[Path], Tensor]:
-        folder = self.root / part
-        number = {name: index for index, name in enumerate(self.class_names)}
-        if unknown := [name for name in _subfolders(folder) if name not in number]:
-            which = f"{len(unknown)} folders" if part == "private" else f"folder {unknown[0]!r}"
+    def _store(self, paths: Sequence[Path], folder: Path | None = None) -> FolderImages:
+        return FolderImages(paths, self.image_shape, folder, self.cache)
+
+    def _files(self, part: str) -> tuple[list[Path], Tensor]:
+        """Paths in order and class indices, -1 for files outside class folders."""
+        index = {name: position for position, name in enumerate(self.class_names)}
+        folders = self._folders(part)
+        if any(folder.name not in index for folder in folders):
+            strange = [folder.name for folder in folders if folder.name not in index]
+            names = "" if part == "private" else f" ({', '.join(strange)})"
             raise ValueError(
-                f"{folder}: {which} not among the classes {', '.join(self.class_names)}; rename, or pass class_names"
+                f"{self.root / part} has {len(strange)} folders{names} that aren't among the classes "
+                f"{', '.join(self.class_names)}; rename them, or pass class_names"
             )
-        files: list[Path] = []
-        labels: list[int] = []
-        for name in _subfolders(folder):
-            found = _images(folder / name)
-            files += found
-            labels += [number[name]] * len(found)
-        if not files:
+        found = [(path, -1) for path in sorted((self.root / part).iterdir()) if _is_image(path)]
+        for folder in folders:
+            found += [(path, index[folder.name]) for path in _images_under(folder)]
+        found.sort()
+        return [path for path, _ in found], torch.tensor([label for _, label in found], dtype=torch.int64)
+
+    def _folders(self, part: str) -> list[Path]:
+        folder = self.root / part
+        if not folder.is_dir():
             raise FileNotFoundError(
-                f"{folder}: no image in any class folder; put them into {folder}/<class>/"
+                f"ImageFolderDataModule(root={str(self.root)!r}): no folder {part!r} there; {_LAYOUT}"
             )
-        return files, torch.tensor(labels, dtype=torch.int64)
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
 
 
-def _subfolders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def _images_under(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if _is_image(path))
 
 
-def _images(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
-    )
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()

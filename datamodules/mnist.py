@@ -1,196 +1,189 @@
-"""MNIST and Fashion-MNIST from their IDX files."""
+"""MNIST and Fashion-MNIST, split as in the private-labelling papers."""
 
 from __future__ import annotations
 
-import gzip
-import struct
-import zlib
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
+from pl_privknn.datamodules.idx import IDXError, read_idx
 from pl_privknn.datamodules.images import TensorImages, fixed_shuffle
 
+_SIDE = 28
 _FILES = {
-    "train images": "train-images-idx3-ubyte",
-    "train labels": "train-labels-idx1-ubyte",
-    "test images": "t10k-images-idx3-ubyte",
-    "test labels": "t10k-labels-idx1-ubyte",
+    ("train", "images"): "train-images-idx3-ubyte",
+    ("train", "labels"): "train-labels-idx1-ubyte",
+    ("t10k", "images"): "t10k-images-idx3-ubyte",
+    ("t10k", "labels"): "t10k-labels-idx1-ubyte",
 }
 
 
 class MNISTDataModule(PrivatePublicDataModule):
-    """MNIST, split as in the papers: training set private, half of the test set public, the other half test.
+    """MNIST (LeCun et al. 1998): 60,000 private, 5,000 public and 5,000 test images of 28×28, 10 classes.
 
-    Files are looked for in ``root/MNIST/raw`` (where torchvision puts them) and in ``root`` itself, plain or
-    compressed (``.gz``).
+    The training file is private; a fixed shuffle cuts the test file into a public half and a test half (the
+    public one gets the odd image). The four files are looked for in torchvision's folder
+    ``root/MNIST/raw`` and then in ``root`` itself, compressed with gzip or not.
 
     Args:
-        root: folder of the data.
-        num_private: use only the first so many training images after a fixed shuffle; all by default.
-        num_public: public images, the first ones of a fixed shuffle of the test set; half of it by default.
-        split_seed: of the shuffles, a public constant.
-        download: fetch missing files with torchvision. Off by default.
-        **kwargs: see :class:`PrivatePublicDataModule`.
+        root: folder that holds (or will hold) the data.
+        download: fetch the files by torchvision where they are missing.
+        num_private: a fixed random choice of this many private records; all by default.
+        split_seed: of the shuffles, a public constant. Figures of different values don't compare.
+        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Raises:
-        FileNotFoundError: at ``setup``, if files are missing; it lists the places and says what to do.
-        ValueError: for counts out of range, and at ``setup`` for damaged files.
+        ValueError: for arguments out of range; at ``setup`` for damaged files (the message names the file).
+        FileNotFoundError: at ``setup``, if files are missing.
     """
 
-    dataset: ClassVar[str] = "MNIST"
+    #: Name of torchvision's class, which is also the name of its folder.
+    torchvision_name: ClassVar[str] = "MNIST"
+    #: Folders outside ``root`` where a system package puts the files.
     system_folders: ClassVar[tuple[Path, ...]] = ()
-    names: ClassVar[tuple[str, ...]] = tuple(str(digit) for digit in range(10))
+    hint: ClassVar[str] = "pass download=True, or put the four files there"
 
     def __init__(
         self,
         root: str | Path = "data",
-        num_private: int | None = None,
-        num_public: int | None = None,
-        split_seed: int = 0,
+        *,
         download: bool = False,
+        num_private: int | None = None,
+        split_seed: int = 0,
         **kwargs: Any,
     ) -> None:
+        super().__init__(num_classes=10, image_shape=(1, _SIDE, _SIDE), **kwargs)
         self.root = Path(root)
-        self.num_private = None if num_private is None else check_int("num_private", num_private)
-        self.num_public = None if num_public is None else check_int("num_public", num_public)
-        self.split_seed = check_int("split_seed", split_seed, 0)
         self.download = download
-        kwargs.setdefault("class_names", self.names)
-        super().__init__(num_classes=10, image_shape=(1, 28, 28), **kwargs)
+        self.num_private = None if num_private is None else check_int("num_private", num_private)
+        self.split_seed = check_int("split_seed", split_seed, 0)
         self._held_out: tuple[Tensor, Tensor] | None = None
 
     def prepare_data(self) -> None:
-        """Fetch missing files, if ``download`` asks for it."""
-        if self.download and self._folder() is None:
-            import torchvision.datasets
+        """Download the files if that was asked for and they are nowhere to be found."""
+        if self.download and any(self._find(file) is None for file in _FILES.values()):
+            import torchvision
 
-            getattr(torchvision.datasets, self.dataset)(str(self.root), download=True)
+            # torchvision extracts all four files when it downloads, whatever ``train`` is.
+            getattr(torchvision.datasets, self.torchvision_name)(self.root, download=True)
 
     def load_private(self) -> LabeledImages:
-        """See :class:`PrivatePublicDataModule`."""
+        """The training file, or ``num_private`` records of it."""
         images, labels = self._read("train")
         if self.num_private is not None:
-            if self.num_private > len(labels):
+            if self.num_private > len(images):
                 raise ValueError(
-                    f"num_private={self.num_private}: the training set has {len(labels)} images; lower it"
+                    f"num_private={self.num_private}: the training file has {len(images)} records; "
+                    "ask for fewer, or leave num_private out"
                 )
-            chosen = fixed_shuffle(len(labels), self.split_seed)[: self.num_private]
+            chosen = fixed_shuffle(len(images), self.split_seed)[: self.num_private].sort().values
             images, labels = images[chosen], labels[chosen]
-        return LabeledImages(TensorImages(images), labels, 10)
+        return LabeledImages(TensorImages(images), labels, self.num_classes, "labels of the training file")
 
     def load_public(self) -> PublicDataset:
-        """See :class:`PrivatePublicDataModule`."""
-        images, labels, public, _ = self._test_split()
-        return PublicDataset(TensorImages(images[public]), 10, labels[public])
+        """The first half of the shuffled test file."""
+        images, labels = self._half(public=True)
+        return PublicDataset(TensorImages(images), self.num_classes, labels)
 
     def load_test(self) -> LabeledImages:
-        """See :class:`PrivatePublicDataModule`."""
-        images, labels, _, test = self._test_split()
-        return LabeledImages(TensorImages(images[test]), labels[test], 10)
+        """The second half of the shuffled test file."""
+        images, labels = self._half(public=False)
+        return LabeledImages(TensorImages(images), labels, self.num_classes, "labels of the test file")
 
-    def _test_split(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _half(self, public: bool) -> tuple[Tensor, Tensor]:
         if self._held_out is None:
-            self._held_out = self._read("test")
+            self._held_out = self._read("t10k")
         images, labels = self._held_out
-        public = len(labels) // 2 if self.num_public is None else self.num_public
-        if public >= len(labels):
-            raise ValueError(
-                f"num_public={public}: the test set has {len(labels)} images and some must be left to test "
-                "on; lower it"
-            )
-        order = fixed_shuffle(len(labels), self.split_seed)
-        return images, labels, order[:public], order[public:]
-
-    def _folder(self) -> Path | None:
-        """The first place that holds all four files."""
-        for folder in self._places():
-            if all(_find(folder, name) is not None for name in _FILES.values()):
-                return folder
-        return None
-
-    def _places(self) -> list[Path]:
-        return [self.root / self.dataset / "raw", self.root, *self.system_folders]
+        order = fixed_shuffle(len(images), self.split_seed)
+        middle = (len(images) + 1) // 2
+        chosen = order[:middle] if public else order[middle:]
+        return images[chosen], labels[chosen]
 
     def _read(self, part: str) -> tuple[Tensor, Tensor]:
-        folder = self._folder()
-        if folder is None:
+        """Images, uint8 ``(n, 1, 28, 28)``, and labels of the training or the test file."""
+        paths = {kind: self._find(_FILES[part, kind]) for kind in ("images", "labels")}
+        missing = [_FILES[part, kind] for kind, path in paths.items() if path is None]
+        if missing or paths["images"] is None or paths["labels"] is None:
             raise FileNotFoundError(
-                f"{self.dataset}: the files {', '.join(_FILES.values())} (or .gz) are in none of "
-                f"{', '.join(map(str, self._places()))}. Put them there, point root at them, or pass "
-                "download=True"
+                f"{type(self).__name__}(root={str(self.root)!r}): {' and '.join(missing)} (plain or .gz) not "
+                f"found in {', '.join(map(str, self._folders()))}; {self.hint}"
             )
-        images = read_idx(_find(folder, _FILES[f"{part} images"]), 3)
-        labels = read_idx(_find(folder, _FILES[f"{part} labels"]), 1)
-        if images.shape[1:] != (28, 28) or len(images) != len(labels):
-            raise ValueError(
-                f"{self.dataset} {part} files in {folder}: {tuple(images.shape)} images and {len(labels)} "
-                "labels; want (n, 28, 28) and n. Fetch the files again"
+        images, labels = read_idx(paths["images"], 3), read_idx(paths["labels"], 1)
+        if images.shape[1:] != (_SIDE, _SIDE):
+            raise IDXError(
+                f"{paths['images']}: images of {images.shape[1]}×{images.shape[2]}, want {_SIDE}×{_SIDE}; "
+                "use ArraysDataModule for images of another size"
             )
-        return images[:, None], labels.long()
+        if len(images) != len(labels) or len(images) < 2:
+            raise IDXError(
+                f"{paths['images']} has {len(images)} images and {paths['labels'].name} {len(labels)} labels; "
+                "want as many of each, and at least 2. Get both files again, from one source"
+            )
+        return images[:, None], labels
+
+    def _folders(self) -> list[Path]:
+        """Where to look: the first folder that has any of the files is the one that is used."""
+        return [self.root / self.torchvision_name / "raw", self.root, *self.system_folders]
+
+    def _find(self, name: str) -> Path | None:
+        # One folder for all files: images of one source must not meet the labels of another.
+        for folder in self._folders():
+            present = [
+                path
+                for file in _FILES.values()
+                for path in (folder / file, folder / f"{file}.gz")
+                if path.is_file()
+            ]
+            if present:
+                return next((path for path in present if path.name in (name, f"{name}.gz")), None)
+        return None
 
 
 class FashionMNISTDataModule(MNISTDataModule):
-    """Fashion-MNIST, split like :class:`MNISTDataModule`.
+    """Fashion-MNIST (Xiao et al. 2017): 60,000 private, 5,000 public and 5,000 test images, 10 classes.
 
-    Files are also found where Debian's package ``dataset-fashion-mnist`` puts them.
-    """
-
-    dataset: ClassVar[str] = "FashionMNIST"
-    system_folders: ClassVar[tuple[Path, ...]] = (Path("/usr/share/datasets/fashion-mnist"),)
-    names: ClassVar[tuple[str, ...]] = (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    )
-
-
-def read_idx(path: Path | None, dimensions: int) -> Tensor:
-    """Read an IDX file of unsigned bytes, plain or compressed.
+    As :class:`MNISTDataModule`, with the folder ``root/FashionMNIST/raw``. Where ``root`` holds none of the
+    files, those of Debian's package ``dataset-fashion-mnist`` are used.
 
     Args:
-        path: the file.
-        dimensions: how many the file must have.
-
-    Returns:
-        uint8 tensor.
+        root: folder that holds (or will hold) the data.
+        download: fetch the files by torchvision where they are missing.
+        num_private: a fixed random choice of this many private records; all by default.
+        split_seed: of the shuffles, a public constant. Figures of different values don't compare.
+        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Raises:
-        ValueError: if the file is cut off, too long, or no IDX file of bytes.
+        ValueError: for arguments out of range; at ``setup`` for damaged files (the message names the file).
+        FileNotFoundError: at ``setup``, if files are missing.
     """
-    if path is None:
-        raise FileNotFoundError("an IDX file is missing; fetch the data set again")
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); fetch it again") from error
-    header = 4 + 4 * dimensions
-    if len(data) < header or data[:4] != bytes([0, 0, 8, dimensions]):
-        raise ValueError(f"{path} is not an IDX file of bytes in {dimensions} dimensions; fetch it again")
-    shape = struct.unpack(f">{dimensions}I", data[4:header])
-    wanted = int(np.prod(shape, dtype=np.int64))
-    if len(data) - header != wanted:
-        raise ValueError(
-            f"{path} holds {len(data) - header} bytes where its header promises {wanted}; fetch it again"
+
+    torchvision_name: ClassVar[str] = "FashionMNIST"
+    system_folders: ClassVar[tuple[Path, ...]] = (Path("/usr/share/datasets/fashion-mnist"),)
+    hint: ClassVar[str] = (
+        "pass download=True, put the four files there, or install Debian's package dataset-fashion-mnist"
+    )
+
+    def __init__(
+        self,
+        root: str | Path = "data",
+        *,
+        download: bool = False,
+        num_private: int | None = None,
+        split_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        names = (
+            "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+            "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+        )  # fmt: skip
+        super().__init__(
+            root,
+            download=download,
+            num_private=num_private,
+            split_seed=split_seed,
+            **{"class_names": names, **kwargs},
         )
-    return torch.frombuffer(bytearray(data[header:]), dtype=torch.uint8).reshape(shape)
-
-
-def _find(folder: Path, name: str) -> Path | None:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
-            return candidate
-    return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ from jsonargparse import Namespace
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-# Imported so that YAML may name their classes without a module path.
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.ledger import BudgetExceeded
+
+#: Imported so that YAML may name their classes without a module path.
+_NAMED_IN_YAML = ("datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise", "students")
+for _room in _NAMED_IN_YAML:
+    importlib.import_module(f"pl_privknn.{_room}")
 
 _CHECKPOINT = Path("checkpoints") / "last.ckpt"
 
@@ -46,13 +52,22 @@ class PrivKNNCLI(LightningCLI):
             "data.image_shape", "model.init_args.image_size", lambda shape: shape[-1], apply_on="instantiate"
         )
 
+    def _parse_ckpt_path(self) -> None:
+        """Leave the command line as it was given.
+
+        Lightning would let the checkpoint's hyper-parameters win over it without a word.
+        """
+
     def before_instantiate_classes(self) -> None:
         """Give the run its folder, and the loggers and checkpoints their place in it."""
         config = self._subconfig()
         folder = Path(config.run_dir) if config.run_dir else _new_folder(_name_of(config))
         config.run_dir = str(folder)
         config.trainer.default_root_dir = str(folder)
-        if config.trainer.logger is not False and not config.trainer.fast_dev_run:
+        if self.subcommand != "fit":
+            # An evaluation must not start the run's metrics.csv anew.
+            config.trainer.logger = config.trainer.logger or False
+        elif config.trainer.logger is not False and not config.trainer.fast_dev_run:
             config.trainer.logger = _loggers(config.trainer.logger, folder)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -68,6 +83,8 @@ class PrivKNNCLI(LightningCLI):
     def before_fit(self) -> None:
         """Keep the metrics of the interrupted part of a resumed run: the CSV logger starts its file anew."""
         folder = Path(self._subconfig().run_dir)
+        # The logger warns that it will delete the earlier file, which is put aside here.
+        warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         metrics = folder / "metrics.csv"
         if metrics.exists():
             number = len(list(folder.glob("metrics.*.csv")))
@@ -81,10 +98,19 @@ class PrivKNNCLI(LightningCLI):
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         if self.trainer.is_global_zero:
             _print_table(self.run_report.table())
+            _finish_wandb(self.trainer, self.run_report.summary)
             print(self._subconfig().run_dir)
 
     def _subconfig(self) -> Namespace:
         return self.config.get(str(self.subcommand), self.config)  # type: ignore[no-any-return]
+
+
+class _SaveRunConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` into the run's folder; an evaluation leaves that of the training alone."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
 
 
 def run_training(words: Sequence[str]) -> int:
@@ -103,7 +129,7 @@ def run_training(words: Sequence[str]) -> int:
             datamodule_class=pl.LightningDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
-            save_config_callback=SaveConfigCallback,
+            save_config_callback=_SaveRunConfig,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={"max_epochs": 20, "logger": None},
             seed_everything_default=0,
@@ -180,6 +206,15 @@ def _keep_last_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
                 enable_version_counter=False,
                 save_on_train_epoch_end=True,
             )
+
+
+def _finish_wandb(trainer: pl.Trainer, summary: dict[str, Any]) -> None:
+    """Put the plain figures into the summary of a W&B run and close it, so that its file is complete."""
+    for logger in trainer.loggers:
+        if type(logger).__name__ == "WandbLogger":
+            figures = {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
+            logger.experiment.summary.update(figures)  # type: ignore[attr-defined]
+            logger.experiment.finish()  # type: ignore[attr-defined]
 
 
 def _print_table(rows: list[tuple[str, str]]) -> None:

@@ -36,7 +36,7 @@ def epsilon_of_draws(folder):
     charges = [Charge(NoisyScreening(9, 4, 1.0, 2, 0.5), screened)]
     if answered:
         charges.append(Charge(Gaussian(6.0, 2**0.5, 0.5), answered))
-    return account(charges, delta=1e-3, exact=False).epsilon
+    return account(charges, delta=1e-3).epsilon
 
 
 @pytest.mark.parametrize(

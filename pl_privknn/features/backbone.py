@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_int
+from pl_privknn.features.base import Extractor
 
 
-class BackboneFeatures:
+class BackboneFeatures(Extractor):
     """An extractor over a module's ``features`` method, which leaves the module as it was.
 
     The module runs in evaluation mode and without gradients, so batch-norm statistics do not move (they

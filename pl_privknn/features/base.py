@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import abc
 
 from torch import Tensor
 
 
-@runtime_checkable
-class Extractor(Protocol):
+class Extractor(abc.ABC):
     """Maps images of shape ``(n, channels, height, width)``, float32 in [0, 1], to ``(n, d)`` float32.
 
     An extractor learns nothing from the images that it is given: its output for one image never depends on
@@ -16,6 +15,6 @@ class Extractor(Protocol):
     release.)
     """
 
+    @abc.abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
         """Return features of ``images``."""
-        ...

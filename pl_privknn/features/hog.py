@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int
+from pl_privknn.features.base import Extractor
 
 BLOCK_NORMS = ("L1", "L1-sqrt", "L2", "L2-Hys")
 
@@ -19,7 +20,7 @@ _PIXELS_AT_A_TIME = {"cpu": 1 << 16}
 _PIXELS_ON_ACCELERATORS = 1 << 24
 
 
-class HOG:
+class HOG(Extractor):
     """Histograms of oriented gradients (Dalal & Triggs 2005), an Extractor.
 
     Gives the same vectors as ``skimage.feature.hog`` for each image, many images at a time and on any device:

@@ -11,7 +11,7 @@ from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 
 #: What a user leaves at its default, because the labeler knows it better.
-_UNSET = {"sampling_rate": 1.0, "l2_sensitivity": 1.0, "l1_sensitivity": 1.0, "votes": "add"}
+_UNSET = {"sampling_rate": 1.0, "l2_sensitivity": 1.0, "l1_sensitivity": 1.0, "votes": "swap"}
 
 
 def complete_noise(noise: Mechanism, **known: Any) -> Mechanism:

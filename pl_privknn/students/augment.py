@@ -77,9 +77,10 @@ class StrongAugmentation:
     Each example draws ``num_ops`` operations (with replacement) out of identity, rotation, shears,
     translations and, where ``photometric``, brightness, contrast, saturation, sharpness, posterize, solarize,
     autocontrast and equalize, each with a level of its own, uniform up to ``magnitude`` as in FixMatch (Sohn
-    et al. 2020, who take ``num_ops=2, magnitude=1, photometric=True, cutout=0.5, shift=0.125`` for
-    photographs; the milder defaults here served better on small grey images). The geometric ones of an example are joined into one warp after the photometric ones, so
-    that pixels are interpolated once. No operation mirrors or turns by more than 30 degrees.
+    et al. 2020). For photographs that paper has ``magnitude=1``, ``photometric=True``, ``cutout=0.5`` and
+    ``shift=0.125``; the milder defaults here served better on small grey images. The geometric operations of
+    an example are joined into one warp after the photometric ones, so that pixels are interpolated once. No
+    operation mirrors or turns by more than 30 degrees.
 
     Args:
         num_ops: operations for each example.

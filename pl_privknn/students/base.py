@@ -54,7 +54,8 @@ class Student(pl.LightningModule, abc.ABC):
         label_smoothing: share of each label spread evenly over all classes, in [0, 1).
         label_robustness: ``q`` of the generalised cross-entropy, in [0, 1]; 0 is the cross-entropy.
         confidence_weighting: weight labelled examples by (probability that the student gives to their label)
-            to this power; 0 weights all alike.
+            to a power that rises from 0 to this value over the schedule, since early on the student knows
+            nothing of labels; 0 weights all alike.
         augment: ``"weak"`` moves (and mirrors) labelled images in training, each by a draw of its own.
         shift: largest shift of weak augmentation, as a fraction of the side (at least a pixel, or 0).
         flip: whether weak augmentation mirrors left and right; it turns digits and letters into others.
@@ -187,7 +188,9 @@ class Student(pl.LightningModule, abc.ABC):
         if keep is not None:
             weights = weights * keep
         if hparams["confidence_weighting"]:
-            weights = weights * label_confidence(logits, y) ** hparams["confidence_weighting"]
+            weights = weights * label_confidence(logits, y) ** (
+                hparams["confidence_weighting"] * self.progress
+            )
         return weighted_mean(losses, weights)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

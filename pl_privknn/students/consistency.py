@@ -70,6 +70,7 @@ class ConsistencyStudent(Student):
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """Loss on labels and consistency; logs the share of images that count as ``train/confident``."""
         images = x if unlabeled is None else unlabeled
+        # First, since autocast caches 16-bit weights: cast in a pass without gradient, they would have none.
         supervised = self.supervised(self.logits(x), y)
         with torch.no_grad(), deterministic(self.network):
             weak_logits = self.logits(self.weak(images))

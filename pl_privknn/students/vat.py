@@ -109,6 +109,7 @@ class VATStudent(Student):
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """Loss on labels, the divergence and, where it is weighted, the entropy."""
         hparams = self.hparams
+        # First, since autocast caches 16-bit weights: cast in a pass without gradient, they would have none.
         parts = {"supervised": self.label_loss(self.logits(x), y)}
         images = x if unlabeled is None else unlabeled
         clean = self.clean_logits(images, update_statistics=unlabeled is not None)

@@ -1,0 +1,220 @@
+import pytest
+import torch
+import torchvision.transforms.v2.functional as reference
+
+from pl_privknn.students import StrongAugmentation, WeakAugmentation, image_ops
+
+FULL = StrongAugmentation(magnitude=1.0, photometric=True, cutout=0.5, shift=0.125)
+AUGMENTATIONS = [WeakAugmentation(shift=0.125), FULL, StrongAugmentation(cutout=0)]
+
+
+def eight_bit(*shape):
+    """Random images whose pixels are 8-bit numbers, as float in [0, 1] and as uint8."""
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+    return pixels.float() / 255, pixels
+
+
+def each(function, images, values):
+    return torch.stack([function(image, value.item()) for image, value in zip(images, values, strict=True)])
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_every_example_gets_its_own_draw(augmentation):
+    image = torch.rand(1, 1, 16, 16)
+    copies = image.expand(64, 1, 16, 16).contiguous()
+    results = augmentation(copies).flatten(1)
+    # 25 shifts are possible for the weak one, so 64 copies take nearly all of them (20 or fewer: below 1e-3).
+    assert len(torch.unique(results, dim=0)) > 20
+    assert torch.equal(copies, image.expand(64, 1, 16, 16))  # the input stays as it was
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_a_generator_determines_the_result(augmentation):
+    images = torch.rand(8, 3, 12, 12)
+    draws = [augmentation(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    augmentation(images, torch.Generator().manual_seed(1))
+    assert torch.equal(state, torch.get_rng_state())  # the default generator was left alone
+
+
+@pytest.mark.parametrize(
+    "augmentation", [*AUGMENTATIONS, StrongAugmentation(num_ops=6, photometric=True, fill=1.0)]
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_stay_in_range(augmentation, channels):
+    images = (torch.rand(256, channels, 9, 13) * 3 - 1).clamp(0, 1)
+    results = augmentation(images)
+    assert results.shape == images.shape
+    assert results.dtype == torch.float32
+    assert results.min() >= 0
+    assert results.max() <= 1
+
+
+def test_nothing_mirrors_unless_asked():
+    # Three spots, one a channel, with room around them: only mirroring changes the sense of their rotation.
+    spots = torch.zeros(1, 3, 80, 80)
+    for channel, (row, column) in enumerate([(30, 36), (40, 46), (48, 34)]):
+        spots[0, channel, row : row + 3, column : column + 3] = 1.0
+    batch = spots.expand(500, 3, 80, 80)
+
+    def clockwise(images):
+        weight = images / images.sum(dim=(2, 3), keepdim=True)
+        x = (weight.sum(dim=2) * torch.arange(80.0)).sum(dim=2)
+        y = (weight.sum(dim=3) * torch.arange(80.0)).sum(dim=2)
+        ax, ay, bx, by = x[:, 1] - x[:, 0], y[:, 1] - y[:, 0], x[:, 2] - x[:, 0], y[:, 2] - y[:, 0]
+        return ax * by - ay * bx > 0
+
+    assert clockwise(batch).all()
+    assert clockwise(WeakAugmentation(shift=0.125)(batch)).all()
+    assert clockwise(StrongAugmentation(num_ops=1, magnitude=1, cutout=0)(batch)).all()
+    # 500 fair coins: outside [200, 300] with probability below 1e-5.
+    assert 200 < int(clockwise(WeakAugmentation(flip=True)(batch)).sum()) < 300
+    assert not any("flip" in name for name in FULL.operations)
+
+
+def test_weak_shifts_cover_their_range():
+    image = torch.zeros(2000, 1, 16, 16)
+    image[:, :, 8, 8] = 1.0
+    places = WeakAugmentation(shift=0.125)(image).flatten(1).argmax(dim=1)
+    counts = torch.bincount(places, minlength=256).view(16, 16)
+    assert counts.sum() == counts[6:11, 6:11].sum()
+    # 25 equally likely places, 2000 draws: chi-square with 24 degrees of freedom passes 66 once in 1e5.
+    assert ((counts[6:11, 6:11] - 80.0) ** 2 / 80).sum() < 66
+
+
+def test_small_shifts_are_at_least_a_pixel():
+    image = torch.zeros(500, 1, 8, 8)
+    image[:, :, 4, 4] = 1.0
+    places = WeakAugmentation(shift=0.04)(image).flatten(1).argmax(dim=1)
+    assert sorted(set(places.tolist())) == [27, 28, 29, 35, 36, 37, 43, 44, 45]
+    assert torch.equal(WeakAugmentation(shift=0)(image), image)
+
+
+def test_strong_views_without_operations_are_weak_ones():
+    images = torch.rand(16, 1, 10, 10)
+    strong = StrongAugmentation(num_ops=0, cutout=0)(images, torch.Generator().manual_seed(3))
+    weak = WeakAugmentation()(images, torch.Generator().manual_seed(3))
+    assert torch.allclose(strong, weak, atol=1e-5)
+
+
+def test_every_operation_is_drawn(monkeypatch):
+    names = FULL.operations
+    assert len(names) == 14
+    from pl_privknn.students import augment
+
+    seen = dict.fromkeys(augment._PHOTOMETRIC, 0)
+
+    def counting(name):
+        def operation(images, level):
+            seen[name] += len(images)
+            return images
+
+        return operation
+
+    monkeypatch.setattr(augment, "_PHOTOMETRIC", {name: counting(name) for name in seen})
+    StrongAugmentation(num_ops=1, photometric=True)(torch.rand(2800, 1, 4, 4))
+    # Each is drawn 200 times in the mean with a deviation of 14: beyond 70 less often than once in 1e5.
+    assert all(130 < count < 270 for count in seen.values())
+
+
+def test_shift_is_exact():
+    images = torch.rand(40, 2, 7, 5)
+    dx, dy = torch.randint(-6, 7, (40,)), torch.randint(-6, 7, (40,))
+    ours = image_ops.shift(images, dx, dy, fill=0.25)
+    for image, x, y, got in zip(images, dx.tolist(), dy.tolist(), ours, strict=True):
+        want = torch.full_like(image, 0.25)
+        for row in range(7):
+            for column in range(5):
+                if 0 <= row - y < 7 and 0 <= column - x < 5:
+                    want[:, row, column] = image[:, row - y, column - x]
+        assert torch.equal(got, want)
+
+
+def test_warp_rotates_pixels_about_the_centre():
+    # A quarter turn maps pixels to pixels on a square image, and torch has it as rot90.
+    images = torch.rand(2, 1, 6, 6)
+    quarter = torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+    turned = image_ops.warp(images, quarter)
+    assert torch.allclose(turned[0], torch.rot90(images[0], 1, (-2, -1)), atol=1e-5)
+    assert torch.allclose(turned[1], images[1], atol=1e-5)
+
+
+def test_warp_keeps_angles_on_oblong_images():
+    # Rotation by a right angle about the centre: along a 4×10 image only the middle 4×4 stays inside.
+    image = torch.rand(1, 1, 4, 10)
+    turned = image_ops.warp(image, torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]]))
+    assert torch.allclose(turned[..., 3:7], torch.rot90(image[..., 3:7], 1, (-2, -1)), atol=1e-5)
+    assert turned[..., :2].abs().max() < 1e-5
+
+
+def test_warp_translates_and_fills():
+    image = torch.rand(1, 1, 6, 8)
+    moved = image_ops.warp(image, torch.tensor([[[1.0, 0.0, 2.0], [0.0, 1.0, -1.0]]]), fill=0.5)
+    assert torch.allclose(
+        moved, image_ops.shift(image, torch.tensor([-2]), torch.tensor([1]), 0.5), atol=1e-5
+    )
+
+
+def test_warp_ignores_autocast():
+    images = torch.rand(2, 1, 28, 28)
+    matrices = torch.tensor([[[0.9, -0.1, 3.3], [0.1, 0.9, -2.2]]]).repeat(2, 1, 1)
+    plain = image_ops.warp(images, matrices)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(image_ops.warp(images, matrices), plain)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (image_ops.brightness, reference.adjust_brightness),
+        (image_ops.contrast, reference.adjust_contrast),
+        (image_ops.saturation, reference.adjust_saturation),
+        (image_ops.sharpness, reference.adjust_sharpness),
+    ],
+)
+def test_blends_match_torchvision(ours, theirs, channels):
+    images = torch.rand(6, channels, 7, 9)
+    factors = torch.tensor([0.0, 0.3, 0.7, 1.0, 1.4, 1.9])
+    assert torch.allclose(ours(images, factors), each(theirs, images, factors), atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_eight_bit_operations_match_torchvision(channels):
+    images, pixels = eight_bit(6, channels, 11, 13)
+    pixels[0, 0] = 7  # a constant channel
+    images[0, 0] = 7 / 255
+    pixels[1] = pixels[1] // 3 + 40
+    images[1] = pixels[1].float() / 255
+    bits = torch.tensor([1, 2, 4, 5, 7, 8])
+    assert torch.allclose(
+        image_ops.posterize(images, bits) * 255, each(reference.posterize, pixels, bits).float(), atol=1e-3
+    )
+    assert torch.allclose(image_ops.equalize(images) * 255, reference.equalize(pixels).float(), atol=1e-3)
+    assert torch.allclose(image_ops.autocontrast(images), reference.autocontrast(images), atol=1e-5)
+    thresholds = torch.tensor([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert torch.allclose(
+        image_ops.solarize(images, thresholds), each(reference.solarize, images, thresholds), atol=1e-6
+    )
+
+
+def test_cutout_fills_a_square():
+    images = torch.rand(2, 3, 8, 8) + 0.01
+    x, y, size = torch.tensor([4.0, 0.0]), torch.tensor([4.0, 6.0]), torch.tensor([4.0, 6.0])
+    cut = image_ops.cut_out(images, x, y, size) == 0
+    want = torch.zeros(2, 3, 8, 8, dtype=torch.bool)
+    want[0, :, 2:6, 2:6] = True
+    want[1, :, 3:8, 0:3] = True
+    assert torch.equal(cut, want)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("shift", 1.5), ("magnitude", -0.1), ("cutout", 2), ("num_ops", -1), ("fill", float("nan"))],
+)
+def test_bad_arguments_are_named(argument, value):
+    with pytest.raises(ValueError, match=f"{argument}="):
+        StrongAugmentation(**{argument: value})
