@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: An array, or the path of a ``.npy`` or ``.npz`` file.
+#: An array, or the path of a ``.npy`` or ``.npz`` file, or ``file.npz:member``.
 ArrayOrPath = str | Path | np.ndarray | Tensor
 
 _COLOURS = (1, 3)
@@ -30,13 +30,13 @@ def array_shape(name: str, source: ArrayOrPath) -> tuple[int, ...]:
     """
     if not isinstance(source, str | Path):
         return tuple(np.shape(source))
-    path = _existing(name, source)
+    path, wanted = _existing(name, source)
     try:
         if path.suffix == ".npy":
             return tuple(np.load(path, mmap_mode="r", allow_pickle=False).shape)
         with zipfile.ZipFile(path) as archive:
             members = [member.removesuffix(".npy") for member in archive.namelist()]
-            with archive.open(f"{_member(name, path, members)}.npy") as file:
+            with archive.open(f"{_member(wanted, members)}.npy") as file:
                 version = np.lib.format.read_magic(file)
                 read_header = (
                     np.lib.format.read_array_header_1_0
@@ -63,13 +63,13 @@ def read_array(name: str, source: ArrayOrPath) -> Tensor:
         return source.detach().cpu()
     array: Any = source
     if isinstance(source, str | Path):
-        path = _existing(name, source)
+        path, wanted = _existing(name, source)
         try:
             # "c": copy on write. The file is never changed, and torch gets memory that it may write to.
             array = np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
             if path.suffix == ".npz":
                 with array as members:
-                    array = members[_member(name, path, members.files)]
+                    array = members[_member(wanted, members.files)]
         except (OSError, EOFError, zipfile.BadZipFile, ValueError) as error:
             raise _unreadable(name, path, error) from None
     array = np.asarray(array)
@@ -146,23 +146,23 @@ def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | N
     return last
 
 
-def _existing(name: str, source: str | Path) -> Path:
-    path = Path(source)
+def _existing(name: str, source: str | Path) -> tuple[Path, str]:
+    """The file, and the member to look for in it: the one that is named, or the argument's own name."""
+    file, colon, member = str(source).rpartition(".npz:")
+    path = Path(f"{file}.npz" if colon else source)
     if path.suffix not in (".npy", ".npz"):
         raise ValueError(f"{name}={str(source)!r}: want a .npy or .npz file (numpy.save, numpy.savez)")
     if not path.is_file():
         raise FileNotFoundError(f"{name}={str(source)!r}: there is no such file, seen from {Path.cwd()}")
-    return path
+    return path, member if colon else name
 
 
-def _member(name: str, path: Path, members: list[str]) -> str:
-    if name in members:
-        return name
+def _member(wanted: str, members: list[str]) -> str:
+    if wanted in members:
+        return wanted
     if len(members) == 1:
         return members[0]
-    raise ValueError(
-        f"it holds {', '.join(members) or 'nothing'}; want an array called {name!r}, or one only"
-    )
+    raise ValueError(f"it holds {', '.join(members) or 'nothing'} and no array called {wanted!r}")
 
 
 def _unreadable(name: str, path: Path, error: Exception) -> ValueError:

@@ -25,8 +25,8 @@ class ArraysDataModule(PrivatePublicDataModule):
 
     Every argument that takes an array takes a path as well, so that the module works from YAML. A ``.npy``
     file stays on disk and is paged in as it is used. Of an ``.npz`` file the member with the argument's name
-    is taken, or its only member: one file written by ``numpy.savez(path, private_images=…,
-    private_labels=…, …)`` may serve for all of them.
+    is taken, or its only member, or the one named as in ``data.npz:x_train``: one file written by
+    ``numpy.savez(path, private_images=…, private_labels=…, …)`` may serve for all of them.
 
     Images are uint8 (0 … 255) or float (0 … 1), of shape ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``.
     Arrays are kept as they are and not copied: don't change them afterwards. Labels are whole numbers of

@@ -213,12 +213,15 @@ class PublicDataset(Dataset[Tensor]):
         return self.store.read(as_indices(indices, len(self)))
 
     def set_labels(
-        self, indices: Tensor | Sequence[int], labels: Tensor | Sequence[int], soft: Tensor | None = None
+        self,
+        indices: Tensor | Sequence[int] | slice,
+        labels: Tensor | Sequence[int],
+        soft: Tensor | None = None,
     ) -> None:
         """Give labels to some images; call it between epochs.
 
         Args:
-            indices: which images, int64 ``(n,)``. Where one occurs twice its last label stays.
+            indices: which images: whole numbers, a bool mask or a slice. Where one occurs twice its last label stays.
             labels: their classes, int64 ``(n,)``; -1 takes a label away, so a release with refused queries
                 can be passed as it is.
             soft: class probabilities, float ``(n, num_classes)``; rows of labelled images sum to one. An
@@ -228,7 +231,7 @@ class PublicDataset(Dataset[Tensor]):
             IndexError: if an index is out of range.
             ValueError: if shapes, dtypes or values don't fit; nothing was changed then.
         """
-        rows = as_indices(torch.as_tensor(indices), len(self))
+        rows = as_indices(indices, len(self))
         values = torch.as_tensor(labels)
         if values.numel() == 0:
             values = values.to(torch.int64).reshape(0)

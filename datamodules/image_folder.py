@@ -59,7 +59,7 @@ class FolderImages(ImageStore):
             for row, index in enumerate(indices.tolist()):
                 pixels[row] = self._decode(index)
             return pixels.to(torch.float32).div_(255)
-        for index in indices[~self._cached[indices]].tolist():
+        for index in indices[~self._cached[indices]].unique().tolist():
             self._cache[index] = self._decode(index)
             self._cached[index] = True
         return self._cache[indices].to(torch.float32).div_(255)
@@ -112,7 +112,8 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         image_size: side of square images, or (height, width).
         grayscale: one channel instead of three.
         class_names: names of the class folders, in the order of their indices. By default the sub-folders
-            of ``private/`` in alphabetical order; name them here if it is sensitive which classes occur.
+            of ``test/``, ``val/`` and ``public/`` in alphabetical order; only where there are none, those of
+            ``private/``, so name the classes here if it is sensitive which of them occur.
         cache: keep decoded images in memory, as uint8.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
@@ -136,11 +137,7 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         self.cache = cache
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         if class_names is None:
-            class_names = [folder.name for folder in self._folders("private")]
-            if len(class_names) < 2:
-                raise ValueError(
-                    f"{self.root / 'private'} has {len(class_names)} class folders, want 2 or more; {_LAYOUT}"
-                )
+            class_names = self._class_folders()
         super().__init__(
             num_classes=len(class_names),
             image_shape=(
@@ -176,6 +173,14 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         """``predict/``, if there is such a folder."""
         folder = self.root / "predict"
         return self._store(_images_under(folder)) if folder.is_dir() else None
+
+    def _class_folders(self) -> list[str]:
+        private = [folder.name for folder in self._folders("private")]
+        known = [part for part in ("public", "test", "val") if (self.root / part).is_dir()]
+        names = sorted({folder.name for part in known for folder in self._folders(part)} or private)
+        if len(names) < 2:
+            raise ValueError(f"{self.root} has {len(names)} class folders, want 2 or more; {_LAYOUT}")
+        return names
 
     def _labeled(self, part: str) -> LabeledImages:
         paths, labels = self._files(part)

@@ -33,6 +33,8 @@ class MNISTDataModule(PrivatePublicDataModule):
         root: folder that holds (or will hold) the data.
         download: fetch the files by torchvision where they are missing.
         num_private: a fixed random choice of this many private records; all by default.
+        num_public: a fixed random choice of this many images of the public half; all by default. The test
+            half stays as it is.
         split_seed: of the shuffles, a public constant. Figures of different values don't compare.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
@@ -53,6 +55,7 @@ class MNISTDataModule(PrivatePublicDataModule):
         *,
         download: bool = False,
         num_private: int | None = None,
+        num_public: int | None = None,
         split_seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -60,6 +63,7 @@ class MNISTDataModule(PrivatePublicDataModule):
         self.root = Path(root)
         self.download = download
         self.num_private = None if num_private is None else check_int("num_private", num_private)
+        self.num_public = None if num_public is None else check_int("num_public", num_public)
         self.split_seed = check_int("split_seed", split_seed, 0)
         self._held_out: tuple[Tensor, Tensor] | None = None
 
@@ -85,9 +89,16 @@ class MNISTDataModule(PrivatePublicDataModule):
         return LabeledImages(TensorImages(images), labels, self.num_classes, "labels of the training file")
 
     def load_public(self) -> PublicDataset:
-        """The first half of the shuffled test file."""
+        """The first half of the shuffled test file, or ``num_public`` images of it."""
         images, labels = self._half(public=True)
-        return PublicDataset(TensorImages(images), self.num_classes, labels)
+        if self.num_public is not None and self.num_public > len(images):
+            raise ValueError(
+                f"num_public={self.num_public}: the public half of the test file has {len(images)} images; "
+                "ask for fewer, or leave num_public out"
+            )
+        # The half is shuffled already, so its beginning is a random choice.
+        chosen = slice(self.num_public)
+        return PublicDataset(TensorImages(images[chosen]), self.num_classes, labels[chosen])
 
     def load_test(self) -> LabeledImages:
         """The second half of the shuffled test file."""
@@ -153,6 +164,8 @@ class FashionMNISTDataModule(MNISTDataModule):
         root: folder that holds (or will hold) the data.
         download: fetch the files by torchvision where they are missing.
         num_private: a fixed random choice of this many private records; all by default.
+        num_public: a fixed random choice of this many images of the public half; all by default. The test
+            half stays as it is.
         split_seed: of the shuffles, a public constant. Figures of different values don't compare.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
@@ -173,6 +186,7 @@ class FashionMNISTDataModule(MNISTDataModule):
         *,
         download: bool = False,
         num_private: int | None = None,
+        num_public: int | None = None,
         split_seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -184,6 +198,7 @@ class FashionMNISTDataModule(MNISTDataModule):
             root,
             download=download,
             num_private=num_private,
+            num_public=num_public,
             split_seed=split_seed,
             **{"class_names": names, **kwargs},
         )
