@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore
@@ -85,13 +86,16 @@ class LabelRun:
         report = self.ledger.report(delta=self.delta, exact=exact)
         return report.guarantee, report.spent
 
-    def metrics(self, truth: Tensor | None, examples: Tensor, labels: Tensor) -> dict[str, float]:
+    def metrics(
+        self, truth: Tensor | None, examples: Tensor, labels: Tensor, earlier: Tensor
+    ) -> dict[str, float]:
         """What is logged beside the student's accuracy.
 
         Args:
             truth: int64 classes of all public examples where they are known, for evaluation only.
             examples: int64, answered public examples, shape ``(a,)``.
             labels: int64, their released labels, shape ``(a,)``.
+            earlier: int64, public examples that had a label before the last round.
         """
         guarantee, spent = self.reports(exact=False)
         counts = self.store.counts()
@@ -104,5 +108,9 @@ class LabelRun:
         }
         metrics["labels/labelled"] = float(len(examples))
         if truth is not None and len(examples):
-            metrics["labels/accuracy"] = float((truth[examples] == labels).double().mean())
+            right = (truth[examples] == labels).double()
+            metrics["labels/accuracy"] = float(right.mean())
+            new = ~torch.isin(examples, earlier)
+            if bool(new.any()):
+                metrics["labels/accuracy_last_round"] = float(right[new].mean())
         return metrics

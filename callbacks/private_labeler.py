@@ -313,7 +313,8 @@ class PrivateLabeler(pl.Callback):
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
         examples, labels, soft = self._run.store.answers(index + 1)
-        return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels)
+        earlier = self._run.store.answers(index)[0]
+        return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
 
 
 def _data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
@@ -329,7 +330,7 @@ def _data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
 def _is_last_epoch(trainer: pl.Trainer) -> bool:
     if trainer.should_stop:
         return True
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:  # type: ignore[operator]
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
         return True
     return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps
 

@@ -100,6 +100,7 @@ def _privacy(trainer: pl.Trainer) -> dict[str, Any]:
                 "max_epsilon": callback.max_epsilon,
                 **counts,
                 "label_accuracy": callback.metrics.get("labels/accuracy"),
+                "label_accuracy_last_round": callback.metrics.get("labels/accuracy_last_round"),
                 "labeler": type(callback.labeler).__name__,
             }
     return {"epsilon": None, "guarantee": "none", "reason": "no private labels were used"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ class MNISTDataModule(PrivatePublicDataModule):
         num_public: a fixed random choice of this many images of the public half; all by default. The test
             half stays as it is.
         split_seed: of the shuffles, a public constant. Figures of different values don't compare.
+        class_names: names of the classes, if others than the usual ones are wanted.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Raises:
@@ -46,6 +48,7 @@ class MNISTDataModule(PrivatePublicDataModule):
     #: Name of torchvision's class, which is also the name of its folder.
     torchvision_name: ClassVar[str] = "MNIST"
     #: Folders outside ``root`` where a system package puts the files.
+    default_names: ClassVar[tuple[str, ...] | None] = None
     system_folders: ClassVar[tuple[Path, ...]] = ()
     hint: ClassVar[str] = "pass download=True, or put the four files there"
 
@@ -57,9 +60,11 @@ class MNISTDataModule(PrivatePublicDataModule):
         num_private: int | None = None,
         num_public: int | None = None,
         split_seed: int = 0,
+        class_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_classes=10, image_shape=(1, _SIDE, _SIDE), **kwargs)
+        names = self.default_names if class_names is None else class_names
+        super().__init__(num_classes=10, image_shape=(1, _SIDE, _SIDE), class_names=names, **kwargs)
         self.root = Path(root)
         self.download = download
         self.num_private = None if num_private is None else check_int("num_private", num_private)
@@ -167,6 +172,7 @@ class FashionMNISTDataModule(MNISTDataModule):
         num_public: a fixed random choice of this many images of the public half; all by default. The test
             half stays as it is.
         split_seed: of the shuffles, a public constant. Figures of different values don't compare.
+        class_names: names of the classes, if others than the usual ones are wanted.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Raises:
@@ -179,26 +185,7 @@ class FashionMNISTDataModule(MNISTDataModule):
     hint: ClassVar[str] = (
         "pass download=True, put the four files there, or install Debian's package dataset-fashion-mnist"
     )
-
-    def __init__(
-        self,
-        root: str | Path = "data",
-        *,
-        download: bool = False,
-        num_private: int | None = None,
-        num_public: int | None = None,
-        split_seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        names = (
-            "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
-            "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-        )  # fmt: skip
-        super().__init__(
-            root,
-            download=download,
-            num_private=num_private,
-            num_public=num_public,
-            split_seed=split_seed,
-            **{"class_names": names, **kwargs},
-        )
+    default_names: ClassVar[tuple[str, ...] | None] = (
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+        "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    )  # fmt: skip

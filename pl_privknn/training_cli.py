@@ -102,7 +102,7 @@ class PrivKNNCLI(LightningCLI):
             print(self._subconfig().run_dir)
 
     def _subconfig(self) -> Namespace:
-        return self.config.get(str(self.subcommand), self.config)  # type: ignore[no-any-return]
+        return self.config.get(str(self.subcommand), self.config)
 
 
 class _SaveRunConfig(SaveConfigCallback):
@@ -123,6 +123,9 @@ def run_training(words: Sequence[str]) -> int:
     Returns:
         The exit status.
     """
+    # Said of Lightning's own workings, not of the user's run.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)` is deprecated")
     try:
         PrivKNNCLI(
             model_class=pl.LightningModule,
@@ -135,6 +138,7 @@ def run_training(words: Sequence[str]) -> int:
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
+            parser_kwargs={"prog": "privknn"},
             args=_expand_resume(list(words)),
         )
     except (BudgetExceeded, LabelStoreError, FileNotFoundError) as error:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_privknn._checks import check_int
 from pl_privknn.features.base import Extractor
@@ -13,13 +18,13 @@ class BackboneFeatures(Extractor):
     """An extractor over a module's ``features`` method, which leaves the module as it was.
 
     The module runs in evaluation mode and without gradients, so batch-norm statistics do not move (they
-    would carry private images into the student) and dropout is off; afterwards every submodule's mode is as
-    before.
+    would carry private images into the student) and dropout is off; afterwards every submodule's mode and the
+    state of torch's random generators are as before.
 
     Args:
         module: has ``features(images) -> (n, d)``.
         batch_size: images at once.
-        device: where to run; the module's own device by default.
+        device: where images are sent; where the module's parameters are by default.
         normalize: scale each vector to unit length, by itself.
 
     Raises:
@@ -51,19 +56,51 @@ class BackboneFeatures(Extractor):
 
         Returns:
             float32 on the CPU, shape ``(n, d)``.
+
+        Raises:
+            ValueError: if a layer normalises by the statistics of the batch even in evaluation mode, so that
+                one image's features would depend on the others, or if ``features`` returns another shape.
         """
-        modes = {name: submodule.training for name, submodule in self.module.named_modules()}
-        device = self.device or next((p.device for p in self.module.parameters()), torch.device("cpu"))
-        self.module.eval()
-        try:
-            with torch.inference_mode():
-                parts = [
-                    self.module.features(part.to(device)).float().cpu()  # type: ignore[operator]
-                    for part in images.split(self.batch_size)
-                ]
-        finally:
-            for name, submodule in self.module.named_modules():
-                submodule.training = modes[name]
-        # A copy made outside inference mode is an ordinary tensor.
-        vectors = torch.cat(parts).clone()
+        _check_layers(self.module)
+        module: Any = self.module
+        device = self.device or next((p.device for p in module.parameters()), torch.device("cpu"))
+        vectors: Tensor | None = None
+        with _undisturbed(module, device):
+            for start in range(0, max(1, len(images)), self.batch_size):
+                with torch.inference_mode():
+                    part = module.features(images[start : start + self.batch_size].to(device))
+                    if part.ndim != 2:
+                        raise ValueError(
+                            f"{type(module).__name__}.features returned shape {tuple(part.shape)}; want (n, d): "
+                            "flatten or pool it"
+                        )
+                # Filled outside inference mode: the result is an ordinary tensor, usable in training.
+                if vectors is None:
+                    vectors = torch.empty((len(images), part.shape[1]), dtype=torch.float32)
+                vectors[start : start + len(part)] = part
+        assert vectors is not None  # at least one batch, if only an empty one
         return nn.functional.normalize(vectors, dim=1) if self.normalize else vectors
+
+
+@contextlib.contextmanager
+def _undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Evaluation mode inside; every submodule's mode and the random generators as they were afterwards."""
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
+    on_device = [device] if device.type not in ("cpu", "meta") else []
+    device_type = device.type if on_device else "cuda"
+    with torch.random.fork_rng(devices=on_device, device_type=device_type):
+        try:
+            module.eval()
+            yield
+        finally:
+            for submodule, training in modes:
+                submodule.training = training
+
+
+def _check_layers(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is None:
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) has no running statistics and would mix the images of "
+                "a batch: build it with track_running_stats=True, or use GroupNorm"
+            )

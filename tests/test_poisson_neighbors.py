@@ -1,0 +1,215 @@
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pl_privknn.neighbors import PoissonNeighbors, RadiusNeighbors
+from pl_privknn.privacy.noise import SeededNoise
+
+
+def _table(n, d=3, seed=0):
+    return torch.tensor(np.random.default_rng(seed).normal(size=(n, d)), dtype=torch.float32)
+
+
+def _literal_sample(n, rate, rng):
+    return np.flatnonzero(rng.random(n) < rate)
+
+
+def literal_votes(table, labels, query, k, rate, c, rng):
+    """Draw the sample, search it by brute force, count."""
+    sample = _literal_sample(len(table), rate, rng)
+    distance = ((table[sample] - query) ** 2).sum(1)
+    return tuple(np.bincount(labels[sample[np.argsort(distance, kind="stable")[:k]]], minlength=c))
+
+
+def literal_radius_votes(table, labels, query, radius, rate, c, rng):
+    sample = _literal_sample(len(table), rate, rng)
+    inside = ((table[sample] - query) ** 2).sum(1) <= radius**2
+    return tuple(np.bincount(labels[sample[inside]], minlength=c))
+
+
+def _same_distribution(literal, ours):
+    """Two-sample chi-square at a fixed seed: a correct sampler fails for one seed in a thousand.
+
+    Outcomes seen fewer than 20 times are pooled.
+    """
+    outcomes = sorted({*literal, *ours})
+    counts = np.array([[who.count(outcome) for outcome in outcomes] for who in (literal, ours)])
+    rare = counts.sum(0) < 20
+    pooled = np.column_stack([counts[:, ~rare], counts[:, rare].sum(1)])
+    pooled = pooled[:, pooled.sum(0) > 0]
+    return pooled.shape[1] == 1 or stats.chi2_contingency(pooled).pvalue > 1e-3
+
+
+CASES = [
+    # n, k, rate, list length: plain; fewer than k records in most samples; fewer than k in the table;
+    # lists that must be made longer, once and several times; hardly any sampling; none
+    (30, 4, 0.5, None),
+    (12, 6, 0.4, None),
+    (3, 5, 0.6, None),
+    (30, 4, 0.25, 4),
+    (40, 6, 0.1, 6),
+    (40, 3, 0.9, 3),
+    (20, 5, 1.0, None),
+]
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize(("n", "k", "rate", "length"), CASES)
+def test_votes_have_the_distribution_of_literal_sampling(n, k, rate, length, classes):
+    rng = np.random.default_rng(0)
+    draws = 8000
+    table, query = rng.normal(size=(n, 2)).astype(np.float32), np.array([0.2, 0.1], dtype=np.float32)
+    table[1::7] = table[0]  # some records tie
+    labels = rng.integers(0, classes, n)
+    literal = [literal_votes(table, labels, query, k, rate, classes, rng) for _ in range(draws)]
+    neighbors = PoissonNeighbors(
+        torch.tensor(table), torch.tensor(labels), classes, k, rate, list_length=length
+    )
+    ranked = neighbors.rank(torch.tensor(query).repeat(draws, 1))
+    assert length is None or ranked.indices.shape[1] == length
+    ours = [tuple(row) for row in neighbors.votes(ranked, SeededNoise(5).bernoulli).tolist()]
+    assert _same_distribution(literal, ours)
+
+
+def test_the_comparison_can_fail():
+    """A walk that takes k of the list at random instead of the nearest, and one of a wrong rate, are caught."""
+    rng = np.random.default_rng(0)
+    table, query = rng.normal(size=(30, 2)).astype(np.float32), np.array([0.2, 0.1], dtype=np.float32)
+    labels = (((table - query) ** 2).sum(1) > 1).astype(np.int64)
+    literal = [literal_votes(table, labels, query, 4, 0.25, 2, rng) for _ in range(8000)]
+    other = [literal_votes(table, labels, query, 4, 0.27, 2, rng) for _ in range(8000)]
+    assert not _same_distribution(literal, other)
+    far = table[rng.permutation(30)]
+    assert not _same_distribution(
+        literal, [literal_votes(far, labels, query, 4, 0.25, 2, rng) for _ in range(8000)]
+    )
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_radius_votes_have_the_distribution_of_literal_sampling(rate):
+    rng = np.random.default_rng(1)
+    table, query = rng.normal(size=(20, 2)).astype(np.float32), np.zeros(2, dtype=np.float32)
+    labels = rng.integers(0, 3, 20)
+    literal = [literal_radius_votes(table, labels, query, 1.1, rate, 3, rng) for _ in range(8000)]
+    neighbors = RadiusNeighbors(torch.tensor(table), torch.tensor(labels), 3, 1.1, rate)
+    votes = neighbors.votes(neighbors.rank(torch.zeros(8000, 2)), SeededNoise(6).bernoulli)
+    assert _same_distribution(literal, [tuple(row) for row in votes.tolist()])
+
+
+@pytest.mark.parametrize("length", [None, 3])
+def test_a_record_votes_at_most_once_and_the_nearest_first(length):
+    """Every record is a class of its own here, so its multiplicity in a sample can be read off."""
+    n, k = 60, 3
+    table, labels = torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n)
+    neighbors = PoissonNeighbors(table, labels, n, k, 0.1, list_length=length)
+    votes = neighbors.votes(neighbors.rank(torch.full((2000, 1), -1.0)), SeededNoise(3).bernoulli)
+    assert votes.max() == 1
+    assert votes.sum(1).max() == k
+    # Record i takes part if its coin falls heads and fewer than k before it did: exact probabilities. Sixty
+    # frequencies at 4.5 deviations: fails for one seed in 2,000.
+    probability = 0.1 * stats.binom.cdf(k - 1, np.arange(n), 0.1)
+    deviation = np.sqrt(probability * (1 - probability) / 2000)
+    assert (np.abs(votes.double().mean(0).numpy() - probability) < 4.5 * deviation).all()
+
+
+def test_extension_tosses_each_record_once():
+    """With coins that all fall heads from the second list on, each record is accepted at most once."""
+    n = 32
+    table, labels = torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n) % 4
+    tossed = []
+
+    def coins(shape, probability):
+        assert probability == 0.5
+        tossed.append(tuple(shape))
+        return torch.full(shape, len(tossed) > 1)
+
+    neighbors = PoissonNeighbors(table, labels, 4, 10, 0.5, list_length=10)
+    votes = neighbors.votes(neighbors.rank(torch.zeros(1, 1)), coins)
+    assert tossed == [(1, 10), (1, 10)]
+    # Ranks 10 to 19 are accepted: labels 2 3 0 1 2 3 0 1 2 3.
+    assert votes.tolist() == [[2, 2, 3, 3]]
+
+    def never(shape, probability):
+        tossed.append(tuple(shape))
+        return torch.zeros(shape, dtype=torch.bool)
+
+    tossed.clear()
+    assert neighbors.votes(neighbors.rank(torch.zeros(1, 1)), never).sum() == 0
+    assert sum(shape[1] for shape in tossed) == n
+
+
+def test_only_short_queries_are_extended():
+    table, labels = torch.arange(40, dtype=torch.float32)[:, None], torch.arange(40)
+    shapes = []
+
+    def coins(shape, probability):
+        shapes.append(tuple(shape))
+        drawn = torch.ones(shape, dtype=torch.bool)
+        if len(shapes) == 1:
+            drawn[1, 2:] = False  # the second query gets two of its five at first
+        return drawn
+
+    neighbors = PoissonNeighbors(table, labels, 40, 5, 0.5, list_length=5)
+    votes = neighbors.votes(neighbors.rank(torch.tensor([[-1.0], [100.0], [-1.0]])), coins)
+    assert shapes == [(3, 5), (1, 5)]
+    assert [row.nonzero()[:, 0].tolist() for row in votes] == [
+        [0, 1, 2, 3, 4],
+        [32, 33, 34, 38, 39],  # ranks 0 and 1, then the first three beyond the list
+        [0, 1, 2, 3, 4],
+    ]
+
+
+def test_calls_use_fresh_coins_and_lists_are_long_enough():
+    table, labels = _table(2000), torch.arange(2000) % 3
+    neighbors = PoissonNeighbors(table, labels, 3, 50, 0.15)
+    ranked = neighbors.rank(_table(20, seed=2))
+    noise = SeededNoise(0)
+    first, second = (neighbors.votes(ranked, noise.bernoulli) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(first.sum(1), torch.full((20,), 50))
+    length = neighbors.list_length
+    assert stats.binom.cdf(49, length, 0.15) <= 1e-6 < stats.binom.cdf(49, length - 2, 0.15)
+    part = neighbors.votes(ranked[torch.tensor([3, 5])], noise.bernoulli)
+    assert part.shape == (2, 3)
+
+
+def test_coins_are_tossed_in_blocks(monkeypatch):
+    from pl_privknn.neighbors import poisson
+
+    table, labels = _table(100), torch.arange(100) % 3
+    neighbors = PoissonNeighbors(table, labels, 3, 5, 0.5)
+    ranked = neighbors.rank(_table(50, seed=2))
+    whole = neighbors.votes(ranked, lambda shape, p: torch.ones(shape, dtype=torch.bool))
+    monkeypatch.setattr(poisson, "_COINS_AT_A_TIME", 100)
+    blocks = neighbors.votes(ranked, lambda shape, p: torch.ones(shape, dtype=torch.bool))
+    assert torch.equal(whole, blocks)
+    assert torch.equal(whole, PoissonNeighbors(table, labels, 3, 5, 1.0).votes(ranked))
+
+
+def test_empty_table_gives_no_votes():
+    neighbors = PoissonNeighbors(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 3, 5, 0.5)
+    votes = neighbors.votes(neighbors.rank(torch.zeros(4, 2)), SeededNoise(0).bernoulli)
+    assert torch.equal(votes, torch.zeros(4, 3, dtype=torch.int64))
+    full = PoissonNeighbors(_table(9), torch.zeros(9, dtype=torch.int64), 3, 5, 0.5)
+    assert full.votes(full.rank(torch.zeros(0, 3)), SeededNoise(0).bernoulli).shape == (0, 3)
+
+
+def test_bad_arguments_and_no_private_text():
+    labels = torch.tensor([0, 1, 1])
+    with pytest.raises(ValueError, match="sampling_rate=0"):
+        PoissonNeighbors(_table(3), labels, 2, 1, 0)
+    with pytest.raises(ValueError, match=r"labels: some lie outside \[0, num_classes=2\)") as error:
+        PoissonNeighbors(_table(3), torch.tensor([0, 1, 77]), 2, 1, 0.5)
+    assert "77" not in str(error.value)
+    with pytest.raises(ValueError, match=r"labels: shape \(3,\), torch.float32"):
+        RadiusNeighbors(_table(3), labels.float(), 2, 1.0)
+    with pytest.raises(ValueError, match="radius=0"):
+        RadiusNeighbors(_table(3), labels, 2, 0)
+    neighbors = PoissonNeighbors(_table(3), labels, 2, 1, 0.5)
+    ranked = neighbors.rank(_table(2))
+    with pytest.raises(ValueError, match="coins=None"):
+        neighbors.votes(ranked)
+    with pytest.raises(ValueError, match=r"coins gave torch\.float32"):
+        neighbors.votes(ranked, lambda shape, p: torch.ones(shape))
+    assert repr(ranked) == "RankedLists(queries=2, length=3)"
