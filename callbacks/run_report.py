@@ -94,6 +94,7 @@ def _privacy(trainer: pl.Trainer) -> dict[str, Any]:
         if isinstance(callback, PrivateLabeler) and (reports := callback.report(exact=True)) is not None:
             guarantee, spent = reports
             counts = callback.label_counts()
+            head = None if callback.ledger is None else callback.ledger.report().head
             return {
                 **guarantee.to_dict(),
                 "epsilon_spent": spent.epsilon,
@@ -102,6 +103,7 @@ def _privacy(trainer: pl.Trainer) -> dict[str, Any]:
                 "label_accuracy": callback.metrics.get("labels/accuracy"),
                 "label_accuracy_last_round": callback.metrics.get("labels/accuracy_last_round"),
                 "labeler": type(callback.labeler).__name__,
+                "ledger_head": head,
             }
     return {"epsilon": None, "guarantee": "none", "reason": "no private labels were used"}
 

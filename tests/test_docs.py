@@ -1,6 +1,8 @@
 """What the documentation shows runs."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,9 @@ def test_links_of_the_documentation_lead_somewhere():
 def test_readme_names_every_config_of_its_commands():
     for name in re.findall(r"configs/[\w/]+\.yaml", (ROOT / "README.md").read_text(encoding="utf-8")):
         assert (ROOT / name).is_file()
+
+
+def test_readme_table_is_the_rendered_one():
+    command = [sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -72,7 +72,11 @@ class Ledger:
         delta = check_open_unit("delta", delta)
         if max_epsilon is not None:
             max_epsilon = check_positive("max_epsilon", max_epsilon)
-        budget = {"delta": delta, "max_epsilon": max_epsilon, "filter_order": _order(max_epsilon, delta)}
+        budget = {
+            "delta": delta,
+            "max_epsilon": max_epsilon,
+            "filter_order": best_order(max_epsilon or 1.0, delta),
+        }
         self._books = Books()
         self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, **budget}))
         try:
@@ -176,7 +180,8 @@ class Ledger:
             self._sync()
             run, known = self._books.run(run_id), run_id in self._books.runs
             if not known or (wanted and wanted != run.planned):
-                if run.planned and not (extend and _is_larger(wanted, run.planned)):
+                grows = any(count > run.planned.get(mechanism, 0) for mechanism, count in wanted.items())
+                if run.planned and not (extend and grows):
                     raise ValueError(
                         f"run_id={run_id!r} has another plan in the ledger {self.path}; continue it with the "
                         "same parameters, use another run_id, or pass extend=True with a plan that is larger "
@@ -246,10 +251,6 @@ class Ledger:
             known = ", ".join(self._books.runs) or "none"
             raise ValueError(f"run_id={run_id!r} is not in the ledger {self.path}; its runs are: {known}")
         return self._books.runs[run_id]
-
-    def _num_charges(self, run_id: str) -> int:
-        self._sync()
-        return self._books.run(run_id).num_charges
 
     # ------------------------------------------------------------------ inner work
 
@@ -324,7 +325,7 @@ class LedgerRun:
     @property
     def num_charges(self) -> int:
         """How many charges the run has made."""
-        return self.ledger._num_charges(self.run_id)
+        return self.ledger._run_books(self.run_id).num_charges
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
         """Totals of this run alone; ``run.ledger.report()`` has those of everybody."""
@@ -346,11 +347,3 @@ def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
 
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return {"kind": kind, "time": now, "version": __version__, **content}
-
-
-def _order(max_epsilon: float | None, delta: float) -> float:
-    return best_order(1.0 if max_epsilon is None else max_epsilon, delta)
-
-
-def _is_larger(new: Counts, old: Counts) -> bool:
-    return any(count > old.get(mechanism, 0) for mechanism, count in new.items())
