@@ -226,3 +226,21 @@ def test_seeds_of_teachers_differ():
         len({teacher_seed(s, t, p) for s in range(3) for t in range(50) for p in ("weights", "batches")})
         == 300
     )
+
+
+def test_progress_bar_also_inside_another_one(monkeypatch, capsys):
+    from rich.progress import Progress
+
+    from pl_privknn.labelers.pate_teachers import progress_bar
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Progress(), progress_bar("training 7 teachers", True) as progress:
+        progress(0.5)
+        progress(1.0)
+    with progress_bar("training 8 teachers", True) as progress:
+        progress(1.0)
+    shown = capsys.readouterr().out
+    assert "training 8 teachers" in shown
+    with progress_bar("training 9 teachers", False) as progress:
+        progress(1.0)
+    assert "training 9 teachers" not in capsys.readouterr().out
