@@ -116,7 +116,7 @@ def test_an_epsilon_that_goes_both_ways_is_refused():
 
 
 def test_a_target_out_of_reach_says_so():
-    with pytest.raises(CalibrationError, match="epsilon=0.1 can't be met: count=1, the smallest allowed"):
+    with pytest.raises(CalibrationError, match=r"epsilon=0\.1 can't be met: count=1, the smallest"):
         plan_release(epsilon=0.1, delta=1e-5, noise_scale=1.0)
 
 

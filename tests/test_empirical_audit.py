@@ -293,7 +293,7 @@ def test_private_knn_stays_under_its_claim(labeler, table):
     count = 6
     claimed = labeler.plan(count, count, 2)
     ask = private_knn_asker(labeler, **table)
-    result = audit(claimed, outcome_experiment(ask, 3, count), trials=10_000, noise=SeededNoise(10))
+    result = audit(claimed, outcome_experiment(ask, 3, count), trials=15_000, noise=SeededNoise(10))
     assert result.verdict == "OK"
     assert result.empirical > 0.1 * result.claimed  # it was a pair that tells something
 

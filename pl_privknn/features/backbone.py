@@ -86,9 +86,7 @@ class BackboneFeatures(Extractor):
 def _undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode inside; every submodule's mode and the random generators as they were afterwards."""
     modes = [(submodule, submodule.training) for submodule in module.modules()]
-    on_device = [device] if device.type not in ("cpu", "meta") else []
-    device_type = device.type if on_device else "cuda"
-    with torch.random.fork_rng(devices=on_device, device_type=device_type):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             module.eval()
             yield

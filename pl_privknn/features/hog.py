@@ -23,10 +23,10 @@ _PIXELS_ON_ACCELERATORS = 1 << 24
 class HOG(Extractor):
     """Histograms of oriented gradients (Dalal & Triggs 2005), an Extractor.
 
-    Gives the same vectors as ``skimage.feature.hog`` for each image, many images at a time and on any device:
-    centred differences with zero borders, the channel with the largest gradient at each pixel, unsigned
-    orientations in hard bins, means over cells, and normalised overlapping blocks. The defaults suit 28 x 28
-    images (1,296 values).
+    Gives the same vectors as ``skimage.feature.hog`` for each image, many images at a time, on any device that
+    has float64: centred differences with zero borders, the channel with the largest gradient at each pixel,
+    unsigned orientations in hard bins, means over cells, and normalised overlapping blocks. The defaults suit
+    28 x 28 images (1,296 values).
 
     Args:
         orientations: number of orientation bins in 180 degrees.

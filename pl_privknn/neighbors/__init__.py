@@ -1,6 +1,17 @@
 """Nearest neighbours over feature tables. Everything here handles private data and releases nothing."""
 
-from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, RankedLists
-from pl_privknn.neighbors.search import top_k, within_radius
+from pl_privknn.neighbors.poisson import PoissonNeighbors, RankedLists
+from pl_privknn.neighbors.search import nearest, top_k, within_radius
+from pl_privknn.neighbors.votes import Coins, RadiusNeighbors, knn_votes, radius_votes
 
-__all__ = ["Coins", "PoissonNeighbors", "RankedLists", "top_k", "within_radius"]
+__all__ = [
+    "Coins",
+    "PoissonNeighbors",
+    "RadiusNeighbors",
+    "RankedLists",
+    "knn_votes",
+    "nearest",
+    "radius_votes",
+    "top_k",
+    "within_radius",
+]

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_rate
-from pl_privknn.neighbors.search import smallest, squared_norms, top_k
+from pl_privknn.neighbors.search import nearest
+from pl_privknn.neighbors.votes import Coins, compact_labels, knn_votes, toss
 
-#: Tosses coins: (shape, probability) -> bool tensor.
-Coins = Callable[[tuple[int, ...], float], Tensor]
-
+# Coins and the counts over them take some 10 bytes each: 40 MB at a time.
+_COINS_AT_A_TIME = 1 << 22
 #: Chance that a query needs a longer list than the one searched for at first.
 _SHORTFALL = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RankedLists:
-    """Nearest records of some queries. **Private**: it holds record indices and labels.
+    """Nearest records of some queries. **Private**, except for ``queries``.
 
     Attributes:
-        queries: float32, shape ``(m, d)``; kept to search for longer lists.
-        indices: int64, shape ``(m, K)``; records from nearest to farthest.
-        labels: int64, shape ``(m, K)``; their labels.
+        queries: floating point, shape ``(m, d)``; kept to search for longer lists.
+        indices: int32, shape ``(m, K)``; records from nearest to farthest.
     """
 
     queries: Tensor
     indices: Tensor
-    labels: Tensor
 
-    def __getitem__(self, rows: Tensor) -> RankedLists:
-        return RankedLists(self.queries[rows], self.indices[rows], self.labels[rows])
+    def __getitem__(self, rows: Tensor | slice) -> RankedLists:
+        return RankedLists(self.queries[rows], self.indices[rows])
 
     def __len__(self) -> int:
         return len(self.queries)
+
+    def __repr__(self) -> str:
+        """Sizes alone, so that no log or traceback shows private indices."""
+        return f"RankedLists(queries={len(self)}, length={self.indices.shape[1]})"
 
 
 class PoissonNeighbors:
@@ -47,18 +48,20 @@ class PoissonNeighbors:
     reached would not have been among the k nearest, whatever its coin. So one exact search for the nearest
     K records serves every release about a query, and a release costs K coins. K is chosen so that fewer
     than k are accepted with probability below 1e-6; where it happens, the walk goes on over a longer list
-    with coins for the further records only.
+    with coins for the further records only. (Zhu et al., Private-kNN, CVPR 2020, take the sample literally.)
 
     Args:
-        table: float32 features of the private records, shape ``(n, d)``.
-        labels: int64, shape ``(n,)``.
-        num_classes: number of classes.
+        table: features of the private records, floating point, shape ``(n, d)``.
+        labels: int64, shape ``(n,)``, values in ``[0, num_classes)``.
+        num_classes: number of classes, a public constant.
         k: number of neighbours that vote.
         sampling_rate: γ in (0, 1]. A record takes part in a sample at most once.
-        list_length: K; chosen from ``k`` and ``sampling_rate`` by default.
+        list_length: K; chosen from ``k`` and ``sampling_rate`` by default. It changes the time, not the result.
+        block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
+        device: as in :func:`~pl_privknn.neighbors.search.top_k`.
 
     Raises:
-        ValueError: for parameters out of range.
+        ValueError: for parameters out of range and tables that do not fit; messages hold no private value.
     """
 
     def __init__(
@@ -69,65 +72,82 @@ class PoissonNeighbors:
         k: int,
         sampling_rate: float,
         list_length: int | None = None,
+        *,
+        block_size: int | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         self.k = check_int("k", k)
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.num_classes = check_int("num_classes", num_classes, minimum=2)
-        self.table, self.labels = table, labels
         wanted = _list_length(self.k, self.sampling_rate) if list_length is None else list_length
-        self.list_length = min(max(wanted, self.k), len(table))
+        self.list_length = min(max(check_int("list_length", wanted), self.k), len(table))
+        self._table, self._labels = table, compact_labels(labels, len(table), self.num_classes)
+        self._block_size, self._device = block_size, device
 
     def rank(self, queries: Tensor) -> RankedLists:
         """Search for the nearest records of each query.
 
         Args:
-            queries: float32, shape ``(m, d)``.
-        """
-        _, indices = top_k(queries, self.table, max(1, self.list_length))
-        return RankedLists(queries, indices, self.labels[indices])
+            queries: floating point, shape ``(m, d)``.
 
-    def votes(self, ranked: RankedLists, coins: Coins) -> Tensor:
+        Raises:
+            ValueError: for queries that do not fit the table or are not finite.
+        """
+        return RankedLists(queries, self._nearest(queries, max(1, self.list_length)))
+
+    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
         """Votes of one fresh sample for each query.
 
         Args:
-            ranked: from :meth:`rank`; serves any number of calls.
+            ranked: from :meth:`rank`; serves any number of calls, each with coins of its own.
             coins: tosses independent coins, for instance ``noise.bernoulli``; not used at γ = 1.
 
         Returns:
-            int64, shape ``(m, num_classes)``; a row sums to ``k``, or to the size of its sample where that
-            is smaller.
+            int64, shape ``(m, num_classes)``, private; a row sums to ``k``, or to the size of its sample where
+            that is smaller.
         """
         votes = torch.zeros(len(ranked), self.num_classes, dtype=torch.int64)
-        accepted = torch.zeros(len(ranked), dtype=torch.int64)
-        rows, seen, further = torch.arange(len(ranked)), ranked.indices, ranked.labels
+        taken = torch.zeros(len(ranked), dtype=torch.int64)
+        rows, seen, further = torch.arange(len(ranked)), ranked.indices, ranked.indices
         while True:
-            accepted[rows] = self._walk(votes, rows, further, accepted[rows], coins)
-            short = accepted[rows] < self.k
+            self._walk(votes, taken, rows, further, coins)
+            short = taken[rows] < self.k
             rows, seen = rows[short], seen[short]
-            if len(rows) == 0 or seen.shape[1] == len(self.table):
-                break
-            more = self._further(ranked.queries[rows], seen)
-            seen, further = torch.cat([seen, more], dim=1), self.labels[more]
-        return votes
+            if len(rows) == 0 or seen.shape[1] == len(self._table):
+                return votes
+            further = self._further(ranked.queries[rows], seen)
+            seen = torch.cat([seen, further], dim=1)
 
-    def _walk(self, votes: Tensor, rows: Tensor, labels: Tensor, accepted: Tensor, coins: Coins) -> Tensor:
-        """Walk over ``labels`` with fresh coins and add to ``votes[rows]``; returns how many are accepted."""
-        if self.sampling_rate < 1:
-            heads = coins(tuple(labels.shape), self.sampling_rate)
-        else:
-            heads = torch.ones(labels.shape, dtype=torch.bool)
-        heads = heads & (heads.cumsum(dim=1).add_(accepted[:, None]) <= self.k)
-        added = torch.zeros(len(rows), self.num_classes, dtype=torch.int64)
-        votes[rows] += added.scatter_add_(1, labels, heads.long())
-        return accepted + heads.sum(dim=1)
+    def _walk(self, votes: Tensor, taken: Tensor, rows: Tensor, indices: Tensor, coins: Coins | None) -> None:
+        """Walk over lists with fresh coins, adding to ``votes[rows]`` and ``taken[rows]``."""
+        step = max(1, _COINS_AT_A_TIME // max(1, indices.shape[1]))
+        for row, index in zip(rows.split(step), indices.split(step), strict=True):
+            accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None
+            more = knn_votes(self._labels[index], accepted, self.k - taken[row], self.num_classes)
+            votes[row] += more
+            taken[row] += more.sum(dim=1)
 
     def _further(self, queries: Tensor, seen: Tensor) -> Tensor:
         """The next nearest records after those already walked over: as many again, or all that are left."""
-        count = min(max(seen.shape[1], self.k), len(self.table) - seen.shape[1])
-        distances = torch.addmm(squared_norms(self.table), queries, self.table.T, alpha=-2.0)
-        # Not searched for again: rounding could order them differently, and a record be walked over twice.
-        distances.scatter_(1, seen, torch.inf)
-        return smallest(distances, count)[1]
+        records, walked = len(self._table), seen.shape[1]
+        longer = self._nearest(queries, min(records, 2 * walked))
+        further = torch.empty((len(queries), longer.shape[1] - walked), dtype=torch.int32)
+        step = max(1, _COINS_AT_A_TIME // records)
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
+            # The longer list starts with the shorter one. That no record is walked over twice must not hang on
+            # it, so those walked over are sorted out by index.
+            walked_over = torch.zeros((len(longer[part]), records), dtype=torch.bool)
+            walked_over.scatter_(
+                1, seen[part].long(), torch.ones((), dtype=torch.bool).expand(seen[part].shape)
+            )
+            repeated = walked_over.gather(1, longer[part].long()).to(torch.uint8)
+            fresh = repeated.argsort(dim=1, stable=True)[:, : further.shape[1]]
+            further[part] = longer[part].gather(1, fresh)
+        return further
+
+    def _nearest(self, queries: Tensor, length: int) -> Tensor:
+        return nearest(queries, self._table, length, block_size=self._block_size, device=self._device)
 
 
 def _list_length(k: int, sampling_rate: float) -> int:

@@ -1,0 +1,110 @@
+"""Sign random projections: candidates against brute force, through any order of changes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pl_privknn.neighbors import hashing
+from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
+
+
+def brute_force(options, rows, queries):
+    planes = options.hyperplanes(rows.shape[1])
+
+    def buckets(vectors):
+        return (vectors @ planes >= 0).view(len(vectors), options.num_tables, options.num_bits)
+
+    of_rows, of_queries = buckets(rows), buckets(queries)
+    shared = (of_rows[None] == of_queries[:, None]).all(dim=3).any(dim=2)
+    return [np.flatnonzero(row) for row in shared.numpy()]
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("tables", "bits"), [(1, 1), (5, 3), (30, 8), (2, 31)])
+def test_candidates_are_those_in_the_same_bucket_of_any_table(tables, bits):
+    options = SignProjections(tables, bits, seed=4)
+    rows, queries = torch.randn(300, 9), torch.randn(40, 9)
+    queries[:10] = rows[:10]
+    index = HashIndex(options, 9)
+    index.set_rows(np.arange(300), rows)
+    found = index.candidates(queries)
+    assert_same(found, brute_force(options, rows, queries))
+    assert all(row in candidates for row, candidates in enumerate(found[:10]))
+
+
+def test_candidates_after_changes_are_those_of_a_fresh_index(monkeypatch):
+    monkeypatch.setattr(hashing, "_MANY_CHANGES", 40)
+    rng = np.random.default_rng(0)
+    options, queries = SignProjections(6, 4), torch.randn(15, 5)
+    index, rows = HashIndex(options, 5), torch.empty(0, 5)
+    for step in range(60):
+        count = len(rows)
+        if step % 3 == 2 and count:
+            keep = int(rng.integers(count))
+            index.truncate(keep)
+            rows = rows[:keep].clone()
+        else:
+            added = int(rng.integers(1, 30))
+            changed = np.unique(rng.integers(0, count + 1, 5)) if count else np.empty(0, np.int64)
+            where = np.unique(np.concatenate([changed[changed < count], np.arange(count, count + added)]))
+            vectors = torch.randn(len(where), 5)
+            rows = torch.cat([rows, torch.empty(added, 5)])
+            rows[torch.from_numpy(where)] = vectors
+            index.set_rows(where, vectors)
+        assert len(index) == len(rows)
+        assert_same(index.candidates(queries), brute_force(options, rows, queries))
+
+
+def test_an_empty_index_has_no_candidates():
+    index = HashIndex(SignProjections(3, 2), 4)
+    assert [len(rows) for rows in index.candidates(torch.randn(2, 4))] == [0, 0]
+    index.set_rows(np.arange(7), torch.randn(7, 4))
+    index.truncate(0)
+    assert [len(rows) for rows in index.candidates(torch.randn(2, 4))] == [0, 0]
+
+
+def test_recall_is_that_of_the_angle():
+    # P[same bucket in one table] = (1 - θ/π)^b; 4,000 pairs at one angle, 5 standard errors.
+    options, dimension, angle = SignProjections(4, 6, seed=1), 64, 0.6
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.linalg.qr(torch.randn(4000, dimension, 2, generator=generator))[0].unbind(dim=2)
+    near = math.cos(angle) * first + math.sin(angle) * second
+    index = HashIndex(options, dimension)
+    hits = float((index.codes(first) == index.codes(near)).any(axis=1).mean())
+    expected = 1 - (1 - (1 - angle / math.pi) ** 6) ** 4
+    # The tables share their hyperplanes over all pairs, which adds to the spread: a tenth is far beyond it.
+    assert hits == pytest.approx(expected, abs=0.1)
+
+
+def test_candidacy_of_a_row_does_not_depend_on_the_others():
+    options, rows, queries = SignProjections(5, 5), torch.randn(200, 8), torch.randn(20, 8)
+    everything, alone = HashIndex(options, 8), HashIndex(options, 8)
+    everything.set_rows(np.arange(200), rows)
+    alone.set_rows(np.arange(1), rows[77:78])
+    for candidates, single in zip(everything.candidates(queries), alone.candidates(queries), strict=True):
+        assert (77 in candidates) == (len(single) == 1)
+
+
+def test_chosen_products_are_scalar_products():
+    table, vector = torch.randn(50, 33), torch.randn(33)
+    rows = np.array([3, 3, 49, 0])
+    expected = (table[torch.from_numpy(rows)].double() @ vector.double()).numpy()
+    np.testing.assert_allclose(chosen_products(table.numpy(), rows, vector.numpy()), expected, atol=1e-5)
+    alone = chosen_products(table[49:].numpy(), np.array([0]), vector.numpy())
+    assert alone[0] == chosen_products(table.numpy(), rows, vector.numpy())[2]
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="num_bits=32"):
+        SignProjections(3, 32)
+    with pytest.raises(ValueError, match="num_tables=0"):
+        SignProjections(0)
+    with pytest.raises(ValueError, match="seed=-1"):
+        SignProjections(seed=-1)
