@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pl_privknn import cli_privacy
+
 _TRAINING = {
     "fit": "train a student on privately bought labels (--resume DIR continues an interrupted run)",
     "validate": "evaluate a checkpoint on public images",
@@ -59,11 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     epsilon.add_argument("--json", action="store_true", help="print one JSON object")
     epsilon.set_defaults(run=_epsilon)
 
+    cli_privacy.add_plan(commands)
+
     audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
-    audit.add_argument("ledger", help="the ledger's file")
+    audit.add_argument("ledger", help="the ledger's file; with --empirical also a JSON list of records")
     audit.add_argument("--delta", type=float, default=None, help="δ; the ledger's own by default")
     audit.add_argument("--head", default=None, help="head hash noted earlier: the ledger must contain it")
     audit.add_argument("--json", action="store_true", help="print one JSON object")
+    cli_privacy.add_empirical(audit)
     audit.set_defaults(run=_audit)
     return parser
 
@@ -77,6 +82,8 @@ def _epsilon(parsed: argparse.Namespace) -> int:
 
 
 def _audit(parsed: argparse.Namespace) -> int:
+    if parsed.empirical:
+        return cli_privacy.run_empirical(parsed)
     from pl_privknn.privacy.report import audit_ledger
 
     report = audit_ledger(parsed.ledger, delta=parsed.delta, head=parsed.head)

@@ -21,7 +21,14 @@ from pl_privknn.privacy.accountant import (
     merge_charges,
     read_records,
 )
-from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+    DiscreteLaplace,
+    ExponentialArgmax,
+    Gaussian,
+    Laplace,
+    NoisyScreening,
+)
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "reference_epsilons.json").read_text())
 SCREENING = NoisyScreening(k=300, threshold=210, sigma=85, num_classes=10, sampling_rate=0.2)
@@ -214,3 +221,28 @@ def test_the_curve_over_queries_is_what_each_count_costs():
     assert np.all(np.diff(curve) > 0)
     with pytest.raises(ValueError, match=r"counts\[1\]"):
         epsilon_curve(per_query, [1, -1], 1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("scale", [0.7, 2.0])
+def test_lumpy_losses_are_never_under_reported(count, scale):
+    """Discrete Laplace puts much mass on single losses; its composition is enumerated here by convolution."""
+    sensitivity = 2
+    support = np.arange(-200, 201)
+    weights = np.exp(-np.abs(support) / scale)
+    shifted = np.exp(-np.abs(support - sensitivity) / scale)
+    total = np.exp(-np.abs(np.arange(-2000, 2001)) / scale).sum()
+    levels = np.round(np.log(weights / shifted) * scale).astype(int)
+    one = np.bincount(levels + sensitivity, weights=weights / total, minlength=2 * sensitivity + 1)
+    mass = np.array([1.0])
+    for _ in range(count):
+        mass = np.convolve(mass, one)
+    losses = (np.arange(len(mass)) - count * sensitivity) / scale
+    charges = [Charge(DiscreteLaplace(scale, sensitivity), count)]
+    for epsilon in (0.0, 0.3, 1.0, 0.7 * losses[-1]):
+        exact = float((mass * np.clip(1 - np.exp(epsilon - losses), 0, None)).sum())
+        ours = delta_for_epsilon(charges, epsilon, method="pld")
+        # From above, and tight to the grid.
+        assert exact * (1 - 1e-9) - 1e-13 <= ours <= exact * 1.01 + 1e-9
+        if exact > 1e-8:
+            assert epsilon_for_delta(charges, exact, method="pld") >= epsilon - 1e-6

@@ -1,5 +1,7 @@
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -253,3 +255,20 @@ def test_the_command_finds_what_was_left_out(words, found, capsys):
 def test_the_command_names_what_is_wrong(capsys):
     assert main([*COMMAND.split(), "--answers", "0"]) == 1
     assert "max_answers=0" in capsys.readouterr().err
+
+
+def test_the_page_on_accounting_quotes_what_is_computed():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "accounting.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)account\(releases", page, flags=re.DOTALL)
+    scope: dict = {}
+    exec(code[1], scope)
+    report = scope["account"](scope["releases"], delta=1e-5, exact=False).to_dict()
+    for name in ("epsilon_rdp_classic", "epsilon_rdp", "epsilon_pld"):
+        quoted = re.search(rf"\| `{name}` \| ([\d.]+) \|", page)
+        assert float(quoted[1]) == pytest.approx(report[name], abs=6e-5), name
+    # The planned configuration costs what the page says.
+    printed = re.search(r"# PrivateKNN\n.*?\nlabeling:.*?(?=```)", page, flags=re.DOTALL)[0]
+    callback = callback_of(printed)
+    charges = callback.labeler.plan(2000, callback.max_answers, 10)
+    stated = re.search(r"# epsilon_pld +([\d.]+)", printed)
+    assert float(stated[1]) == pytest.approx(epsilon_for_delta(charges, 1e-5, method="pld"), abs=1e-6)

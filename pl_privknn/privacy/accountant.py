@@ -186,7 +186,7 @@ def delta_for_epsilon(
     else:
         # The composition is accurate near the δ that RDP points to.
         near = math.exp(min(max(log_delta - 1, -600.0), -1.0))
-        by_pld = float(_compose(merged, near, adjacency).delta(np.array([epsilon]))[0])
+        by_pld = float(_compose(merged, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
     return by_pld if method == "pld" else min(by_rdp, by_pld)
 
 
@@ -260,7 +260,9 @@ def _pld_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) 
     return min(_compose(charges, delta, adjacency).epsilon(delta), _pure_epsilon(charges, adjacency))
 
 
-def _compose(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> composition.Composition:
+def _compose(
+    charges: Sequence[Charge], delta: float, adjacency: Adjacency, epsilon: float | None = None
+) -> composition.Composition:
     mu, parts = _parts(charges, adjacency)
     # Mechanisms that only have an RDP curve compose as curves, which is tighter than as pairs made of them.
     curves = [charge for charge in parts if type(charge.mechanism).pld is Mechanism.pld]
@@ -278,7 +280,7 @@ def _compose(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> c
     if mu > 0:
         pieces.append((pld.to_distribution(pld.gaussian_losses(mu, 1.0, step), None, step), 1))
     pieces += [(charge.mechanism.pld(adjacency, step), charge.count) for charge in parts]
-    return composition.compose(pieces, delta)
+    return composition.compose(pieces, delta, epsilon)
 
 
 def _span(mechanism: Mechanism, adjacency: Adjacency) -> float:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.privacy import pld
-from pl_privknn.privacy.accountant import account, delta_for_epsilon
+from pl_privknn.privacy import composition, pld
+from pl_privknn.privacy.accountant import account, merge_charges
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
@@ -31,6 +31,8 @@ Method = Literal["events", "gaussian_dp"]
 # Thresholds that the first half may choose from, and shares of the claimed ε at which the profile is tested.
 _THRESHOLDS = 400
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Order at which twice the Rényi divergence over the order stands for the variance of the loss.
+_VARIANCE_ORDER = 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,7 @@ def audit(
     experiment: Experiment,
     *,
     delta: float = 1e-5,
-    trials: int = 20_000,
+    trials: int = 50_000,
     confidence: float = 0.999,
     adjacency: Adjacency = "add_remove",
     noise: NoiseSource | None = None,
@@ -111,9 +113,8 @@ def audit(
     method: Method = "gaussian_dp" if gaussian else "events"
     bound = mu_lower_bound if gaussian else epsilon_lower_bound
     empirical = bound(scores_with, scores_without, delta=delta, confidence=1 - error)
-    profile = [
-        (share * claimed, delta_for_epsilon(charges, share * claimed, adjacency)) for share in _SHARES
-    ]
+    reach = claimed if math.isfinite(claimed) else 0.0
+    profile = claimed_profile(charges, reach * np.array(_SHARES), adjacency)
     excess = profile_excess(scores_with, scores_without, profile, confidence=1 - error)
     return AuditResult(
         claimed=claimed,
@@ -125,6 +126,37 @@ def audit(
         trials=trials,
         confidence=confidence,
     )
+
+
+def claimed_profile(
+    charges: Sequence[Charge], epsilons: Floats, adjacency: Adjacency = "add_remove"
+) -> list[tuple[float, float]]:
+    """(ε, δ(ε)) of a claim, composed by dp-accounting and not by the accountant that is being audited.
+
+    Args:
+        charges: the claim; releases in a fixed order.
+        epsilons: ε ≥ 0, shape ``(n,)``.
+        adjacency: neighbouring relation.
+    """
+    merged = merge_charges(charges)
+    if not merged:
+        return [(float(epsilon), 0.0) for epsilon in epsilons]
+    gaussian = [charge.mechanism.gaussian_mu(adjacency) for charge in merged]
+    if None not in gaussian:
+        mu = math.sqrt(sum(c.count * (m or 0.0) ** 2 for c, m in zip(merged, gaussian, strict=True)))
+        return [(float(epsilon), pld.gaussian_delta(mu, float(epsilon))) for epsilon in epsilons]
+    order = np.array([_VARIANCE_ORDER])
+    variance = sum(
+        c.count * 2 * float(c.mechanism.rdp(order, adjacency)[0]) / _VARIANCE_ORDER for c in merged
+    )
+    releases = sum(charge.count for charge in merged)
+    step = composition.choose_discretization(variance, releases)
+    whole = None
+    for charge in merged:
+        part = charge.mechanism.pld(adjacency, step).self_compose(charge.count)
+        whole = part if whole is None else whole.compose(part)
+    assert whole is not None
+    return [(float(epsilon), float(whole.get_delta_for_epsilon(float(epsilon)))) for epsilon in epsilons]
 
 
 def epsilon_lower_bound(
@@ -195,7 +227,12 @@ def profile_excess(
     for epsilon, delta in profile:
 
         def bound(
-            hits: Floats, size_p: int, misses: Floats, size_q: int, epsilon: float = epsilon, delta: float = delta
+            hits: Floats,
+            size_p: int,
+            misses: Floats,
+            size_q: int,
+            epsilon: float = epsilon,
+            delta: float = delta,
         ) -> Floats:
             p, q = lower_probability(hits, size_p, error), upper_probability(misses, size_q, error)
             return p - math.exp(epsilon) * q - delta
@@ -271,5 +308,7 @@ def _halves(scores_with: ArrayLike, scores_without: ArrayLike) -> Halves:
 def _scores(scores: ArrayLike, trials: int) -> Floats:
     values = np.asarray(scores, dtype=np.float64)
     if values.shape != (trials,):
-        raise ValueError(f"experiment: returned shape {values.shape}; want one score for each of {trials} runs")
+        raise ValueError(
+            f"experiment: returned shape {values.shape}; want one score for each of {trials} runs"
+        )
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -199,7 +200,7 @@ class _Search:
 
     def _check_monotone(self) -> None:
         tried = self.tried if self.parameter.rising else self.tried[::-1]
-        for (cheap, less), (dear, more) in zip(tried, tried[1:], strict=False):
+        for (cheap, less), (dear, more) in itertools.pairwise(tried):
             if more < less * (1 - _WOBBLE) - 1e-9:
                 way = "grow" if self.parameter.rising else "fall"
                 raise CalibrationError(
