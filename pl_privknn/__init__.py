@@ -11,17 +11,26 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Gaussian": "pl_privknn.privacy.mechanisms",
-    "NoisyScreening": "pl_privknn.privacy.mechanisms",
-    "Ledger": "pl_privknn.privacy.ledger",
+    "BackboneFeatures": "pl_privknn.features",
     "BudgetExceeded": "pl_privknn.privacy.ledger",
+    "Charge": "pl_privknn.privacy.mechanisms",
+    "ExponentialArgmax": "pl_privknn.privacy.mechanisms",
+    "FixMatchStudent": "pl_privknn.students",
+    "Gaussian": "pl_privknn.privacy.mechanisms",
+    "HOG": "pl_privknn.features",
     "Labeler": "pl_privknn.labelers.base",
-    "Release": "pl_privknn.labelers.base",
+    "Laplace": "pl_privknn.privacy.mechanisms",
+    "Ledger": "pl_privknn.privacy.ledger",
+    "NoisyScreening": "pl_privknn.privacy.mechanisms",
     "PrivateKNN": "pl_privknn.labelers.private_knn",
-    "Screening": "pl_privknn.labelers.private_knn",
-    "HOG": "pl_privknn.features.hog",
-    "VATStudent": "pl_privknn.students.vat",
     "PrivateLabeler": "pl_privknn.callbacks.private_labeler",
+    "Release": "pl_privknn.labelers.base",
+    "ReverseKNN": "pl_privknn.labelers.reverse_knn",
+    "Screening": "pl_privknn.labelers.private_knn",
+    "SupervisedStudent": "pl_privknn.students",
+    "TimmFeatures": "pl_privknn.features",
+    "UDAStudent": "pl_privknn.students",
+    "VATStudent": "pl_privknn.students",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -2,5 +2,6 @@
 
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
+from pl_privknn.labelers.reverse_knn import ReverseKNN
 
-__all__ = ["Labeler", "PrivateKNN", "Release", "Screening"]
+__all__ = ["Labeler", "PrivateKNN", "Release", "ReverseKNN", "Screening"]
