@@ -8,6 +8,7 @@ from pl_privknn.datamodules.arrays import ArraysDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.digits import DigitsDataModule
+from pl_privknn.datamodules.embeddings import EmbeddingsDataModule
 from pl_privknn.datamodules.image_folder import ImageFolderDataModule
 from pl_privknn.datamodules.images import ImageStore, TensorImages
 from pl_privknn.datamodules.loading import NoLabeledExamplesError
@@ -16,6 +17,7 @@ from pl_privknn.datamodules.mnist import FashionMNISTDataModule, MNISTDataModule
 __all__ = [
     "ArraysDataModule",
     "DigitsDataModule",
+    "EmbeddingsDataModule",
     "FashionMNISTDataModule",
     "ImageFolderDataModule",
     "ImageStore",

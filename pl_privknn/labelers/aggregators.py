@@ -1,0 +1,148 @@
+"""How teachers' votes become answers: which noise is drawn, and what each release is charged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_positive
+from pl_privknn.labelers.base import ChargesLedger
+from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.labelers.voting import complete_noise, noisy_argmax
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism, NoisyScreening
+from pl_privknn.privacy.noise import NoiseSource
+
+#: One record is in one teacher, whose vote leaves one class and joins another.
+PATE_VOTES_L2 = math.sqrt(2.0)
+PATE_VOTES_L1 = 2.0
+
+#: Turns the mechanism that draws into the one that is written into the ledger.
+Bill = Callable[[Mechanism], Mechanism]
+
+
+class Aggregator:
+    """Releases the arg-max of noisy votes, for queries that pass a noisy screening where there is one.
+
+    One changed vote moves the histogram by √2 in L2 and 2 in L1, and the largest count by at most 1. An
+    abstention is one more choice of a teacher and moves less. The screening compares
+    max(largest count, ⌈k/c⌉): k votes for c classes can't stay below that, and with abstentions it keeps the
+    counts within the range that :class:`~pl_privknn.privacy.mechanisms.NoisyScreening` accounts for.
+
+    Args:
+        noise: ``Gaussian``, ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
+            the sensitivity is filled in.
+        screening: threshold and noise of the screening, or None to answer every query.
+
+    Raises:
+        ValueError: if ``noise`` can't be added to votes, or states another sensitivity.
+    """
+
+    def __init__(self, noise: Mechanism, screening: Screening | None = None) -> None:
+        self.noise = complete_noise(
+            noise, sampling_rate=1.0, l2_sensitivity=PATE_VOTES_L2, l1_sensitivity=PATE_VOTES_L1, votes="swap"
+        )
+        self.screening = screening
+
+    def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
+        """What screens ``num_teachers`` votes for ``num_classes`` classes.
+
+        Raises:
+            ValueError: for a threshold that so many votes can't reach.
+        """
+        if self.screening is None:
+            return None
+        return NoisyScreening(
+            k=num_teachers,
+            threshold=self.screening.threshold,
+            sigma=self.screening.sigma,
+            num_classes=num_classes,
+        )
+
+    def plan(
+        self, num_queries: int, max_answers: int, num_teachers: int, num_classes: int, bill: Bill
+    ) -> list[Charge]:
+        """The most that so many queries with so many answers can cost."""
+        screening = self.screening_mechanism(num_teachers, num_classes)
+        answers = min(num_queries, max_answers)
+        charges = [] if screening is None or not num_queries else [Charge(bill(screening), num_queries)]
+        return [*charges, Charge(bill(self.noise), answers)] if answers else charges
+
+    def release(
+        self,
+        votes: Tensor,
+        num_teachers: int,
+        ledger: ChargesLedger,
+        noise_source: NoiseSource,
+        max_answers: int | None,
+        bill: Bill,
+    ) -> Tensor:
+        """Screen and answer, paying before each draw.
+
+        Args:
+            votes: int64 histograms, shape ``(m, c)``.
+            num_teachers: number of teachers, those that abstain included.
+            ledger: pays.
+            noise_source: where protective randomness comes from.
+            max_answers: answer at most so many; all if None.
+            bill: see :data:`Bill`.
+
+        Returns:
+            int64, shape ``(m,)``; -1 where refused.
+        """
+        released = torch.full((len(votes),), -1, dtype=torch.int64)
+        if len(votes) == 0:
+            return released
+        screening = self.screening_mechanism(num_teachers, votes.shape[1])
+        passed = torch.ones(len(votes), dtype=torch.bool)
+        if screening is not None:
+            row = ledger.charge(bill(screening), len(votes))
+            floor = math.ceil(num_teachers / votes.shape[1])
+            largest = votes.max(dim=1).values.clamp_min(floor)
+            passed = screening.passes(largest, noise_source.stream("screening", row))
+        answered = torch.nonzero(passed).flatten()[:max_answers]
+        if len(answered):
+            row = ledger.charge(bill(self.noise), len(answered))
+            noise = noise_source.stream("aggregation", row)
+            released[answered] = noisy_argmax(self.noise, votes[answered], noise)
+        return released
+
+
+class LNMAX(Aggregator):
+    """Laplace noise on every count (Papernot et al. 2017): pure 2/b differential privacy an answer.
+
+    Args:
+        scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
+    """
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(Laplace(scale=check_positive("scale", scale)))
+
+
+class GNMAX(Aggregator):
+    """Gaussian noise on every count (Papernot et al. 2018): RDP α/σ² an answer.
+
+    Args:
+        sigma: standard deviation of the noise, in votes.
+    """
+
+    def __init__(self, sigma: float) -> None:
+        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)))
+
+
+class ConfidentGNMAX(Aggregator):
+    """Noisy screening, then GNMAX for the queries that pass (Papernot et al. 2018, Algorithm 1).
+
+    Args:
+        threshold: votes that the largest count has to reach with its noise; 0.6 to 0.8 of the teachers.
+        screening_sigma: σ1, standard deviation of the screening's noise.
+        sigma: σ2, standard deviation of the noise on the counts.
+    """
+
+    def __init__(self, threshold: float, screening_sigma: float, sigma: float) -> None:
+        super().__init__(
+            Gaussian(sigma=check_positive("sigma", sigma)),
+            Screening(threshold, check_positive("screening_sigma", screening_sigma)),
+        )

@@ -1,0 +1,35 @@
+"""Every YAML of configs/ through the real command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pl_privknn.cli import main
+
+CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
+SMALL = [
+    "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--labeling.rounds", "1",
+    "--labeling.queries_per_round", "20", "--labeling.progress", "false", "--trainer.accelerator", "cpu",
+    "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_config_is_understood(config, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--config", str(config), "--print_config"])
+    assert stopped.value.code in (0, None)
+    assert "labeling:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "config", [path for path in CONFIGS if path.stem.startswith("digits_")], ids=lambda path: path.stem
+)
+def test_digits_config_runs(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", str(config), *SMALL, "--run_dir", "run"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["epsilon"] > 0
+    assert summary["guarantee"] == ("conditional" if "guided" in config.stem else "unconditional")
+    assert summary["queried"] > 0
