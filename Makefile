@@ -18,7 +18,7 @@ demo: $(STAMP)
 	$(BIN)/privknn fit --config configs/digits_private_knn.yaml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
