@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import platform
@@ -34,13 +35,15 @@ from torch import Tensor
 from pl_privknn import __version__
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG, TimmFeatures
-from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.ind_knn import IndKNN
-from pl_privknn.labelers.ind_knn_core import PublicDensity
-from pl_privknn.labelers.ind_knn_search import search_ind_knn
-from pl_privknn.labelers.private_knn import PrivateKNN
+from pl_privknn.labelers.ind_knn_core import PAPER_MIN_COUNT, IndKNNParameters, PublicDensity
+from pl_privknn.labelers.ind_knn_search import Simulation, search_ind_knn
+from pl_privknn.labelers.ind_knn_table import unit_rows
+from pl_privknn.labelers.private_knn import KNN_VOTES_L2
+from pl_privknn.labelers.voting import noisy_argmax
+from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 
@@ -73,100 +76,140 @@ class Free:
 def accuracy(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     tables = _features(options)
-    private, labels = tables["private"], tables["private_labels"]
-    tuning = (tables["tuning"], tables["tuning_labels"])
-    rows: list[dict[str, Any]] = []
-    for num_queries in options.queries:
-        asked = [
-            torch.randperm(len(tables["pool"]), generator=torch.Generator().manual_seed(seed))[:num_queries]
-            for seed in range(options.seeds)
-        ]
+    cases = [(queries, epsilon) for queries in options.queries for epsilon in options.epsilons]
+    settings = {
+        (method, *case): _search(tables, method, *case) for case in cases for method in ("density", "fixed")
+    }
+    scores: dict[tuple[Any, ...], list[float]] = {}
+    for queries in options.queries:
+        for seed in range(options.seeds):
+            generator = torch.Generator().manual_seed(seed)
+            asked = torch.randperm(len(tables["pool"]), generator=generator)[:queries]
+            for (method, accounting, epsilon, setting), score in itertools.chain(
+                _ind_knn_scores(options, tables, asked, settings), _rival_scores(options, tables, asked)
+            ):
+                scores.setdefault((queries, epsilon, method, accounting, setting), []).append(score)
+        rows = [_row(options, *key, found) for key, found in scores.items()]
+        _write(f"ind_knn_accuracy_{options.features}", options, {"rows": _best_of_grid(rows)})
+
+
+def _search(tables: dict[str, Tensor], method: str, queries: int, epsilon: float) -> dict[str, Any]:
+    """The best setting on labelled public data."""
+    found = search_ind_knn(
+        tables["tuning"],
+        tables["tuning_labels"],
+        CLASSES,
+        epsilon=epsilon,
+        delta=DELTA,
+        num_queries=queries,
+        num_records=RECORDS,
+        by_density=method == "density",
+        window=0.15,
+        window_step=0.05,
+        repeats=3,
+    )[0]
+    _LOG.print(f"{queries} queries, ε={epsilon}, {method}: {found}")
+    return found.settings
+
+
+def _ind_knn_scores(
+    options: argparse.Namespace, tables: dict[str, Tensor], asked: Tensor, settings: dict[Any, dict[str, Any]]
+) -> Iterator[tuple[tuple[Any, ...], float]]:
+    """Mean over draws of noise; the conversions share settings and noise, and differ in the budget alone."""
+    unit = unit_rows(tables["pool"][asked])
+    simulation = Simulation(
+        (unit @ unit_rows(tables["private"]).T).numpy(),
+        tables["pool_labels"][asked].numpy(),
+        tables["private_labels"].numpy(),
+        CLASSES,
+    )
+    public = (unit @ unit_rows(tables["tuning"]).T).numpy()
+    for (method, queries, epsilon), given in settings.items():
+        if queries != len(asked):
+            continue
+        density = PublicDensity(**given["density"]) if "density" in given else None
+        for conversion in CONVERSIONS:
+            parameters = IndKNNParameters.for_epsilon(
+                epsilon,
+                DELTA,
+                threshold=given["threshold"],
+                sigma2=given["sigma2"],
+                num_queries=queries,
+                conversion=conversion,
+                min_count=PAPER_MIN_COUNT if density is None else float(density.neighbors),
+            )
+            thresholds = np.full(queries, given["threshold"])
+            if density is not None:
+                thresholds = density.thresholds(parameters, public)
+            runs = [
+                simulation.private(parameters, thresholds, SeededNoise(draw)) for draw in range(options.draws)
+            ]
+            key = (method, conversion, epsilon, json.dumps({**given, "conversion": conversion}))
+            yield key, statistics.mean(runs)
+
+
+def _rival_scores(
+    options: argparse.Namespace, tables: dict[str, Tensor], asked: Tensor
+) -> Iterator[tuple[tuple[Any, ...], float]]:
+    """Private-kNN with every setting of the grid: what ``PrivateKNN.label`` does, searching once for all ε."""
+    truth = tables["pool_labels"][asked]
+    for rate, k in GRID:
+        if k / rate > LONGEST_LIST:
+            continue
+        neighbors = PoissonNeighbors(tables["private"], tables["private_labels"], CLASSES, k, rate)
+        ranked = neighbors.rank(tables["pool"][asked])
         for epsilon in options.epsilons:
-            case = {"features": options.features, "queries": num_queries, "epsilon": epsilon}
-            for method, conversion in [("density", c) for c in CONVERSIONS] + [
-                ("fixed", c) for c in CONVERSIONS
-            ]:
-                found = search_ind_knn(
-                    *tuning,
-                    CLASSES,
-                    epsilon=epsilon,
-                    delta=DELTA,
-                    num_queries=num_queries,
-                    num_records=RECORDS,
-                    conversion=conversion,
-                    by_density=method == "density",
-                    window=0.15,
-                    window_step=0.05,
-                    repeats=2,
-                )[0]
-                settings = dict(found.settings)
-
-                def make(seed: int, settings: dict[str, Any] = settings, epsilon: float = epsilon) -> Labeler:
-                    given = {**settings, "epsilon": epsilon, "delta": DELTA}
-                    if "density" in given:
-                        given["density"] = PublicDensity(**given["density"])
-                    labeler = IndKNN(**given, noise_source=SeededNoise(1000 + seed))
-                    if "density" in given:
-                        labeler.use_public(tuning[0])
-                    return labeler
-
-                scores = _scores(make, private, labels, tables, asked)
-                rows.append(_row(case, method, scores, settings, conversion))
-            best: dict[str, Any] | None = None
-            for rate, k in GRID:
-                if k / rate > LONGEST_LIST:
-                    continue
-                sigma = _calibrated(rate, epsilon, num_queries)
-
-                def rival(seed: int, k: int = k, rate: float = rate, sigma: float = sigma) -> Labeler:
-                    return PrivateKNN(k, rate, None, Gaussian(sigma), SeededNoise(2000 + seed))
-
-                scores = _scores(rival, private, labels, tables, asked)
-                setting = {"k": k, "sampling_rate": rate, "sigma": sigma}
-                row = _row(case, "private_knn", scores, setting, "smaller of rdp and pld")
-                if best is None or row["mean"] > best["mean"]:
-                    best = row
-            assert best is not None
-            rows.append(best)
-            _LOG.print(best)
-            _write(f"ind_knn_accuracy_{options.features}", options, {"rows": rows})
+            mechanism = Gaussian(_calibrated(rate, epsilon, len(asked)), KNN_VOTES_L2, rate)
+            runs = []
+            for draw in range(options.draws):
+                noise = SeededNoise(draw)
+                released = noisy_argmax(mechanism, neighbors.votes(ranked, noise.bernoulli), noise)
+                runs.append(float((released == truth).double().mean()))
+            setting = json.dumps({"k": k, "sampling_rate": rate, "sigma": mechanism.sigma})
+            yield ("private_knn", "smaller of rdp and pld", epsilon, setting), statistics.mean(runs)
 
 
-def _scores(
-    make: Callable[[int], Labeler], private: Tensor, labels: Tensor, tables: dict[str, Tensor], asked: Any
-) -> list[float]:
-    scores = []
-    for seed, rows in enumerate(asked):
-        labeler = make(seed)
-        labeler.fit(private, labels, CLASSES)
-        released = labeler.label(tables["pool"][rows], Free()).labels
-        scores.append(float((released == tables["pool_labels"][rows]).double().mean()))
-    return scores
+@functools.cache
+def _calibrated(rate: float, epsilon: float, count: int) -> float:
+    """The least σ for ``count`` answers of Private-kNN."""
+    sigma = Parameter(
+        "sigma", start=100 * rate * math.sqrt(count / 500) / epsilon, low=0.1, high=1e4, rising=False
+    )
+    found = calibrate(
+        lambda value: [Charge(Gaussian(value, KNN_VOTES_L2, rate), count)],
+        sigma,
+        epsilon=epsilon,
+        delta=DELTA,
+        exact=False,
+    )
+    return found.value
 
 
 def _row(
-    case: dict[str, Any], method: str, scores: list[float], settings: dict[str, Any], accounting: str
+    options: argparse.Namespace,
+    queries: int,
+    epsilon: float,
+    method: str,
+    accounting: str,
+    setting: str,
+    scores: list[float],
 ) -> dict[str, Any]:
-    row = {**case, "method": method, "accounting": accounting, "accuracies": scores}
-    row |= {"mean": statistics.mean(scores), "spread": statistics.stdev(scores) if len(scores) > 1 else 0.0}
-    _LOG.print(f"{case} {method} {accounting}: {row['mean']:.4f} {settings}")
-    return {**row, "settings": settings}
+    row = {"features": options.features, "queries": queries, "epsilon": epsilon, "method": method}
+    row |= {"accounting": accounting, "accuracies": scores, "mean": statistics.mean(scores)}
+    spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+    return {**row, "spread": spread, "settings": json.loads(setting)}
 
 
-_CALIBRATED: dict[tuple[float, float, int], float] = {}
-
-
-def _calibrated(rate: float, epsilon: float, count: int) -> float:
-    """The least σ (to three digits) for ``count`` answers of Private-kNN."""
-    key = (rate, epsilon, count)
-    if key not in _CALIBRATED:
-        low, high = 0.1, 1e4
-        while high / low > 1.001:
-            middle = math.sqrt(low * high)
-            total = account([Charge(Gaussian(middle, math.sqrt(2), rate), count)], delta=DELTA, exact=False)
-            low, high = (low, middle) if total.epsilon <= epsilon else (middle, high)
-        _CALIBRATED[key] = high
-    return _CALIBRATED[key]
+def _best_of_grid(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of Private-kNN's settings only the most accurate one of each case."""
+    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["queries"], row["epsilon"], row["method"], row["accounting"])
+        if key not in kept or row["mean"] > kept[key]["mean"]:
+            kept[key] = row
+    for row in kept.values():
+        _LOG.print({key: value for key, value in row.items() if key not in ("accuracies", "features")})
+    return list(kept.values())
 
 
 def _features(options: argparse.Namespace) -> dict[str, Tensor]:
@@ -442,7 +485,8 @@ def main() -> int:
     one.add_argument("--cache", type=Path, default=None, help="folder for features, private")
     one.add_argument("--queries", type=int, nargs="+", default=[500, 2000])
     one.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0])
-    one.add_argument("--seeds", type=int, default=3)
+    one.add_argument("--seeds", type=int, default=3, help="sets of queries")
+    one.add_argument("--draws", type=int, default=5, help="draws of noise for each, averaged")
     one.set_defaults(run=accuracy)
     two = commands.add_parser("speed", help="against the bare matrix product")
     two.add_argument("--records", type=int, nargs="+", default=[50_000, 500_000])

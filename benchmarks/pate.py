@@ -3,8 +3,8 @@
     python benchmarks/pate.py speed [--teachers 100] [--steps 300] [--in-turn 100] [--output FILE]
     python benchmarks/pate.py figures [--seeds 3] [--output FILE]
 
-``speed`` trains the same teachers, on the same batches, at once (stacked parameters) and one after another in
-plain PyTorch, in one process, each with one thread and with all of them, several times; the best time of each counts.
+``speed`` trains the same kinds of teachers at once (stacked parameters) and one after another in plain PyTorch,
+in one process, each with one thread and with all of them, several times; the best time of each counts.
 ``--in-turn`` trains only so many of them one after another and scales the time up. Processor seconds are shown
 too: they suffer less than the clock from other work on the machine.
 
@@ -35,9 +35,10 @@ from pl_privknn.features.hog import HOG
 from pl_privknn.labelers.aggregators import LNMAX, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_guided import GuidedPartition
+from pl_privknn.labelers.pate_networks import CNNTeachers, LinearTeachers, MLPTeachers
 from pl_privknn.labelers.pate_partition import ClassBalancedPartition, RandomPartition
 from pl_privknn.labelers.pate_report import consensus, consensus_histogram, prediction_variance
-from pl_privknn.labelers.pate_stacked import CNNTeachers, LinearTeachers, MLPTeachers, StackedTeachers
+from pl_privknn.labelers.pate_stacked import StackedTeachers
 from pl_privknn.labelers.pate_teachers import rows_of_parts
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Mechanism

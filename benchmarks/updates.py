@@ -41,8 +41,8 @@ from pl_privknn.privacy.noise import SeededNoise
 
 LEAVING = 25  # records that leave, and as many that arrive, at every change
 BATCH, STEPS, CLIP = 4096, 150, 0.1
-RATES = (2.0, 5.0, 10.0, 20.0)
-SIGMAS = tuple(round(0.75 * 2 ** (step / 2), 3) for step in range(20))
+RATES = (2.0, 5.0, 10.0, 20.0, 40.0)
+SIGMAS = tuple(round(2 ** (step / 2), 3) for step in range(13))
 _LOG = Console(stderr=True)
 
 
@@ -98,8 +98,8 @@ def run(options: argparse.Namespace) -> None:
             "seconds_per_query": trainings * curve[aligned]["seconds"] / options.queries,
         }
         _LOG.print(row)
-    noise_free = statistics.mean(
-        _score(_train(table[:present], labels[:present], 0.0, rate, 0), queries, truth) for rate in RATES[:2]
+    noise_free = max(
+        _score(_train(table[:present], labels[:present], 0.0, rate, 0), queries, truth) for rate in RATES
     )
     content = {"rows": rows, "target": target, "noise_free_linear": noise_free, "settings": found}
     _write(f"ind_knn_updates_{options.features}", options, content | {"curve": curve})
@@ -160,25 +160,28 @@ def _ind_knn(
 
 def _train(table: Tensor, labels: Tensor, sigma: float, rate: float, seed: int) -> nn.Linear:
     """A linear classifier on unit vectors: Poisson batches, clipped gradients, noise on their sum."""
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     torch.manual_seed(seed)
     module = nn.Linear(table.shape[1], CLASSES)
     nn.init.zeros_(module.weight)
-    wrapped = GradSampleModule(module)
+    # Ghost clipping: the same clipped sums without a gradient for each example, some ten times faster here.
+    wrapped = GradSampleModuleFastGradientClipping(module, max_grad_norm=CLIP, use_ghost_clipping=True)
     sampling = BATCH / len(table)
-    optimizer = DPOptimizer(
+    optimizer = DPOptimizerFastGradientClipping(
         torch.optim.SGD(wrapped.parameters(), lr=rate / CLIP, momentum=0.9),
         noise_multiplier=sigma,
         max_grad_norm=CLIP,
         expected_batch_size=BATCH,
     )
+    criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(), loss_reduction="mean")
+    vectors = nn.functional.normalize(table, dim=1)
     for _ in range(STEPS):
-        chosen = torch.nonzero(torch.rand(len(table)) < sampling).flatten()
+        chosen = torch.nonzero(torch.rand(len(vectors)) < sampling).flatten()
         optimizer.zero_grad()
-        vectors = nn.functional.normalize(table[chosen], dim=1)
-        nn.functional.cross_entropy(wrapped(vectors), labels[chosen]).backward()
+        criterion(wrapped(vectors[chosen]), labels[chosen]).backward()
         optimizer.step()
     return module
 
@@ -192,13 +195,13 @@ def _score(module: nn.Linear, queries: Tensor, truth: Tensor) -> float:
 def _accuracy_by_noise(
     table: Tensor, labels: Tensor, queries: Tensor, truth: Tensor
 ) -> dict[float, dict[str, float]]:
-    """Accuracy of one training at each noise level, mean of three, with the best learning rate in hindsight."""
+    """Accuracy of one training at each noise level, mean of two, with the best learning rate in hindsight."""
     curve = {}
     for sigma in SIGMAS:
         best = {"mean": 0.0}
         for rate in RATES:
             scores, seconds = [], []
-            for seed in range(3):
+            for seed in range(2):
                 started = time.perf_counter()
                 module = _train(table, labels, sigma, rate, seed)
                 seconds.append(time.perf_counter() - started)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from pl_privknn.labelers.pate_stacked import CNNTeachers, LinearTeachers, MLPTeachers, ModuleTeachers
+from pl_privknn.labelers.pate_networks import CNNTeachers, LinearTeachers, MLPTeachers, ModuleTeachers
 from pl_privknn.labelers.pate_teachers import SklearnTeachers, rows_of_parts, teacher_seed
 
 

@@ -6,8 +6,8 @@ from pl_privknn.labelers.ind_knn import IndKNN
 from pl_privknn.labelers.ind_knn_predictor import IndKNNPredictor
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_guided import GuidedPartition
+from pl_privknn.labelers.pate_networks import CNNTeachers, LinearTeachers, MLPTeachers
 from pl_privknn.labelers.pate_partition import ClassBalancedPartition, RandomPartition, ShufflePartition
-from pl_privknn.labelers.pate_stacked import CNNTeachers, LinearTeachers, MLPTeachers
 from pl_privknn.labelers.pate_teachers import SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn import ReverseKNN

@@ -25,7 +25,7 @@ from pl_privknn.labelers.ind_knn_core import (
 )
 from pl_privknn.labelers.ind_knn_table import unit_rows
 from pl_privknn.privacy.budgets import Conversion
-from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 
 #: The paper's grids (its appendix C); higher noise on top, which pays where queries are many and ε is small.
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -112,7 +112,7 @@ def search_ind_knn(
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     asked, table = order[:num_queries], order[num_queries:]
     unit = unit_rows(features)
-    bench = _Bench(
+    bench = Simulation(
         (unit[asked] @ unit[table].T).numpy(),
         labels[asked].numpy(),
         labels[table].numpy(),
@@ -162,12 +162,22 @@ def search_ind_knn(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bench:
+class Simulation:
+    """Streams of answers for which all similarities are known beforehand; for trials, not for releases.
+
+    Attributes:
+        similarities: float32 cosines of queries and records, shape ``(T, n)``.
+        truth: int64 classes of the queries, shape ``(T,)``.
+        labels: int64 classes of the records, shape ``(n,)``.
+        num_classes: number of classes.
+        copies: how often each record counts.
+    """
+
     similarities: NDArray[np.float32]
     truth: NDArray[np.int64]
     labels: NDArray[np.int64]
     num_classes: int
-    copies: int
+    copies: int = 1
 
     def noise_free(self, parameters: IndKNNParameters, threshold: float) -> float:
         """Accuracy of the kernel votes; a query with no neighbours, or with a tie, is a guess."""
@@ -179,7 +189,7 @@ class _Bench:
             right += float(winners[truth]) / float(winners.sum())
         return right / len(self.truth)
 
-    def private(self, parameters: IndKNNParameters, thresholds: Floats, noise: SeededNoise) -> float:
+    def private(self, parameters: IndKNNParameters, thresholds: Floats, noise: NoiseSource) -> float:
         """Accuracy of one stream with noise and budgets."""
         draws: Floats = noise.normal((len(self.truth), 1 + self.num_classes), 1.0).numpy()
         left = np.full(len(self.labels), float(parameters.quanta(np.array(parameters.budget))))

@@ -14,8 +14,8 @@ from pl_privknn._checks import check_choice, check_int
 from pl_privknn.labelers.aggregators import Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.pate_cache import PrivateCache
+from pl_privknn.labelers.pate_networks import LinearTeachers
 from pl_privknn.labelers.pate_partition import Partitioner, RandomPartition
-from pl_privknn.labelers.pate_stacked import LinearTeachers
 from pl_privknn.labelers.pate_teachers import Teachers, TrainedTeachers, progress_bar
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Conditional, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -39,7 +39,7 @@ class PATE(Labeler):
 
     Args:
         num_teachers: number of parts and teachers.
-        teachers: how teachers are made; :class:`~pl_privknn.labelers.pate_stacked.LinearTeachers` by default.
+        teachers: how teachers are made; :class:`~pl_privknn.labelers.pate_networks.LinearTeachers` by default.
         partitioner: how records are dealt out; :class:`~pl_privknn.labelers.pate_partition.RandomPartition`
             by default, whose guarantee has no condition.
         aggregator: how votes become answers; by default confident GNMAX with σ1 = 0.34, σ2 = 0.16 and a

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int
+from pl_privknn.labelers.pate_networks import MLPTeachers
 from pl_privknn.labelers.pate_partition import Partitioner, random_permutation
-from pl_privknn.labelers.pate_stacked import MLPTeachers
 from pl_privknn.privacy.noise import NoiseSource
 
 _ROWS_AT_ONCE = 8192

@@ -1,0 +1,56 @@
+"""What the tests of PATE share."""
+
+import torch
+
+from pl_privknn.labelers.aggregators import GNMAX
+from pl_privknn.labelers.pate import PATE
+from pl_privknn.labelers.pate_networks import LinearTeachers
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+)
+from pl_privknn.privacy.noise import SeededNoise
+
+
+class ListLedger:
+    """Notes charges in their order; refuses after ``limit`` rows."""
+
+    def __init__(self, limit=10**9):
+        self.rows: list[Charge] = []
+        self.limit = limit
+
+    def charge(self, mechanism, count=1):
+        if len(self.rows) >= self.limit:
+            raise OverflowError("budget")
+        self.rows.append(Charge(mechanism, count))
+        return len(self.rows) - 1
+
+
+class FixedVotes(PATE):
+    """PATE whose teachers vote as they are told."""
+
+    def __init__(self, histograms, **arguments):
+        self.histograms = torch.as_tensor(histograms)
+        super().__init__(num_teachers=int(self.histograms.sum(dim=1).max()), **arguments)
+
+    def votes(self, queries):
+        return self.histograms[: len(queries)]
+
+
+def table(n=300, d=6, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (n,), generator=generator)
+    centres = 2 * torch.randn(classes, d, generator=torch.Generator().manual_seed(99))
+    return centres[labels] + torch.randn(n, d, generator=generator), labels
+
+
+def fitted(n=300, **arguments):
+    arguments = {
+        "num_teachers": 12,
+        "teachers": LinearTeachers(steps=20, batch_size=8),
+        "aggregator": GNMAX(2.0),
+        "noise_source": SeededNoise(0),
+        **arguments,
+    }
+    pate = PATE(**arguments)
+    pate.fit(*table(n), 3)
+    return pate
