@@ -61,3 +61,10 @@ def _number(name: str, value: Any, *, low: float, low_open: bool, what: str) -> 
     if not math.isfinite(number) or number < low or (low_open and number == low):
         raise ValueError(f"{name}={value!r} must be {what}")
     return number
+
+
+def check_switch(name: str, value: bool) -> bool:
+    """Return ``value`` where it is a plain true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be true or false")
+    return value

@@ -6,9 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pl_privknn import cli_privacy
+
+if TYPE_CHECKING:
+    from pl_privknn.privacy.release_files import Releases
 
 _TRAINING = {
     "fit": "train a student on privately bought labels (--resume DIR continues an interrupted run)",
@@ -53,10 +57,21 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in _TRAINING.items():
         commands.add_parser(name, help=text, add_help=False)
 
-    epsilon = commands.add_parser("epsilon", help="ε of a JSON list of records, or of a ledger")
-    epsilon.add_argument("file", help="a JSON list of records, or a ledger")
-    epsilon.add_argument("--delta", type=float, required=True, help="δ, for instance 1e-5")
+    epsilon = commands.add_parser("epsilon", help="ε of records, plans, configurations or ledgers")
+    epsilon.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a ledger, a JSON or YAML list of records, a plan, or a configuration with a labeling section; several "
+        "files over the same private data are composed",
+    )
+    epsilon.add_argument(
+        "--delta", type=float, default=None, help="δ, for instance 1e-5; by default the file's own"
+    )
     epsilon.add_argument("--adjacency", choices=["add_remove", "replace_one"], default=None)
+    epsilon.add_argument(
+        "--num-classes", type=int, default=None, help="for a plan of a labeler without a data section"
+    )
     epsilon.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
     epsilon.add_argument("--json", action="store_true", help="print one JSON object")
     epsilon.set_defaults(run=_epsilon)
@@ -65,20 +80,52 @@ def _parser() -> argparse.ArgumentParser:
 
     audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
     audit.add_argument("ledger", help="the ledger's file; with --empirical also a JSON list of records")
-    audit.add_argument("--delta", type=float, default=None, help="δ; the ledger's own by default")
+    audit.add_argument(
+        "--delta",
+        type=float,
+        default=None,
+        help="δ that the ledger has to keep; with --empirical, that of a list",
+    )
     audit.add_argument("--head", default=None, help="head hash noted earlier: the ledger must contain it")
     audit.add_argument("--json", action="store_true", help="print one JSON object")
+    audit.add_argument("--export", metavar="FILE", default=None, help="also write the ledger as JSON")
     cli_privacy.add_empirical(audit)
     audit.set_defaults(run=_audit)
     return parser
 
 
 def _epsilon(parsed: argparse.Namespace) -> int:
-    from pl_privknn.privacy.report import epsilon_of_file
+    from pl_privknn.privacy.report import epsilon_of_files, total
 
-    report = epsilon_of_file(parsed.file, parsed.delta, adjacency=parsed.adjacency, exact=not parsed.fast)
+    exact = not parsed.fast
+    if (plans := _config_plans(parsed.files, parsed.num_classes)) is not None:
+        report = total(plans, parsed.delta, parsed.adjacency, exact)
+    else:
+        report = epsilon_of_files(parsed.files, parsed.delta, parsed.adjacency, exact)
     _print(report, parsed.json)
     return 0
+
+
+def _config_plans(files: list[str], num_classes: int | None) -> list[tuple[str | Path, Releases]] | None:
+    """Plans of configurations, or None where the files are of other kinds."""
+    if not all(Path(file).suffix in (".yaml", ".yml") and Path(file).is_file() for file in files):
+        return None
+    from pl_privknn.privacy.release_files import read_document, releases_in
+
+    documents = [(file, read_document(file)) for file in files]
+    if not any(isinstance(document, dict) and "labeling" in document for _, document in documents):
+        return None
+    from pl_privknn.config_plan import plan_of_config
+
+    return [
+        (
+            file,
+            plan_of_config(document, file, num_classes)
+            if isinstance(document, dict) and "labeling" in document
+            else releases_in(document, file),
+        )
+        for file, document in documents
+    ]
 
 
 def _audit(parsed: argparse.Namespace) -> int:
@@ -86,7 +133,12 @@ def _audit(parsed: argparse.Namespace) -> int:
         return cli_privacy.run_empirical(parsed)
     from pl_privknn.privacy.report import audit_ledger
 
-    report = audit_ledger(parsed.ledger, delta=parsed.delta, head=parsed.head)
+    report = audit_ledger(parsed.ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
+    if parsed.export is not None:
+        from pl_privknn.privacy.report import export_ledger
+
+        text = json.dumps(export_ledger(parsed.ledger), indent=2, ensure_ascii=False)
+        Path(parsed.export).write_text(text + "\n", encoding="utf-8")
     _print(report, parsed.json)
     return 0
 

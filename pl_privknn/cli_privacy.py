@@ -160,7 +160,7 @@ def add_empirical(audit: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--trials", type=int, default=50_000, help="runs on either side (50000)")
     group.add_argument("--confidence", type=float, default=0.999, help="of each verdict (0.999)")
-    group.add_argument("--adjacency", choices=_ADJACENCIES, default=None, help="of a list of records")
+    group.add_argument("--adjacency", choices=_ADJACENCIES, default=None, help="that has to be kept")
     group.add_argument("--seed", type=int, default=None, help="reproducible noise instead of the system's")
 
 
@@ -201,15 +201,16 @@ def _claims(
 ) -> tuple[list[Charge], float, Adjacency]:
     """What a list of records says, or what a ledger has charged."""
     from pl_privknn.privacy.accountant import read_records
+    from pl_privknn.privacy.release_files import read_releases
     from pl_privknn.privacy.report import epsilon_of_file
 
     # A bad file, δ or adjacency is refused here as by ``privknn epsilon``.
     report = epsilon_of_file(path, delta, adjacency, exact=False)
     if "runs" in report:
         records = [record for run in report["runs"].values() for record in run["charged"]]
+        charges = read_records(records)
     else:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    charges = read_records(records)
+        charges = list(read_releases(path).charges)
     if not charges:
         raise ValueError(f"{path} holds no charged release, so there is nothing to run")
     return charges, report["delta"], report["adjacency"]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_positive
+from pl_privknn._checks import check_positive, check_switch
 from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.private_knn import Screening
-from pl_privknn.labelers.voting import complete_noise, noisy_argmax
+from pl_privknn.labelers.voting import complete_noise, noisy_argmax, secure_noise
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism, NoisyScreening
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -35,14 +35,20 @@ class Aggregator:
         noise: ``Gaussian``, ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
             the sensitivity is filled in.
         screening: threshold and noise of the screening, or None to answer every query.
+        secure: draw all noise exactly, in integers; see :func:`~pl_privknn.labelers.voting.secure_noise`.
 
     Raises:
         ValueError: if ``noise`` can't be added to votes, or states another sensitivity.
     """
 
-    def __init__(self, noise: Mechanism, screening: Screening | None = None) -> None:
+    def __init__(self, noise: Mechanism, screening: Screening | None = None, secure: bool = False) -> None:
+        self.secure = check_switch("secure", secure)
         self.noise = complete_noise(
-            noise, sampling_rate=1.0, l2_sensitivity=PATE_VOTES_L2, l1_sensitivity=PATE_VOTES_L1, votes="swap"
+            secure_noise(noise) if secure else noise,
+            sampling_rate=1.0,
+            l2_sensitivity=PATE_VOTES_L2,
+            l1_sensitivity=PATE_VOTES_L1,
+            votes="swap",
         )
         self.screening = screening
 
@@ -59,6 +65,7 @@ class Aggregator:
             threshold=self.screening.threshold,
             sigma=self.screening.sigma,
             num_classes=num_classes,
+            secure=self.secure,
         )
 
     def plan(
@@ -115,10 +122,11 @@ class LNMAX(Aggregator):
 
     Args:
         scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
+        secure: see :class:`Aggregator`.
     """
 
-    def __init__(self, scale: float) -> None:
-        super().__init__(Laplace(scale=check_positive("scale", scale)))
+    def __init__(self, scale: float, secure: bool = False) -> None:
+        super().__init__(Laplace(scale=check_positive("scale", scale)), secure=secure)
 
 
 class GNMAX(Aggregator):
@@ -126,10 +134,11 @@ class GNMAX(Aggregator):
 
     Args:
         sigma: standard deviation of the noise, in votes.
+        secure: see :class:`Aggregator`.
     """
 
-    def __init__(self, sigma: float) -> None:
-        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)))
+    def __init__(self, sigma: float, secure: bool = False) -> None:
+        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), secure=secure)
 
 
 class ConfidentGNMAX(Aggregator):
@@ -139,10 +148,12 @@ class ConfidentGNMAX(Aggregator):
         threshold: votes that the largest count has to reach with its noise; 0.6 to 0.8 of the teachers.
         screening_sigma: σ1, standard deviation of the screening's noise.
         sigma: σ2, standard deviation of the noise on the counts.
+        secure: see :class:`Aggregator`.
     """
 
-    def __init__(self, threshold: float, screening_sigma: float, sigma: float) -> None:
+    def __init__(self, threshold: float, screening_sigma: float, sigma: float, secure: bool = False) -> None:
         super().__init__(
             Gaussian(sigma=check_positive("sigma", sigma)),
             Screening(threshold, check_positive("screening_sigma", screening_sigma)),
+            secure,
         )

@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_finite, check_int, check_positive, check_rate
+from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, check_switch
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.voting import complete_noise, noisy_argmax
+from pl_privknn.labelers.voting import complete_noise, noisy_argmax, secure_noise
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism, NoisyScreening
 from pl_privknn.privacy.noise import NoiseSource
@@ -56,6 +56,8 @@ class PrivateKNN(Labeler):
             ``Gaussian(sigma)`` as in the paper; ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax``
             (arg-max released by Gumbel noise) where they suit better.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        secure: draw all noise exactly, in integers (:func:`~pl_privknn.labelers.voting.secure_noise`), so that
+            attacks on floating-point noise (Mironov 2012) find nothing.
 
     Raises:
         ValueError: for parameters out of range, or a threshold that k votes can't reach.
@@ -68,6 +70,7 @@ class PrivateKNN(Labeler):
         screening: Screening | None = None,
         noise: Mechanism | None = None,
         noise_source: NoiseSource | None = None,
+        secure: bool = False,
     ) -> None:
         super().__init__(noise_source)
         self.k = check_int("k", k)
@@ -78,8 +81,10 @@ class PrivateKNN(Labeler):
                 "use a threshold of at most k, about 0.6 k"
             )
         self.screening = screening
+        self.secure = check_switch("secure", secure)
+        noise = noise if noise is not None else Gaussian(sigma=25.0)
         self.noise = complete_noise(
-            noise if noise is not None else Gaussian(sigma=25.0),
+            secure_noise(noise) if secure else noise,
             sampling_rate=self.sampling_rate,
             l2_sensitivity=KNN_VOTES_L2,
             l1_sensitivity=KNN_VOTES_L1,
@@ -147,4 +152,5 @@ class PrivateKNN(Labeler):
             sigma=self.screening.sigma,
             num_classes=num_classes,
             sampling_rate=self.sampling_rate,
+            secure=self.secure,
         )

@@ -101,24 +101,21 @@ def _laplace(mechanism: Laplace | DiscreteLaplace, taking_part: Tensor, noise: N
 @_run.register
 def _screening(mechanism: NoisyScreening, taking_part: Tensor, noise: NoiseSource) -> Floats:
     """The count, of those that can occur, at which one vote more tells most; found by comparing all."""
-    from scipy.special import log_ndtr
-
     lowest = 0 if mechanism.sampling_rate < 1 else -(-mechanism.k // mechanism.num_classes)
-    counts = np.arange(lowest, mechanism.k + 1, dtype=np.float64)
-    margin = (counts - mechanism.threshold) / mechanism.sigma
-    passing, failing = log_ndtr(margin), log_ndtr(-margin)
+    counts = np.arange(lowest, mechanism.k + 1)
+    passing, failing = mechanism.log_outcomes(counts).T
     if len(counts) == 1:
         return np.zeros(taking_part.shape)
     for_pass, for_fail = np.diff(passing), np.diff(failing)
     place = int(np.argmax(np.exp(passing[1:]) * for_pass + np.exp(failing[1:]) * for_fail))
-    passed = mechanism.passes(taking_part.double() + counts[place], noise).numpy()
+    passed = mechanism.passes(taking_part.long() + int(counts[place]), noise).numpy()
     return np.where(passed, for_pass[place], for_fail[place])
 
 
 @_run.register
 def _argmax(mechanism: ExponentialArgmax, taking_part: Tensor, noise: NoiseSource) -> Floats:
     """Two classes; the record adds a vote to the second, or takes it from the first as well."""
-    here = taking_part.double()
+    here = taking_part.long()
     votes = torch.stack([1 - here if mechanism.votes == "swap" else torch.zeros_like(here), here], dim=-1)
     chosen = mechanism.argmax(votes, noise).numpy()
     away, near = (-1.0, 1.0) if mechanism.votes == "swap" else (0.0, 1.0)

@@ -132,6 +132,28 @@ class NoiseSource(abc.ABC):
         draws = samplers.discrete_laplace(self, math.prod(dims), Fraction(scale))
         return torch.from_numpy(draws).view(dims)
 
+    def exponential_choice(self, scores: Tensor, scale: float) -> Tensor:
+        """Exact choices among the last dimension's places, with P[y] proportional to exp(scores[y] / scale).
+
+        See :func:`pl_privknn.privacy.samplers.exponential_choice`.
+
+        Args:
+            scores: whole numbers, shape ``(..., c)``.
+            scale: above 0.
+
+        Returns:
+            int64, shape ``(...)``.
+
+        Raises:
+            ValueError: for floating-point scores.
+        """
+        if scores.is_floating_point():
+            raise ValueError(f"scores: dtype {scores.dtype}; exact choices want whole numbers (int64)")
+        scale = check_positive("scale", scale)
+        rows = scores.reshape(-1, scores.shape[-1]).cpu().long().numpy()
+        chosen = torch.from_numpy(samplers.exponential_choice(self, rows, Fraction(scale)))
+        return chosen.view(scores.shape[:-1]).to(scores.device)
+
     def _signed_tails(self, count: int) -> tuple[Tensor, Tensor]:
         """Signs (±1) and tail probabilities in (0, 1/2], float64, shape ``(count,)``.
 

@@ -82,8 +82,6 @@ def screening_rdp(mechanism: NoisyScreening, max_votes: NDArray[np.int64], order
     Raises:
         ValueError: for a sampled screening; amplifying a data-dependent cost by sampling is wrong.
     """
-    from scipy.special import log_ndtr
-
     if mechanism.sampling_rate < 1:
         raise ValueError(
             f"sampling_rate={mechanism.sampling_rate!r}: a data-dependent cost is not amplified by sampling; "
@@ -92,8 +90,7 @@ def screening_rdp(mechanism: NoisyScreening, max_votes: NDArray[np.int64], order
     counts, place = np.unique(np.asarray(max_votes, dtype=np.int64), return_inverse=True)
     curves = np.empty((len(counts), len(orders)))
     for i, count in enumerate(counts):
-        margin = (count + np.array([0.0, 1.0, -1.0]) - mechanism.threshold) / mechanism.sigma
-        coins = np.stack([log_ndtr(margin), log_ndtr(-margin)], axis=1)
+        coins = mechanism.log_outcomes(count + np.array([0, 1, -1]))
         curves[i] = rdp.pairs_rdp(coins[[0, 0]], coins[1:], orders)
     return curves[place]
 

@@ -250,7 +250,11 @@ def plan_release(
     )
     charges = tuple(charges_at(values))
     parameters = {"noise": noise, "sensitivity": length, **values}
-    fragment = {"releases": [charge.to_record() for charge in charges]}
+    fragment = {
+        "releases": [charge.to_record() for charge in charges],
+        "delta": delta,
+        "adjacency": adjacency,
+    }
     return Plan(
         f"{noise} release", found, epsilon, parameters, charges, report, "count", fragment, charges_at
     )
@@ -309,5 +313,9 @@ def plan_noisy_sgd(
         "sampling_rate": rate,
         "steps": steps(values),
     }
-    fragment = {"releases": [charge.to_record() for charge in charges]}
+    fragment = {
+        "releases": [charge.to_record() for charge in charges],
+        "delta": delta,
+        "adjacency": "add_remove",
+    }
     return Plan("NoisySGD", found, epsilon, parameters, charges, report, "epochs", fragment, charges_at)

@@ -1,28 +1,28 @@
-"""ε of a file, of a list of records or of a ledger; and the audit of a ledger."""
+"""ε of files, of lists of records or of ledgers; and the audit of a ledger."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_open_unit
-from pl_privknn.privacy.accountant import account, read_records
+from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerReport
 from pl_privknn.privacy.ledger_store import SQLITE_MAGIC
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
+from pl_privknn.privacy.release_files import Releases, read_releases
 
 
 def epsilon_of_file(
     path: str | Path, delta: float | None = None, adjacency: Adjacency | None = None, exact: bool = True
 ) -> dict[str, Any]:
-    """ε of a JSON list of records, or of a ledger (told apart by their content).
+    """ε of a JSON or YAML list of records, a plan, or a ledger (told apart by their content).
 
     Args:
-        path: the file.
-        delta: δ; a ledger has its own, a list of records needs one.
-        adjacency: neighbouring relation of a list of records, ``add_remove`` by default; a ledger knows its
+        path: the file; see :func:`~pl_privknn.privacy.release_files.read_releases` for lists and plans.
+        delta: δ; a ledger and a plan have their own, a bare list of records needs one.
+        adjacency: neighbouring relation of a bare list of records, ``add_remove`` by default; others know their
             own.
         exact: also compute the exact worst case (seconds).
 
@@ -32,37 +32,85 @@ def epsilon_of_file(
         ``epsilon``, ``epsilon_spent``, and the records ``guaranteed`` and ``charged``.
 
     Raises:
-        ValueError: for a bad record, a missing δ, or an adjacency that is not the ledger's.
+        ValueError: for a bad record, a missing δ, or an adjacency that is not the file's.
         LedgerCorrupt: for a ledger whose rows do not fit their hashes.
         FileNotFoundError: if there is no such file.
     """
     path = _existing(path)
     if delta is not None:
         delta = check_open_unit("delta", delta)
-    with path.open("rb") as file:
-        is_ledger = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-    if is_ledger:
-        ledger = Ledger.open_readonly(path)
-        try:
-            if adjacency is not None and adjacency != ledger.adjacency:
-                raise ValueError(
-                    f"adjacency={adjacency!r}, but the ledger {path} counts under {ledger.adjacency!r}; leave it out"
-                )
-            return _of_ledger(ledger, ledger.report(delta, exact=exact))
-        finally:
-            ledger.close()
+    if not _is_ledger(path):
+        return total([(path, read_releases(path))], delta, adjacency, exact)
+    ledger = Ledger.open_readonly(path)
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is neither a ledger nor a JSON list of records: {error}") from error
+        _check_ledger_adjacency(ledger, adjacency)
+        return _of_ledger(ledger, ledger.report(delta, exact=exact))
+    finally:
+        ledger.close()
+
+
+def epsilon_of_files(
+    paths: Sequence[str | Path],
+    delta: float | None = None,
+    adjacency: Adjacency | None = None,
+    exact: bool = True,
+) -> dict[str, Any]:
+    """ε of several files over the same private data together: ledgers, lists and plans, mixed as they come.
+
+    Of a ledger, what its runs may release at most is counted. The total is ordinary composition, which holds for
+    plans that were all fixed before any answer was seen; runs that share one ledger need no such condition.
+
+    Args:
+        paths: the files; one alone is :func:`epsilon_of_file`.
+        delta: δ of the total; may be left out where the files agree on one.
+        adjacency: see :func:`epsilon_of_file`.
+        exact: also compute the exact worst case (seconds).
+
+    Raises:
+        ValueError: where files count under different adjacencies, or δ is missing; and as
+            :func:`epsilon_of_file`.
+    """
+    if len(paths) == 1:
+        return epsilon_of_file(paths[0], delta, adjacency, exact)
+    parts = [(path, _releases_of(path)) for path in map(_existing, paths)]
+    return total(parts, delta, adjacency, exact)
+
+
+def total(
+    parts: Sequence[tuple[str | Path, Releases]],
+    delta: float | None,
+    adjacency: Adjacency | None,
+    exact: bool,
+) -> dict[str, Any]:
+    """ε of named lists of releases together; see :func:`epsilon_of_files`."""
+    stated: dict[str | Path, Adjacency] = {
+        name: part.adjacency for name, part in parts if part.adjacency is not None
+    }
+    if adjacency is not None:
+        stated["adjacency="] = check_adjacency(adjacency)
+    if len(set(stated.values())) > 1:
+        found = ", ".join(f"{name}: {value}" for name, value in stated.items())
+        raise ValueError(f"adjacency: {found}; figures under different adjacencies are never composed")
+    chosen: Adjacency = next(iter(stated.values()), "add_remove")
     if delta is None:
-        raise ValueError(f"delta=None: {path} is a list of records, which has no δ of its own; pass one")
-    chosen = check_adjacency(adjacency or "add_remove")
-    return account(read_records(records), delta=delta, adjacency=chosen, exact=exact).to_dict()
+        deltas = {part.delta for _, part in parts}
+        if len(deltas) > 1 or None in deltas:
+            raise ValueError(
+                f"delta=None: {', '.join(str(name) for name, _ in parts)} state no common δ of their own; pass one"
+            )
+        delta = deltas.pop()
+    assert delta is not None
+    charges = [charge for _, part in parts for charge in part.charges]
+    delta = check_open_unit("delta", delta)
+    return account(charges, delta=delta, adjacency=chosen, exact=exact).to_dict()
 
 
 def audit_ledger(
-    path: str | Path, delta: float | None = None, head: str | None = None, exact: bool = True
+    path: str | Path,
+    delta: float | None = None,
+    head: str | None = None,
+    exact: bool = True,
+    adjacency: Adjacency | None = None,
 ) -> dict[str, Any]:
     """Check a ledger's hash chain and recompute its ε from the rows alone.
 
@@ -72,9 +120,10 @@ def audit_ledger(
 
     Args:
         path: the ledger.
-        delta: δ; the budget's by default.
+        delta: δ that the ledger is expected to keep.
         head: a head hash noted earlier: some row must carry it, or the ledger was rewritten or cut since.
         exact: also compute the exact worst case (seconds).
+        adjacency: neighbouring relation that the ledger is expected to keep.
 
     Returns:
         what :func:`epsilon_of_file` returns for a ledger, and ``within_budget``: whether the guarantee keeps
@@ -82,6 +131,7 @@ def audit_ledger(
 
     Raises:
         LedgerCorrupt: if the rows do not fit, or ``head`` is unknown.
+        ValueError: if the ledger keeps another δ or adjacency than the expected one.
         FileNotFoundError: if there is no such file.
     """
     path = _existing(path)
@@ -89,6 +139,12 @@ def audit_ledger(
         delta = check_open_unit("delta", delta)
     ledger = Ledger.open_readonly(path)
     try:
+        _check_ledger_adjacency(ledger, adjacency)
+        if delta is not None and delta != ledger.delta:
+            raise ValueError(
+                f"delta={delta!r}, but the ledger {path} keeps its budget at δ={ledger.delta!r}; "
+                f"privknn epsilon states its ε at another δ"
+            )
         report = ledger.report(delta, exact=exact)
         if head is not None and not ledger.has_hash(head.strip().lower()):
             raise LedgerCorrupt(
@@ -125,6 +181,53 @@ def _of_ledger(ledger: Ledger, whole: LedgerReport) -> dict[str, Any]:
 
 def _records(charges: Iterable[Charge]) -> list[dict[str, Any]]:
     return [charge.to_record() for charge in charges]
+
+
+def export_ledger(path: str | Path) -> dict[str, Any]:
+    """A ledger as plain JSON types, readable by :func:`epsilon_of_file`.
+
+    Returns:
+        ``adjacency``, ``delta``, ``max_epsilon``, ``head``, ``rows``, ``releases`` (records of the most that all
+        runs may release together) and ``runs`` (records ``guaranteed`` and ``charged`` of each).
+
+    Raises:
+        LedgerCorrupt, FileNotFoundError: as :func:`audit_ledger`.
+    """
+    report = epsilon_of_file(path, exact=False)
+    runs = {
+        name: {"guaranteed": run["guaranteed"], "charged": run["charged"]}
+        for name, run in report["runs"].items()
+    }
+    return {
+        **{name: report[name] for name in ("adjacency", "delta", "max_epsilon", "head", "rows")},
+        "releases": [record for run in runs.values() for record in run["guaranteed"]],
+        "runs": runs,
+    }
+
+
+def _releases_of(path: Path) -> Releases:
+    if not _is_ledger(path):
+        return read_releases(path)
+    ledger = Ledger.open_readonly(path)
+    try:
+        charges = [
+            charge for name in ledger.runs for charge in ledger.run_report(name, exact=False).guaranteed
+        ]
+        return Releases(tuple(charges), ledger.delta, ledger.adjacency)
+    finally:
+        ledger.close()
+
+
+def _is_ledger(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+
+
+def _check_ledger_adjacency(ledger: Ledger, adjacency: Adjacency | None) -> None:
+    if adjacency is not None and adjacency != ledger.adjacency:
+        raise ValueError(
+            f"adjacency={adjacency!r}, but the ledger {ledger.path} counts under {ledger.adjacency!r}; leave it out"
+        )
 
 
 def _existing(path: str | Path) -> Path:

@@ -239,6 +239,31 @@ def discrete_gaussian(source: RandomWords, count: int, sigma: Fraction) -> NDArr
     return result
 
 
+def exponential_choice(source: RandomWords, scores: NDArray[np.int64], scale: Fraction) -> NDArray[np.int64]:
+    """One column for each row, column y with probability proportional to exp(scores[y] / scale).
+
+    A uniform column is kept with probability exp(-(largest score - its score) / scale): on average at most as
+    many proposals as there are columns. Which rows take longer depends on their scores: timing is not covered.
+
+    Args:
+        source: random words.
+        scores: shape ``(rows, columns)``.
+        scale: above 0 and at most ``MAX_SCALE``.
+    """
+    _check_scale("scale", scale)
+    behind = scores.max(axis=1, keepdims=True) - scores
+    result = np.zeros(len(scores), np.int64)
+    places = np.arange(len(scores))
+    while len(places):
+        columns = integers(source, len(places), scores.shape[1])
+        gaps, which = np.unique(behind[places, columns], return_inverse=True)
+        numerators = [int(gap) * scale.denominator for gap in gaps]
+        kept = coins_exp(source, numerators, scale.numerator, which.astype(np.intp))
+        result[places[kept]] = columns[kept]
+        places = places[~kept]
+    return result
+
+
 def _check_scale(name: str, scale: Fraction) -> None:
     if not 0 < scale <= MAX_SCALE:
         raise ValueError(f"{name}={float(scale)!r} must be above 0 and at most 2**40")

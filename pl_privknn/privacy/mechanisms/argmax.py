@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_choice, check_positive, check_rate
+from pl_privknn._checks import check_choice, check_positive, check_rate, check_switch
 from pl_privknn.privacy import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
 from pl_privknn.privacy.mechanisms.outcomes import OutcomeMechanism
@@ -54,6 +54,8 @@ class ExponentialArgmax(OutcomeMechanism):
         votes: ``"add"`` where a record adds one vote (all records within a public radius vote), ``"swap"``
             where a vote leaves one class and joins another (the k nearest vote).
         sampling_rate: Poisson rate in (0, 1] at which records enter the sample that votes.
+        secure: draw the class by exact rejection in integers instead of by Gumbel noise in floating point: the
+            same distribution, so the same cost.
     """
 
     kind: ClassVar[str] = "exponential_argmax"
@@ -61,11 +63,13 @@ class ExponentialArgmax(OutcomeMechanism):
     scale: float
     votes: str = "swap"
     sampling_rate: float = 1.0
+    secure: bool = dataclasses.field(default=False, metadata={"switch": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
         check_choice("votes", self.votes, ("add", "swap"))
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+        check_switch("secure", self.secure)
 
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
         """Draw the noise and choose.
@@ -78,8 +82,11 @@ class ExponentialArgmax(OutcomeMechanism):
             int64, shape ``(...)``.
 
         Raises:
-            ValueError: where a vote is not finite; NaN would win and give its class away.
+            ValueError: where a vote is not finite (NaN would win and give its class away), or, with ``secure``,
+                in floating point.
         """
+        if self.secure:
+            return noise.exponential_choice(votes, self.scale)
         if not bool(votes.isfinite().all()):
             raise ValueError("votes: some are NaN or infinite; count votes with finite weights")
         drawn = noise.gumbel(tuple(votes.shape), self.scale).to(votes.device)

@@ -129,8 +129,13 @@ class Mechanism(abc.ABC):
         return math.inf
 
     def to_record(self) -> dict[str, Any]:
-        """The mechanism as JSON: its kind and its fields (no count)."""
-        return {"mechanism": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+        """The mechanism as JSON: its kind and its fields (no count), switches only where they are on."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if not (field.metadata.get("switch") and getattr(self, field.name) is False)
+        }
+        return {"mechanism": self.kind, **fields}
 
 
 @dataclasses.dataclass(frozen=True)
