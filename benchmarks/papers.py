@@ -1,0 +1,101 @@
+"""Recompute the ε of the papers' printed rows and write docs/papers.md's and docs/privacy.md's tables: papers.py [--check].
+
+The rows are in ``papers.yaml``: what is printed, and the releases that follow from the parameters printed beside it.
+Nothing but the accountant makes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from pl_privknn.privacy import account
+from pl_privknn.privacy.accountant import read_records
+
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parent / "docs"
+END = "<!-- end of table -->"
+#: Marks of the tables, and the rows that each shows: by paper, or by figure and table.
+TABLES = {
+    "privacy.md": [
+        (
+            "<!-- papers: rendered by benchmarks/papers.py -->",
+            ("Private-kNN", ("Figure 5", "Table 1", "Table 3")),
+        )
+    ],
+    "papers.md": [
+        (f"<!-- {name}: rendered by benchmarks/papers.py -->", (name, ()))
+        for name in ("Private-kNN", "Reverse kNN", "Ind-KNN", "Guided PATE")
+    ],
+}
+HEADER = (
+    "| where | what | printed ε | classic | RDP | PLD | exact | **ε** | printed accuracy | remark |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def rows() -> list[dict[str, Any]]:
+    """The rows with their reports, equal releases accounted once."""
+    document = importlib.import_module("yaml").safe_load((HERE / "papers.yaml").read_text(encoding="utf-8"))
+    reports: dict[str, Any] = {}
+    for row in document:
+        delta, adjacency = row.get("delta", 1e-5), row.get("adjacency", "add_remove")
+        key = repr((row["releases"], delta, adjacency))
+        if key not in reports:
+            reports[key] = account(read_records(row["releases"]), delta=delta, adjacency=adjacency)
+        row["report"] = reports[key]
+    return document
+
+
+def line(row: dict[str, Any]) -> str:
+    """One line of a table."""
+    report, printed = row["report"], row["printed"]
+    exact = report.epsilon_exact
+    figures = [report.epsilon_rdp_classic, report.epsilon_rdp, report.epsilon_pld, exact]
+    cells = [
+        row["where"],
+        row["what"],
+        str(printed["epsilon"]),
+        *["–" if value is None else f"{value:.4g}" for value in figures],
+        f"**{report.epsilon:.4g}**",
+        str(printed.get("accuracy", "–")),
+        row.get("note", ""),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table(found: list[dict[str, Any]], paper: str, places: tuple[str, ...]) -> str:
+    """The table of one paper, of some places in it or of all."""
+    chosen = [row for row in found if row["paper"].startswith(paper)]
+    if places:
+        chosen = [row for row in chosen if row["where"].startswith(places)]
+    return "\n".join([HEADER, *map(line, chosen)])
+
+
+def rendered(page: str, text: str, found: list[dict[str, Any]]) -> str:
+    """The page's text with fresh tables."""
+    for mark, (paper, places) in TABLES[page]:
+        before, rest = text.split(mark)
+        _, after = rest.split(END, 1)
+        text = f"{before}{mark}\n{table(found, paper, places)}\n{END}{after}"
+    return text
+
+
+def main() -> None:
+    """Render, or check what is rendered."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a page is not up to date")
+    parsed = parser.parse_args()
+    found = rows()
+    for page in TABLES:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        fresh = rendered(page, text, found)
+        if parsed.check and fresh != text:
+            raise SystemExit(f"docs/{page} is not up to date; run benchmarks/papers.py")
+        (DOCS / page).write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
