@@ -21,7 +21,9 @@ def test_unsampled_totals_agree(kind, scale, count):
     mechanism = Gaussian(scale) if kind == "Gaussian" else Laplace(scale)
     report = account([Charge(mechanism, count)], delta=1e-5)
     # Both convert the same RDP curve; theirs also knows that pure DP ends at its largest loss.
-    assert min(report.epsilon_rdp, mechanism.pure_epsilon("add_remove") * count) == pytest.approx(wanted, rel=2e-3)
+    assert min(report.epsilon_rdp, mechanism.pure_epsilon("add_remove") * count) == pytest.approx(
+        wanted, rel=2e-3
+    )
     assert report.epsilon <= wanted * 1.001
 
 

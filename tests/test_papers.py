@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -48,3 +49,21 @@ def test_pages_agree_with_the_reference_cases(case):
             # Four digits are shown.
             upper = 1.01 * case["epsilon_exact"] if "epsilon_exact" in case else 1.005 * case["epsilon"]
             assert case["epsilon_floor"] * 0.9995 <= shown <= upper * 1.0005
+
+
+def test_worst_vote_count_is_the_threshold_at_small_orders_and_the_largest_at_large_ones(tmp_path):
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import screening_worst_case as script
+    finally:
+        sys.path.pop(0)
+    found = script.curves(script.NoisyScreening(**script.SCREENING), np.array([2.0, 20.0, 2000.0]))
+    assert list(found) == list(range(30, 301))
+    table = np.stack(list(found.values()))
+    # Figures 1 and 2 of the supplement: about T at small orders, at the end of the range at large ones.
+    assert [abs(30 + place - 210) <= 15 for place in table.argmax(axis=0)] == [True, True, False]
+    log_p, log_q = script.NoisyScreening(**script.SCREENING).log_outcome_pairs("add_remove")
+    orders = np.array([2.0, 20.0, 2000.0])
+    np.testing.assert_allclose(table.max(axis=0), script.pairs_rdp(log_p, log_q, orders), rtol=1e-12)
+    script.draw(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
