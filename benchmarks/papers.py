@@ -1,4 +1,4 @@
-"""Recompute the ε of the papers' printed rows; write the tables of docs/papers.md and docs/privacy.md: papers.py [--check].
+"""Recompute the ε of the papers' printed rows for docs/papers.md and docs/privacy.md: papers.py [--check].
 
 The rows are in ``papers.yaml``: what is printed, and the releases that follow from the parameters printed beside it.
 Nothing but the accountant makes the figures.
