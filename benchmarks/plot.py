@@ -1,16 +1,30 @@
-"""Draw the students' test accuracy against ε from the stored results: plot.py."""
+"""Draw test accuracy against ε from the stored results, and each stored comparison: plot.py."""
 
 from __future__ import annotations
 
 import statistics
 
-from render import HERE, runs
+from render import DOCS, HERE, comparisons, runs
 
 PICTURE = HERE.parent / "docs" / "accuracy_vs_epsilon.svg"
+TITLES = {
+    "compare_fashion_mnist": "Fashion-MNIST, 60,000 private records",
+    "compare_digits": "Digits, 1,000 private records",
+}
 LABELS = {"PrivateKNN": "Private-kNN", "ReverseKNN": "reverse kNN"}
 
 
 def main() -> None:
+    """The runs of the table into one plot, and each comparison into its own."""
+    draw_runs()
+    for folder in comparisons():
+        from pl_privknn.comparison import read_results
+        from pl_privknn.comparison.plot import draw
+
+        draw(read_results(folder), DOCS / folder.name, TITLES.get(folder.name))
+
+
+def draw_runs() -> None:
     """One point a run of the table, with the spread over its seeds; conditional guarantees are hollow."""
     import matplotlib
 

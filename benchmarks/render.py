@@ -1,6 +1,8 @@
-"""Write the table of measured results into README.md: render.py [--check].
+"""Write the tables of measured results into README.md: render.py [--check].
 
-The table is made from ``benchmarks/results/<name>/seed*.json`` alone, so it can't differ from what was measured.
+The tables are made from ``benchmarks/results/<name>/seed*.json`` and, for comparisons, from
+``benchmarks/results/compare_<name>/*.json`` alone, so they can't differ from what was measured. ``--check`` tells
+a plot of a comparison that was drawn from other results.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
+DOCS = HERE.parent / "docs"
 START, END = "<!-- results: rendered by benchmarks/render.py -->", "<!-- end of results -->"
+COMPARE_START = "<!-- comparisons: rendered by benchmarks/render.py -->"
+COMPARE_END = "<!-- end of comparisons -->"
 HEADER = (
     "| run | data | teacher | ε | δ | answered | label accuracy | student's test accuracy | seeds |\n"
     "|---|---|---|---|---|---|---|---|---|"
@@ -28,6 +33,11 @@ def runs(results: Path = HERE / "results") -> dict[str, list[dict[str, Any]]]:
         if summaries:
             found[folder.name] = summaries
     return found
+
+
+def comparisons(results: Path = HERE / "results") -> list[Path]:
+    """Folders of stored comparisons."""
+    return sorted(path for path in results.glob("compare_*") if path.is_dir() and any(path.glob("*.json")))
 
 
 def spread(values: list[float | None]) -> str:
@@ -69,23 +79,57 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join([HEADER, *[row(name, summaries) for name, summaries in found.items()]])
 
 
-def with_table(text: str, rendered: str) -> str:
-    """README's text with its table replaced."""
-    before, rest = text.split(START)
-    _, after = rest.split(END)
-    return f"{before}{START}\n{rendered}\n{END}{after}"
+def compared(folder: Path) -> str:
+    """A comparison's plot and table as Markdown."""
+    from pl_privknn.comparison import markdown_table, read_results
+
+    picture = f"![test accuracy against ε: {folder.name}](docs/{folder.name}.png)"
+    return f"{picture}\n\n{markdown_table(read_results(folder))}"
+
+
+def with_part(text: str, start: str, end: str, rendered: str) -> str:
+    """README's text with the part between two marks replaced."""
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise SystemExit(f"{README.name}: want one line {start!r} and one line {end!r} after it")
+    before, rest = text.split(start)
+    _, after = rest.split(end)
+    return f"{before}{start}\n{rendered}\n{end}{after}"
+
+
+def rendered(text: str) -> str:
+    """README's text with all its tables fresh."""
+    text = with_part(text, START, END, table(runs()))
+    if not (found := comparisons()) and COMPARE_START not in text:
+        return text
+    return with_part(text, COMPARE_START, COMPARE_END, "\n\n".join(map(compared, found)))
+
+
+def old_plots() -> list[str]:
+    """Plots of comparisons that don't show the stored results."""
+    old = []
+    for folder in comparisons():
+        from pl_privknn.comparison import read_results
+        from pl_privknn.comparison.plot import digest_of
+
+        plot = DOCS / f"{folder.name}.svg"
+        if not plot.is_file() or digest_of(read_results(folder)) not in plot.read_text(encoding="utf-8"):
+            old.append(plot.name)
+    return old
 
 
 def main() -> None:
     """Render, or check what is rendered."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if README.md is not up to date")
+    parser.add_argument("--check", action="store_true", help="fail if README.md or a plot is not up to date")
     parsed = parser.parse_args()
     text = README.read_text(encoding="utf-8")
-    fresh = with_table(text, table(runs()))
+    fresh = rendered(text)
     if parsed.check and fresh != text:
         raise SystemExit("README.md is not up to date; run benchmarks/render.py")
-    README.write_text(fresh, encoding="utf-8")
+    if parsed.check and (old := old_plots()):
+        raise SystemExit(f"docs/{old[0]} is not up to date; run benchmarks/plot.py")
+    if not parsed.check:
+        README.write_text(fresh, encoding="utf-8")
 
 
 if __name__ == "__main__":

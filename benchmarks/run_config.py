@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
 from pl_privknn.cli import main as privknn
@@ -30,21 +31,39 @@ def first_round(metrics: Path) -> dict[str, float]:
     return {}
 
 
+def attribute_accuracies(metrics: Path) -> dict[str, float]:
+    """Test accuracy of each attribute, of runs on attributes."""
+    prefix = "test/accuracy_"
+    with metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        name.removeprefix(prefix): round(float(row[name]), 6)
+        for row in rows
+        for name in row
+        if name.startswith(prefix) and row[name]
+    }
+
+
 def run(config: str, seed: int, words: list[str]) -> dict[str, Any]:
     """One run in a folder of its own; returns its summary."""
     noise = "--labeling.labeler.init_args.noise_source"
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--config", config, "--run_dir", folder, "--seed_everything", str(seed)]
         arguments += ["--labeling.seed", str(seed), "--trainer.enable_progress_bar", "false"]
-        arguments += [noise, "SeededNoise", f"{noise}.seed", str(seed), *words]
+        if yaml.safe_load(Path(config).read_text())["labeling"].get("labeler") is not None:
+            arguments += [noise, "SeededNoise", f"{noise}.seed", str(seed)]
+        arguments += words
         if privknn(["fit", *arguments]):
             raise SystemExit(f"{config}, seed {seed}: the run failed")
         summary: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
+        metrics = Path(folder) / "metrics.csv"
+        attributes = attribute_accuracies(metrics)
         return {
             **summary,
             "seed": seed,
             "config": Path(config).name,
-            "first_round": first_round(Path(folder) / "metrics.csv"),
+            "first_round": first_round(metrics),
+            **({"attribute_accuracies": attributes} if attributes else {}),
         }
 
 
@@ -62,9 +81,8 @@ def main() -> None:
         summary = run(parsed.config, seed, words)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps({**summary, "overrides": words}, indent=2, ensure_ascii=False) + "\n")
-        Console().print(
-            f"{parsed.name} seed {seed}: test accuracy {summary['test_accuracy']}, ε {summary['epsilon']:.4g}"
-        )
+        epsilon = "none" if summary["epsilon"] is None else f"{summary['epsilon']:.4g}"
+        Console().print(f"{parsed.name} seed {seed}: test accuracy {summary['test_accuracy']}, ε {epsilon}")
 
 
 if __name__ == "__main__":

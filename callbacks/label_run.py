@@ -92,9 +92,11 @@ class LabelRun:
         """What is logged beside the student's accuracy.
 
         Args:
-            truth: int64 classes of all public examples where they are known, for evaluation only.
-            examples: int64, answered public examples, shape ``(a,)``.
-            labels: int64, their released labels, shape ``(a,)``.
+            truth: int64 classes (or attributes) of all public examples, -1 where they aren't known; for
+                evaluation only.
+            examples: int64, answered public examples, shape ``(n,)``.
+            labels: int64, their released labels, shape ``(n,)``, or attributes ``(n, a)``, of which the
+                accuracy is the mean over attributes.
             earlier: int64, public examples that had a label before the last round.
         """
         guarantee, spent = self.reports(exact=False)
@@ -108,9 +110,9 @@ class LabelRun:
         }
         metrics["labels/labelled"] = float(len(examples))
         if truth is not None and len(examples):
-            right = (truth[examples] == labels).double()
-            metrics["labels/accuracy"] = float(right.mean())
+            right, known = truth[examples] == labels, truth[examples] >= 0
             new = ~torch.isin(examples, earlier)
-            if bool(new.any()):
-                metrics["labels/accuracy_last_round"] = float(right[new].mean())
+            for name, rows in (("labels/accuracy", slice(None)), ("labels/accuracy_last_round", new)):
+                if bool(known[rows].any()):
+                    metrics[name] = float(right[rows][known[rows]].double().mean())
         return metrics

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pl_privknn.callbacks.selection import Selection
+from pl_privknn.callbacks.spreading import Spread, label_by_spread
 from pl_privknn.labelers.base import Release
 
 _SCHEMA = """
@@ -25,6 +27,13 @@ CREATE TABLE IF NOT EXISTS queries (
     soft TEXT,
     PRIMARY KEY (round, position)
 );
+CREATE TABLE IF NOT EXISTS scores (
+    round INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    score TEXT NOT NULL,       -- the released noisy counts of a query, a JSON list
+    PRIMARY KEY (round, position)
+);
+CREATE TABLE IF NOT EXISTS spreads (round INTEGER PRIMARY KEY, value BLOB NOT NULL);
 """
 
 
@@ -92,7 +101,14 @@ class LabelStore:
         """Number of rounds whose queries have been written down."""
         return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM queries").fetchone()[0])
 
-    def select(self, round_index: int, examples: Sequence[int], assignment: Tensor | None = None) -> None:
+    def select(
+        self,
+        round_index: int,
+        examples: Sequence[int],
+        assignment: Tensor | None = None,
+        spread: Spread | None = None,
+        ask_means: bool = False,
+    ) -> None:
         """Write down the queries of a round, in the order in which they will be asked.
 
         Args:
@@ -100,19 +116,37 @@ class LabelStore:
             examples: public examples to ask about.
             assignment: int64, shape ``(n,)``; position of the query whose answer each public example takes
                 over, -1 for none. None: every query keeps its answer to itself.
+            spread: see :class:`~pl_privknn.callbacks.selection.Selection`.
+            ask_means: likewise.
         """
         rows = [(round_index, position, int(example)) for position, example in enumerate(examples)]
         with self._transaction():
             self._db.executemany("INSERT INTO queries (round, position, example) VALUES (?, ?, ?)", rows)
             if assignment is not None:
                 self.set_meta(f"assignment {round_index}", assignment.tolist())
+            if spread is not None:
+                self._db.execute("INSERT INTO spreads VALUES (?, ?)", (round_index, spread.to_bytes()))
+            if ask_means:
+                self.set_meta(f"means {round_index}", True)
 
     def selected(self, round_index: int) -> list[int] | None:
         """The queries of a round in order, or None where the round has not been selected."""
         rows = self._db.execute(
             "SELECT example FROM queries WHERE round = ? ORDER BY position", (round_index,)
         ).fetchall()
-        return [row[0] for row in rows] or None
+        if not rows and self._spread(round_index) is None:
+            return None
+        return [row[0] for row in rows]
+
+    def selections(self, rounds: int) -> tuple[Selection, ...]:
+        """What the first ``rounds`` rounds asked about, without their spreads."""
+        found = []
+        for index in range(rounds):
+            examples = torch.tensor(self.selected(index) or [], dtype=torch.int64)
+            stored = self.get_meta(f"assignment {index}")
+            assignment = None if stored is None else torch.tensor(stored, dtype=torch.int64)
+            found.append(Selection(examples, assignment, ask_means=bool(self.get_meta(f"means {index}"))))
+        return tuple(found)
 
     def open_positions(self, round_index: int, charges_now: int) -> list[int]:
         """Positions of a round that may still be asked.
@@ -138,26 +172,38 @@ class LabelStore:
             )
 
     def put(self, round_index: int, positions: Sequence[int], release: Release) -> None:
-        """Commit the answers of a batch."""
+        """Commit the answers of a batch, with their noisy counts where the teacher releases them."""
         soft: list[str | None] = [None] * len(positions)
         if release.soft is not None:
             soft = [json.dumps([float(value) for value in row]) for row in release.soft]
-        labels = [int(label) for label in release.labels]
+        labels = [_stored(label) for label in release.labels]
         with self._transaction():
             self._db.executemany(
                 "UPDATE queries SET released = 1, label = ?, soft = ? WHERE round = ? AND position = ?",
                 [(labels[i], soft[i], round_index, position) for i, position in enumerate(positions)],
             )
+            if release.scores is not None and release.score_deviation is not None:
+                scores = [json.dumps(row.tolist()) for row in release.scores.double()]
+                self._db.executemany(
+                    "INSERT INTO scores VALUES (?, ?, ?)",
+                    [(round_index, position, scores[i]) for i, position in enumerate(positions)],
+                )
+                self.set_meta(f"deviation {round_index}", release.score_deviation)
 
     def answers(self, rounds: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Labels of public examples after the first ``rounds`` rounds; a later round overrides an earlier.
 
         Returns:
-            examples (int64, ascending, shape ``(a,)``), labels (int64, shape ``(a,)``) and soft labels
-            (float32, shape ``(a, c)``) or None. Refused and lost queries are left out.
+            examples (int64, ascending, shape ``(n,)``), labels (int64, shape ``(n,)``, or ``(n, a)`` where
+            attributes were released) and soft labels (float32, shape ``(n, c)``) or None. Refused and lost
+            queries are left out.
         """
-        found: dict[int, tuple[int, str | None]] = {}
+        found: dict[int, tuple[int | str, str | list[float] | None]] = {}
         for index in range(rounds):
+            spread = self._spread(index)
+            if spread is not None and (spread_answers := self._spread_answers(index, spread)):
+                found.update(spread_answers)
+                continue
             rows = self._db.execute(
                 "SELECT position, example, label, soft FROM queries "
                 "WHERE released = 1 AND label >= 0 AND round = ?",
@@ -170,11 +216,40 @@ class LabelStore:
                 answer = {position: (label, soft) for position, _, label, soft in rows}
                 found.update({i: answer[query] for i, query in enumerate(assignment) if query in answer})
         examples = sorted(found)
-        labels = torch.tensor([found[example][0] for example in examples], dtype=torch.int64)
+        labels = torch.tensor([_restored(found[example][0]) for example in examples], dtype=torch.int64)
         soft = None
         if examples and all(found[example][1] is not None for example in examples):
-            soft = torch.tensor([json.loads(found[example][1] or "") for example in examples])
+            soft = torch.tensor([_restored_soft(found[example][1]) for example in examples])
         return torch.tensor(examples, dtype=torch.int64), labels, soft
+
+    def has_spread(self, round_index: int) -> bool:
+        """Whether a round's labels follow from noisy counts (its own and earlier ones)."""
+        return self._spread(round_index) is not None
+
+    def _spread(self, round_index: int) -> Spread | None:
+        row = self._db.execute("SELECT value FROM spreads WHERE round = ?", (round_index,)).fetchone()
+        return None if row is None else Spread.from_bytes(row[0])
+
+    def _spread_answers(self, round_index: int, spread: Spread) -> dict[int, tuple[int, list[float]]]:
+        """Label and probabilities of each public example, from the noisy counts of the rounds up to this one."""
+        starts = [0]
+        for index in range(round_index + 1):
+            starts.append(starts[-1] + len(self.selected(index) or []))
+        rows = self._db.execute(
+            "SELECT round, position, score FROM scores WHERE round <= ?", (round_index,)
+        ).fetchall()
+        if not rows:
+            return {}
+        values = torch.tensor([json.loads(score) for _, _, score in rows], dtype=torch.float64)
+        places = [starts[index] + position for index, position, _ in rows]
+        noise = {index: float(self.get_meta(f"deviation {index}")) for index in {row[0] for row in rows}}
+        scores = torch.full((starts[-1], values.shape[1]), torch.nan, dtype=torch.float64)
+        deviations = torch.ones(starts[-1], dtype=torch.float64)
+        scores[places] = values
+        deviations[places] = torch.tensor([noise[index] for index, _, _ in rows], dtype=torch.float64)
+        labels, soft = label_by_spread(spread, scores, deviations)
+        answers = zip(labels.tolist(), soft.tolist(), strict=True)
+        return {i: (label, row) for i, (label, row) in enumerate(answers) if label >= 0}
 
     def counts(self) -> dict[str, int]:
         """Numbers of queries: ``queried`` (asked), ``answered``, ``refused`` and ``lost`` to a crash."""
@@ -199,6 +274,21 @@ class LabelStore:
 
     def _transaction(self) -> _Transaction:
         return _Transaction(self._db)
+
+
+def _stored(label: Tensor) -> int | str:
+    """A class, or a row of attributes as text: SQLite orders every text after -1, which means refused."""
+    if label.ndim == 0:
+        return int(label)
+    return json.dumps(label.tolist()) if bool((label >= 0).any()) else -1
+
+
+def _restored(stored: int | str) -> int | list[int]:
+    return json.loads(stored) if isinstance(stored, str) else stored
+
+
+def _restored_soft(stored: str | list[float] | None) -> list[float]:
+    return json.loads(stored) if isinstance(stored, str) else stored or []
 
 
 class _Transaction:

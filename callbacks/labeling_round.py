@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore
@@ -36,6 +37,7 @@ class LabelingRound:
         max_answers: how many answers all rounds of the run may give together.
         query_batch_size: queries that are paid for and stored together. A crash loses at most one batch.
         seed: for choices at random among public examples.
+        predict: the student's class probabilities of public images, or None.
     """
 
     labeler: Labeler
@@ -45,6 +47,8 @@ class LabelingRound:
     max_answers: int
     query_batch_size: int
     seed: int
+    predict: Callable[[Tensor], Tensor] | None = None
+    _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
 
     def run(
         self,
@@ -59,10 +63,14 @@ class LabelingRound:
         Raises:
             BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
         """
-        examples = self._examples(index, data, store)
+        examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
         open_positions = store.open_positions(index, ledger.num_charges)
         if not open_positions or self._answers_left(store) <= 0:
             return
+        asked = store.selections(index + 1)[index]
+        means = asked.query_features(self._public_features(data)) if asked.ask_means else None
+        if type(self.labeler).fit_public is not Labeler.fit_public:
+            self.labeler.fit_public(self._public_features(data))
         self._fit_labeler(data, progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
@@ -72,11 +80,19 @@ class LabelingRound:
             if answers_left <= 0:
                 break
             positions = open_positions[start : start + batch_size]
-            batch = torch.tensor([examples[position] for position in positions])
-            features = self.extractor(data.public.images(batch))
+            if means is None:
+                batch = torch.tensor([examples[position] for position in positions])
+                features = self.extractor(data.public.images(batch))
+            else:
+                features = means[positions]
             store.mark_asked(index, positions, ledger.num_charges)
             release = self.labeler.label(features, ledger, max_answers=answers_left)
             store.put(index, positions, release)
+            if release.scores is None and store.has_spread(index):
+                rank_zero_warn(
+                    f"{type(self.labeler).__name__} releases no noisy counts to smooth: every public example takes "
+                    "its own cluster's answer. Use selection='clusters', or a teacher such as ReverseKNN"
+                )
             done += len(positions)
             progress("asking the private teacher", done, len(examples))
 
@@ -87,9 +103,15 @@ class LabelingRound:
             asked[list(store.asked_examples())] = True
             labels = torch.full((len(data.public),), -1, dtype=torch.int64)
             answered, values, _ = store.answers(index)
-            labels[answered] = values
+            labels[answered] = values if values.ndim == 1 else 0  # answered is all that matters of attributes
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
-            pool = PublicPool(labels, asked, lambda: self._public_features(data))
+            pool = PublicPool(
+                labels,
+                asked,
+                lambda: self._public_features(data),
+                store.selections(index),
+                None if index == 0 or self.predict is None else lambda: self._of_public(data, self.predict),
+            )
             selection = self.select(pool, self.num_queries, generator)
             examples = selection.examples.tolist()
             if len(examples) > self.num_queries or len(set(examples)) < len(examples):
@@ -97,14 +119,25 @@ class LabelingRound:
                     f"selection: it chose {len(examples)} queries, {len(set(examples))} of them different, where "
                     f"{self.num_queries} are planned; a selector returns at most `count` different examples"
                 )
-            store.select(index, examples, selection.assignment)
+            if selection.spread is not None and data.task != "multiclass":
+                raise ValueError(
+                    f"selection: counts are smoothed into one class an example, the data is {data.task}; use "
+                    "spread='nearest'"
+                )
+            store.select(index, examples, selection.assignment, selection.spread, selection.ask_means)
         return examples
 
     def _public_features(self, data: PrivatePublicDataModule) -> Tensor:
+        if self._public is None:
+            self._public = self._of_public(data, self.extractor)
+        return self._public
+
+    def _of_public(
+        self, data: PrivatePublicDataModule, function: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
+        assert function is not None
         everything = torch.arange(len(data.public))
-        return torch.cat(
-            [self.extractor(data.public.images(part)) for part in everything.split(_IMAGES_AT_ONCE)]
-        )
+        return torch.cat([function(data.public.images(part)) for part in everything.split(_IMAGES_AT_ONCE)])
 
     def _answers_left(self, store: LabelStore) -> int:
         counts = store.counts()
@@ -114,7 +147,7 @@ class LabelingRound:
     def _fit_labeler(self, data: PrivatePublicDataModule, progress: ProgressHook) -> None:
         total = len(data.private)
         table: Tensor | None = None
-        labels = torch.empty(total, dtype=torch.int64)
+        labels = torch.empty(data.private.labels.shape, dtype=torch.int64)
         done = 0
         for images, targets in data.private_batches(_IMAGES_AT_ONCE):
             features = self.extractor(images)
@@ -126,6 +159,9 @@ class LabelingRound:
             progress("features of private images", done, total)
         if table is None:
             raise ValueError("the data module's private set is empty; a teacher needs private records")
+        if (take_public := getattr(self.labeler, "fit_public", None)) is not None:
+            take_public(self._public_features(data))
+        self.labeler.private_groups = data.private_groups
         self.labeler.fit(table, labels, data.num_classes)
 
 

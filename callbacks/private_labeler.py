@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,21 @@ from pytorch_lightning.utilities import rank_zero_info
 from pl_privknn._checks import check_int, check_open_unit, check_positive
 from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
+from pl_privknn.callbacks.round_settings import (
+    RoundFeatures,
+    extractor_of,
+    features_of_rounds,
+    probabilities_of,
+    queries_of_rounds,
+)
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.hog import HOG
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
-
-_STUDENT = "student"
 
 
 class PrivateLabeler(pl.Callback):
@@ -40,17 +43,20 @@ class PrivateLabeler(pl.Callback):
         labeler: the private teacher; None makes the callback inert (for students on ordinary labels).
         rounds: number of rounds.
         epochs_per_round: epochs of student training between two rounds.
-        queries_per_round: queries of each round, one number or one for each round.
+        queries_per_round: queries of each round, one number or one for each round. A later round of 0 queries
+            only smooths earlier noisy counts anew (see ``selection``), which costs no privacy.
         delta: δ of the guarantee.
         max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
             limit, the ε is only stated.
         max_answers: the most answers that all rounds may give together. The guarantee covers exactly this
             many, whatever happens. None: as many as there are queries.
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
-            ``"student"`` stands for the student's own backbone. Default: HOG first, then the student.
+            ``"student"`` stands for the student's own backbone, and a list within the list for several kinds of
+            features side by side. Default: HOG first, then the student.
         selection: ``"random"`` (examples never asked about), ``"all"`` (every unanswered example),
-            ``"clusters"`` (the centre of each cluster of public features; its cluster takes its answer) or a
-            :class:`~pl_privknn.callbacks.selection.Selector`.
+            ``"uncertain"`` (those the student is least sure of), ``"clusters"`` (the centre of each cluster of
+            public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over
+            neighbouring clusters) or a :class:`~pl_privknn.callbacks.selection.Selector`.
         retrain: start the student afresh at each later round, as in the paper; False continues it.
         ledger_path: the ledger; may be shared by several runs over the same private data. Default:
             ``ledger.sqlite`` in the run's folder.
@@ -75,7 +81,7 @@ class PrivateLabeler(pl.Callback):
         delta: float = 1e-5,
         max_epsilon: float | None = None,
         max_answers: int | None = None,
-        features: list[Extractor | str] | Extractor | None = None,
+        features: list[RoundFeatures] | Extractor | None = None,
         selection: str | Selector = "random",
         retrain: bool = True,
         ledger_path: str | Path | None = None,
@@ -88,11 +94,11 @@ class PrivateLabeler(pl.Callback):
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
-        self.queries_per_round = _per_round(queries_per_round, self.rounds)
+        self.queries_per_round = queries_of_rounds(queries_per_round, self.rounds)
         self.delta = check_open_unit("delta", delta)
         self.max_epsilon = None if max_epsilon is None else check_positive("max_epsilon", max_epsilon)
         self.max_answers = None if max_answers is None else check_int("max_answers", max_answers)
-        self.features = _feature_list(features)
+        self.features = features_of_rounds(features)
         if isinstance(selection, str) and selection not in SELECTORS:
             raise ValueError(f"selection={selection!r} must be one of {', '.join(SELECTORS)} or a Selector")
         self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
@@ -186,11 +192,15 @@ class PrivateLabeler(pl.Callback):
         if self.labeler is None:
             return
         data = _data_module(trainer)
+        if data.task not in self.labeler.tasks:
+            fitting = "MultiLabelKNN" if data.task == "multilabel" else "PrivateKNN"
+            raise ValueError(
+                f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
+                f"data is {data.task}; use for instance {fitting}"
+            )
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
-            data.public.set_labels(
-                torch.arange(len(data.public)), torch.arange(len(data.public)) % data.num_classes
-            )
+            data.public.set_labels(slice(None), _placeholders(data.public.labels, data.num_classes))
             return
         folder = self._folder(trainer)
         if trainer.is_global_zero:
@@ -256,7 +266,7 @@ class PrivateLabeler(pl.Callback):
         return LabelRun(
             folder,
             plan=self.labeler.plan(
-                sum(queries), self._answers(queries), data.num_classes, rounds=self.rounds
+                sum(queries), self._answers(queries), data.num_classes, rounds=sum(map(bool, queries))
             ),
             public_examples=len(data.public),
             num_classes=data.num_classes,
@@ -298,23 +308,28 @@ class PrivateLabeler(pl.Callback):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, float]]:
         assert self.labeler is not None
         assert self._run is not None
-        chosen = self.features[min(index, len(self.features) - 1)]
-        extractor = BackboneFeatures(pl_module) if isinstance(chosen, str) else chosen
         queries = self._queries(len(data.public))
         labeling = LabelingRound(
             labeler=self.labeler,
-            extractor=extractor,
+            extractor=extractor_of(self.features[min(index, len(self.features) - 1)], pl_module),
             select=self.select,
             num_queries=queries[index],
             max_answers=self._answers(queries),
             query_batch_size=self.query_batch_size,
             seed=self.seed,
+            predict=functools.partial(probabilities_of, pl_module),
         )
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
         examples, labels, soft = self._run.store.answers(index + 1)
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
+
+
+def _placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Labels for a run that asks nothing, in the shape of ``labels``."""
+    numbers = torch.arange(len(labels))
+    return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
 
 
 def _data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
@@ -333,24 +348,3 @@ def _is_last_epoch(trainer: pl.Trainer) -> bool:
     if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
         return True
     return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps
-
-
-def _per_round(queries: int | Sequence[int], rounds: int) -> list[int]:
-    counts = list(queries) if isinstance(queries, Sequence) else [queries] * rounds
-    if len(counts) != rounds:
-        raise ValueError(
-            f"queries_per_round={queries!r} must be one number, or one for each of {rounds} rounds"
-        )
-    return [check_int("queries_per_round", count) for count in counts]
-
-
-def _feature_list(features: Sequence[Extractor | str] | Extractor | str | None) -> list[Extractor | str]:
-    if features is None:
-        return [HOG(), _STUDENT]
-    chosen: list[Extractor | str] = list(features) if isinstance(features, list | tuple) else [features]  # type: ignore[list-item]
-    for item in chosen:
-        if item != _STUDENT and not callable(item):
-            raise ValueError(f"features: {item!r} is neither an extractor nor the word {_STUDENT!r}")
-    if not chosen:
-        raise ValueError("features=[] must name at least one extractor")
-    return chosen

@@ -46,7 +46,7 @@ class RunReport(pl.Callback):
         if self.run_dir is None:
             self.run_dir = Path(trainer.log_dir or trainer.default_root_dir)
         self.summary = {
-            **_privacy(trainer),
+            **_privacy(trainer, pl_module),
             "val_accuracy": _metric(trainer, "val/accuracy"),
             "test_accuracy": None,
             "epochs": trainer.current_epoch,
@@ -73,7 +73,10 @@ class RunReport(pl.Callback):
             if summary["guarantee"] != "unconditional":
                 rows.append(("holds only if", summary["reason"]))
             rows.append(("spent in fact", f"ε = {summary['epsilon_spent']:.4g}"))
-            rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
+            if "queried" in summary:
+                rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
+            else:
+                rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
         if summary.get("label_accuracy") is not None:
             rows.append(("label accuracy", f"{summary['label_accuracy']:.3f}"))
         if summary.get("test_accuracy") is not None:
@@ -89,7 +92,7 @@ class RunReport(pl.Callback):
         os.replace(partial, self.path)  # a reader never sees half a summary
 
 
-def _privacy(trainer: pl.Trainer) -> dict[str, Any]:
+def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, PrivateLabeler) and (reports := callback.report(exact=True)) is not None:
             guarantee, spent = reports
@@ -105,6 +108,10 @@ def _privacy(trainer: pl.Trainer) -> dict[str, Any]:
                 "labeler": type(callback.labeler).__name__,
                 "ledger_head": head,
             }
+    # A module that trains on the private records itself keeps its own books.
+    tells = getattr(pl_module, "privacy_summary", None)
+    if tells is not None and (told := tells()) is not None:
+        return dict(told)
     return {"epsilon": None, "guarantee": "none", "reason": "no private labels were used"}
 
 

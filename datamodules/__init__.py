@@ -6,25 +6,38 @@ All of them are imported here, so that a command line knows them by their bare n
 
 from pl_privknn.datamodules.arrays import ArraysDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.celeba import CelebADataModule
+from pl_privknn.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.digits import DigitsDataModule
 from pl_privknn.datamodules.embeddings import EmbeddingsDataModule
+from pl_privknn.datamodules.fashion_attributes import FashionMNISTAttributesDataModule
 from pl_privknn.datamodules.image_folder import ImageFolderDataModule
 from pl_privknn.datamodules.images import ImageStore, TensorImages
 from pl_privknn.datamodules.loading import NoLabeledExamplesError
+from pl_privknn.datamodules.market1501 import Market1501DataModule
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule, MNISTDataModule
+from pl_privknn.datamodules.published import DamagedFileError
+from pl_privknn.datamodules.svhn import SVHNDataModule
 
 __all__ = [
     "ArraysDataModule",
+    "CIFAR10DataModule",
+    "CIFAR100DataModule",
+    "CelebADataModule",
+    "DamagedFileError",
     "DigitsDataModule",
     "EmbeddingsDataModule",
+    "FashionMNISTAttributesDataModule",
     "FashionMNISTDataModule",
     "ImageFolderDataModule",
     "ImageStore",
     "LabeledImages",
     "MNISTDataModule",
+    "Market1501DataModule",
     "NoLabeledExamplesError",
     "PrivatePublicDataModule",
     "PublicDataset",
+    "SVHNDataModule",
     "TensorImages",
 ]

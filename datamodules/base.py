@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.datamodules.datasets import ImageShape, LabeledImages, PublicDataset
+from pl_privknn.datamodules.datasets import TASKS, ImageShape, LabeledImages, PublicDataset, known_rows
 from pl_privknn.datamodules.images import ImageStore, common_images
 from pl_privknn.datamodules.loading import (
     LabeledBatches,
@@ -23,6 +23,8 @@ from pl_privknn.datamodules.loading import (
     UnlabeledSampler,
     take_batch,
 )
+from pl_privknn.datamodules.private_loader import PrivateTraining
+from pl_privknn.privacy.noise import NoiseSource
 
 Overlap = Literal["error", "warn", "ignore"]
 _OVERLAP: tuple[Overlap, ...] = ("error", "warn", "ignore")
@@ -36,11 +38,12 @@ class PrivatePublicDataModule(pl.LightningDataModule):
 
     Training batches are ``{"labeled": (x, y), "unlabeled": x}``: float32 images in [0, 1] of shape
     ``(b, channels, height, width)`` with ``y`` int64 ``(b,)``, or float32 ``(b, num_classes)`` once soft
-    labels were released. An epoch is one pass over the public images; the labelled part walks over the
-    labels that exist when the epoch begins, as often as needed. Labels that change between epochs are
-    followed without a reload, by running workers too. Nothing in the training loader holds private data or
-    the public truth. Validation runs on the public images whose truth is known (unless there is a validation
-    set), so public images serve training and validation and only the test set is unseen.
+    labels were released; under ``"multilabel"`` always ``(b, num_classes)``. An epoch is one pass over the
+    public images; the labelled part walks over the labels that exist when the epoch begins, as often as
+    needed. Labels that change between epochs are followed without a reload, by running workers too. Nothing
+    in the training loader holds private data or the public truth. Validation runs on the public images
+    whose truth is known (unless there is a validation set), so public images serve training and validation
+    and only the test set is unseen.
 
     The private part is loaded for ``fit`` alone and has no loader: labelers read it through :attr:`private`
     and :meth:`private_batches`. No argument is saved as a hyper-parameter, since arguments may hold data.
@@ -48,7 +51,9 @@ class PrivatePublicDataModule(pl.LightningDataModule):
     Args:
         num_classes: number of classes, a public constant.
         image_shape: channels, height and width of every image.
-        class_names: names of the classes; their numbers by default.
+        class_names: names of the classes; their numbers by default. Under ``"multilabel"`` the attributes'.
+        task: ``"multiclass"`` (one class an image) or ``"multilabel"`` (``num_classes`` attributes of 0 or 1
+            an image; labels everywhere are then int64 ``(n, num_classes)``).
         batch_size: labelled images in a training batch (of one process).
         unlabeled_batch_size: unlabelled images in a training batch; as many as labelled ones by default.
         eval_batch_size: images in a batch of validation, test and prediction.
@@ -56,6 +61,8 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         persistent_workers: keep loader processes from one epoch to the next.
         pin_memory: put batches into pinned memory; by default where the trainer uses CUDA.
         seed: of the order of training examples, a public constant.
+        train_on_truth: label the public images with their truth from the start: the bound without privacy that
+            labelers are compared with. Leave the labeler out then.
         overlap: what to do when an image is both public and in the test set, which would make test accuracy
             meaningless: ``"error"``, ``"warn"`` or ``"ignore"`` (not even looked for). The private images
             are not compared at ``setup``: what such a message says would depend on private data. See
@@ -65,10 +72,17 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         num_classes: as given.
         image_shape: as given, a tuple.
         class_names: tuple of names, one a class.
+        task: as given.
+        private_groups: the person (or other unit) that each private record belongs to, int64 ``(n_private,)``,
+            or None where every record stands for itself; a subclass sets it in :meth:`load_private`. Private.
+        needs_private: whether an empty private set is refused; a subclass for a first stage on public data alone
+            sets it to False.
 
     Raises:
         ValueError: for arguments out of range.
     """
+
+    needs_private: bool = True
 
     def __init__(
         self,
@@ -76,6 +90,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         num_classes: int,
         image_shape: ImageShape,
         class_names: Sequence[str] | None = None,
+        task: str = "multiclass",
         batch_size: int = 64,
         unlabeled_batch_size: int | None = None,
         eval_batch_size: int = 256,
@@ -83,6 +98,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
         seed: int = 0,
+        train_on_truth: bool = False,
         overlap: Overlap = "error",
     ) -> None:
         super().__init__()
@@ -95,6 +111,8 @@ class PrivatePublicDataModule(pl.LightningDataModule):
                 f"class_names: {len(set(names))} different names for num_classes={num_classes}; want one a class"
             )
         self.class_names = names
+        self.task = check_choice("task", task, TASKS)
+        self.private_groups: Tensor | None = None
         self.batch_size = check_int("batch_size", batch_size)
         self.unlabeled_batch_size = (
             self.batch_size
@@ -106,12 +124,19 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         self.persistent_workers = persistent_workers and self.num_workers > 0
         self.pin_memory = pin_memory
         self.seed = check_int("seed", seed, 0)
+        self.train_on_truth = train_on_truth
         self.overlap = check_choice("overlap", overlap, _OVERLAP)
         self._private: LabeledImages | None = None
         self._public: PublicDataset | None = None
         self._test: LabeledImages | None = None
         self._validation: LabeledImages | None = None
         self._predict: ImageStore | None = None
+        self._private_training: PrivateTraining | None = None
+
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Names of the attributes where ``task`` is ``"multilabel"``; none otherwise."""
+        return self.class_names if self.task == "multilabel" else ()
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -150,20 +175,38 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
             self._private = self._checked("private", self.load_private())
+            self._check_groups(len(self._private))
         if stage in ("fit", "validate", None) and self._public is None:
             self._public = self._checked("public", self.load_public())
+            if self.train_on_truth:
+                self._public.set_labels(slice(None), _known(self._public.truth))
             self._validation = self.load_validation()
         if stage in ("fit", "test", "predict", None) and self._test is None:
-            self._test = self.load_test()
+            self._test = self._of_task("test", self.load_test())
         if stage in ("predict", None) and self._predict is None:
             self._predict = self.load_predict()
         if not compared and self._public is not None and self._test is not None:
             self._check_overlap(self._public, self._test)
 
     def _checked(self, name: str, part: Any) -> Any:
-        if len(part) == 0:
+        if len(part) == 0 and (name != "private" or self.needs_private):
             raise ValueError(f"{type(self).__name__}: the {name} set is empty; it needs at least one image")
+        return self._of_task(name, part)
+
+    def _of_task(self, name: str, part: Any) -> Any:
+        if part.task != self.task:
+            raise ValueError(
+                f"{type(self).__name__}: the {name} set was made with task={part.task!r}, the data module is "
+                f"{self.task!r}; pass task= to LabeledImages and PublicDataset"
+            )
         return part
+
+    def _check_groups(self, records: int) -> None:
+        groups = self.private_groups
+        if groups is not None and (groups.shape != (records,) or groups.dtype != torch.int64):
+            raise ValueError(
+                f"private_groups: shape {tuple(groups.shape)}, {groups.dtype}; want int64 of shape ({records},)"
+            )
 
     @property
     def private(self) -> LabeledImages:
@@ -192,7 +235,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         """All private images and labels, in order and in batches; for labelers and baselines alone.
 
         Yields:
-            Images, float32 ``(b, channels, height, width)``, and labels, int64 ``(b,)``.
+            Images, float32 ``(b, channels, height, width)``, and labels, int64 ``(b,)`` or ``(b, num_classes)``.
         """
         check_int("batch_size", batch_size)
         for start in range(0, len(self.private), batch_size):
@@ -228,12 +271,37 @@ class PrivatePublicDataModule(pl.LightningDataModule):
 
     # ------------------------------------------------------------------ the loaders
 
-    def train_dataloader(self) -> CombinedLoader:
+    def train_privately(self, sampling_rate: float, coins: Callable[[], NoiseSource]) -> PrivateTraining:
+        """Let :meth:`train_dataloader` give Poisson batches of private records; for private baselines alone.
+
+        Args:
+            sampling_rate: probability with which each record takes part in a step.
+            coins: called when an epoch begins; gives the source of its coins.
+
+        Returns:
+            What the batches are made of; :meth:`train_publicly` ends it.
+        """
+        self._private_training = PrivateTraining(self.private, sampling_rate, coins)
+        return self._private_training
+
+    def train_publicly(self) -> None:
+        """Let :meth:`train_dataloader` give public batches again."""
+        self._private_training = None
+
+    def train_dataloader(self) -> CombinedLoader | DataLoader[Any]:
         """``{"labeled": (x, y), "unlabeled": x}``; see the class. May be called before labels exist.
+
+        After :meth:`train_privately`: Poisson samples of the private set, each a
+        :class:`~pl_privknn.datamodules.private_loader.PrivateBatch`. Without ``"labeled"`` for a module whose
+        ``needs_labels`` is False.
 
         Batches raise :class:`~pl_privknn.datamodules.loading.NoLabeledExamplesError` where an epoch begins
         and no public image has a label.
         """
+        if self._private_training is not None:
+            return self._private_training.loader(
+                **self._loader_options(), persistent_workers=self.persistent_workers
+            )
         public = self.public
         if self.num_workers > 0:
             public.store.preload()
@@ -258,6 +326,8 @@ class PrivatePublicDataModule(pl.LightningDataModule):
                 unlabeled, batch_size=self.unlabeled_batch_size, sampler=unlabeled_sampler, **common
             ),
         }
+        if not getattr(getattr(self.trainer, "lightning_module", None), "needs_labels", True):
+            loaders.pop("labeled")
         return CombinedLoader(loaders, mode="max_size_cycle")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
@@ -267,7 +337,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         truth = self.public.truth
         if truth is None or not bool((truth >= 0).any()):
             return []
-        known = torch.nonzero(truth >= 0).flatten()
+        known = torch.nonzero(known_rows(truth)).flatten()
         return self._evaluation(LabeledBatches(self.public.store, truth, known))
 
     def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
@@ -290,6 +360,12 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         if pin_memory is None:
             pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
+
+
+def _known(truth: Tensor | None) -> Tensor:
+    if truth is None:
+        raise ValueError("train_on_truth=True, but the truth of the public images isn't known; leave it out")
+    return truth
 
 
 def _present(name: str, stage: str, part: Any) -> Any:

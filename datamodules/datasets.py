@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_choice, check_int
 from pl_privknn.datamodules.images import ImageStore, as_indices
 
 ImageShape = tuple[int, int, int]
+
+Task = Literal["multiclass", "multilabel"]
+TASKS: tuple[Task, ...] = ("multiclass", "multilabel")
+
+
+def check_targets(
+    name: str, labels: Tensor, count: int, num_classes: int, task: str, *, unknown_allowed: bool = False
+) -> Tensor:
+    """Return class indices (:func:`check_labels`) or attributes (:func:`check_attributes`), by ``task``."""
+    check = check_attributes if task == "multilabel" else check_labels
+    return check(name, labels, count, num_classes, unknown_allowed=unknown_allowed)
+
+
+def check_attributes(
+    name: str, labels: Tensor, count: int, num_attributes: int, *, unknown_allowed: bool = False
+) -> Tensor:
+    """Return ``labels`` as int64 0/1 attributes, or say what is wrong with them without showing one of them.
+
+    Args:
+        name: of the argument, for messages.
+        labels: whole numbers or bool, shape ``(count, num_attributes)``; 1 where an image has the attribute.
+        count: how many images there are.
+        num_attributes: number of attributes a.
+        unknown_allowed: -1 stands for "not known".
+
+    Raises:
+        ValueError: on a wrong shape, dtype or range.
+    """
+    if labels.shape != (count, num_attributes) or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"{name}: shape {tuple(labels.shape)}, {labels.dtype}; want whole numbers of shape "
+            f"{(count, num_attributes)}, a row of attributes (0 or 1) an image"
+        )
+    labels = labels.to(torch.int64)
+    if bool(((labels < (-1 if unknown_allowed else 0)) | (labels > 1)).any()):
+        unknown = " (or -1 where it isn't known)" if unknown_allowed else ""
+        raise ValueError(f"{name}: some attributes are neither 0 nor 1{unknown}; remap them")
+    return labels
+
+
+def known_rows(labels: Tensor) -> Tensor:
+    """Bool ``(n,)``: which rows of int64 labels, ``(n,)`` or ``(n, a)``, tell anything (-1: not known)."""
+    return labels >= 0 if labels.ndim == 1 else (labels >= 0).any(dim=1)
 
 
 def check_labels(
@@ -48,31 +92,43 @@ def check_labels(
     return labels
 
 
-class LabeledImages(Dataset[tuple[Tensor, int]]):
+class LabeledImages(Dataset[Any]):
     """Images with their labels; an item is ``(image, label)``.
 
     Args:
         store: the images.
-        labels: class indices, shape ``(n,)``, in ``[0, num_classes)``.
-        num_classes: number of classes.
+        labels: class indices, shape ``(n,)``, in ``[0, num_classes)``; under ``"multilabel"`` attributes 0 or
+            1, shape ``(n, num_classes)``.
+        num_classes: number of classes, or of attributes.
         name: what the labels are called in error messages.
+        task: ``"multiclass"`` or ``"multilabel"``.
 
     Attributes:
-        labels: int64, shape ``(n,)``.
+        labels: int64, shape ``(n,)``, or ``(n, num_classes)`` under ``"multilabel"``.
+        task: as given.
 
     Raises:
         ValueError: if the labels don't fit the images; it shows no label.
     """
 
-    def __init__(self, store: ImageStore, labels: Tensor, num_classes: int, name: str = "labels") -> None:
+    def __init__(
+        self,
+        store: ImageStore,
+        labels: Tensor,
+        num_classes: int,
+        name: str = "labels",
+        task: str = "multiclass",
+    ) -> None:
         self.store = store
-        self.labels = check_labels(name, labels, len(store), check_int("num_classes", num_classes, 2))
+        self.task = check_choice("task", task, TASKS)
+        self.labels = check_targets(name, labels, len(store), check_int("num_classes", num_classes, 2), task)
 
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images([index])[0], int(self.labels[index])
+    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:
+        label = self.labels[index]
+        return self.images([index])[0], label if self.task == "multilabel" else int(label)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(image_shape={self.store.shape})"
@@ -94,18 +150,22 @@ class LabelTable(Dataset[Tensor]):
 
     Args:
         count: number of public images; it never changes.
-        num_classes: number of classes.
+        num_classes: number of classes, or of attributes.
+        task: ``"multiclass"`` or ``"multilabel"``.
 
     Attributes:
-        labels: int64, shape ``(count,)``; -1 where there is no label.
+        labels: int64, shape ``(count,)``, or ``(count, num_classes)`` under ``"multilabel"``; -1 where there is
+            no label.
         soft: float32, shape ``(count, num_classes)``, or None before the first soft label (or
             :meth:`reserve_soft`).
         soft_rows: bool, shape ``(count,)``; which examples have a soft label.
     """
 
-    def __init__(self, count: int, num_classes: int) -> None:
+    def __init__(self, count: int, num_classes: int, task: str = "multiclass") -> None:
         self.num_classes = num_classes
-        self.labels = torch.full((count,), -1, dtype=torch.int64).share_memory_()
+        self.task = check_choice("task", task, TASKS)
+        shape = (count, num_classes) if task == "multilabel" else (count,)
+        self.labels = torch.full(shape, -1, dtype=torch.int64).share_memory_()
         self.soft: Tensor | None = None
         self.soft_rows = torch.zeros(count, dtype=torch.bool).share_memory_()
 
@@ -115,6 +175,11 @@ class LabelTable(Dataset[Tensor]):
             self.soft = torch.zeros(len(self.labels), self.num_classes).share_memory_()
         return self.soft
 
+    @property
+    def labeled(self) -> Tensor:
+        """Bool ``(count,)``: which examples have a label now (of an attribute at least)."""
+        return known_rows(self.labels)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -123,13 +188,14 @@ class LabelTable(Dataset[Tensor]):
 
         Returns:
             int64 ``(n,)``; or, as soon as any example has a soft label, float32 ``(n, num_classes)``, where
-            examples with a hard label only have it as a one-hot row.
+            examples with a hard label only have it as a one-hot row. Under ``"multilabel"`` ``(n, num_classes)``,
+            int64 or (soft) float32, with -1 for attributes that are not known.
 
         Raises:
             RuntimeError: if one of the examples has no label.
         """
         labels = self.labels[indices]
-        if bool((labels < 0).any()):
+        if not bool(known_rows(labels).all()):
             raise RuntimeError(
                 "a labelled batch was asked for public images without a label; leave the samplers of "
                 "train_dataloader() as they are (Trainer(overfit_batches=…) replaces them: use "
@@ -137,7 +203,10 @@ class LabelTable(Dataset[Tensor]):
             )
         if self.soft is None or not bool(self.soft_rows.any()):
             return labels
-        hard = torch.nn.functional.one_hot(labels, self.num_classes).to(torch.float32)
+        if self.task == "multilabel":
+            hard = labels.to(torch.float32)
+        else:
+            hard = torch.nn.functional.one_hot(labels, self.num_classes).to(torch.float32)
         return torch.where(self.soft_rows[indices, None], self.soft[indices], hard)
 
 
@@ -150,21 +219,29 @@ class PublicDataset(Dataset[Tensor]):
 
     Args:
         store: the images.
-        num_classes: number of classes.
+        num_classes: number of classes, or of attributes.
         truth: true classes, shape ``(m,)``, -1 where not known; for evaluation only. Training batches are
-            made from the store and the label table, neither of which holds it.
+            made from the store and the label table, neither of which holds it. Under ``"multilabel"`` true
+            attributes, shape ``(m, num_classes)``.
+        task: ``"multiclass"`` or ``"multilabel"``.
+
+    Attributes:
+        task: as given.
 
     Raises:
         ValueError: if the truth doesn't fit the images.
     """
 
-    def __init__(self, store: ImageStore, num_classes: int, truth: Tensor | None = None) -> None:
+    def __init__(
+        self, store: ImageStore, num_classes: int, truth: Tensor | None = None, task: str = "multiclass"
+    ) -> None:
         self.store = store
         self.num_classes = check_int("num_classes", num_classes, 2)
+        self.task = check_choice("task", task, TASKS)
         if truth is not None:
-            truth = check_labels("public_truth", truth, len(store), num_classes, unknown_allowed=True)
+            truth = check_targets("public_truth", truth, len(store), num_classes, task, unknown_allowed=True)
         self._truth = truth
-        self.table = LabelTable(len(store), num_classes)
+        self.table = LabelTable(len(store), num_classes, task)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -182,12 +259,12 @@ class PublicDataset(Dataset[Tensor]):
 
     @property
     def truth(self) -> Tensor | None:
-        """True classes, int64 ``(m,)``, -1 where not known, or None; for evaluation only."""
+        """True classes, int64 ``(m,)`` (attributes ``(m, a)``), -1 where not known, or None; for evaluation only."""
         return self._truth
 
     @property
     def labels(self) -> Tensor:
-        """Released labels, int64 ``(m,)`` in shared memory, -1 where there is none."""
+        """Released labels, int64 ``(m,)`` or ``(m, a)`` in shared memory, -1 where there is none."""
         return self.table.labels
 
     @property
@@ -206,7 +283,7 @@ class PublicDataset(Dataset[Tensor]):
     @property
     def labeled_indices(self) -> Tensor:
         """int64: the images that have a label now, in ascending order."""
-        return torch.nonzero(self.labels >= 0).flatten()
+        return torch.nonzero(self.table.labeled).flatten()
 
     def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
         """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
@@ -223,9 +300,10 @@ class PublicDataset(Dataset[Tensor]):
         Args:
             indices: which images: whole numbers, a bool mask or a slice. Where one occurs twice its last label stays.
             labels: their classes, int64 ``(n,)``; -1 takes a label away, so a release with refused queries
-                can be passed as it is.
-            soft: class probabilities, float ``(n, num_classes)``; rows of labelled images sum to one. An
-                image that had a soft label and now gets none keeps no soft label.
+                can be passed as it is. Under ``"multilabel"`` attributes, int64 ``(n, num_classes)``.
+            soft: class probabilities, float ``(n, num_classes)``; rows of labelled images sum to one (under
+                ``"multilabel"`` each entry is a probability of its own). An image that had a soft label and
+                now gets none keeps no soft label.
 
         Raises:
             IndexError: if an index is out of range.
@@ -234,17 +312,20 @@ class PublicDataset(Dataset[Tensor]):
         rows = as_indices(indices, len(self))
         values = torch.as_tensor(labels)
         if values.numel() == 0:
-            values = values.to(torch.int64).reshape(0)
-        values = check_labels("labels", values.cpu(), len(rows), self.num_classes, unknown_allowed=True)
+            values = values.to(torch.int64).reshape(0, *self.table.labels.shape[1:])
+        values = check_targets(
+            "labels", values.cpu(), len(rows), self.num_classes, self.task, unknown_allowed=True
+        )
+        known = known_rows(values)
         if soft is not None:
-            soft = _check_soft(soft, values, self.num_classes)
+            soft = _check_soft(soft, known, self.num_classes, self.task)
         # Repeated indices: numpy promises that the last one wins, torch doesn't. The views share memory.
         where = rows.numpy()
         self.table.labels.numpy()[where] = values.numpy()
         self.table.soft_rows.numpy()[where] = False
         if soft is not None:
             self.table.reserve_soft().numpy()[where] = soft.numpy()
-            self.table.soft_rows.numpy()[where] = (values >= 0).numpy()
+            self.table.soft_rows.numpy()[where] = known.numpy()
 
     def clear_labels(self) -> None:
         """Take all labels away, hard and soft."""
@@ -252,13 +333,17 @@ class PublicDataset(Dataset[Tensor]):
         self.table.soft_rows.fill_(False)
 
 
-def _check_soft(soft: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    if soft.shape != (len(labels), num_classes) or not soft.is_floating_point():
+def _check_soft(soft: Tensor, known: Tensor, num_classes: int, task: str) -> Tensor:
+    if soft.shape != (len(known), num_classes) or not soft.is_floating_point():
         raise ValueError(
-            f"soft: shape {tuple(soft.shape)}, {soft.dtype}; want float of shape {(len(labels), num_classes)}"
+            f"soft: shape {tuple(soft.shape)}, {soft.dtype}; want float of shape {(len(known), num_classes)}"
         )
     soft = soft.detach().to("cpu", torch.float32)
-    answered = soft[labels >= 0]
+    answered = soft[known]
+    if task == "multilabel":
+        if not bool(((answered >= 0) & (answered <= 1)).all()):
+            raise ValueError("soft: attributes of labelled images must be probabilities, from 0 to 1")
+        return soft
     # Three decimals: probabilities may come from half precision.
     sums_to_one = ((answered.sum(1) - 1).abs() < 1e-3).all()
     if not bool(torch.isfinite(answered).all() & (answered >= 0).all() & sums_to_one):

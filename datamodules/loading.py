@@ -150,7 +150,7 @@ class LabeledSampler(_EpochSampler):
         self.table = table
 
     def _order(self, generator: torch.Generator) -> Tensor:
-        labeled = torch.nonzero(self.table.labels >= 0).flatten()
+        labeled = torch.nonzero(self.table.labeled).flatten()
         if len(labeled) == 0:
             raise NoLabeledExamplesError(
                 "no public image has a label at the start of this epoch, so there is nothing to train on. If "

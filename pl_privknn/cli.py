@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn import cli_privacy
+from pl_privknn import cli_compare, cli_privacy
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.release_files import Releases
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     epsilon.set_defaults(run=_epsilon)
 
     cli_privacy.add_plan(commands)
+    cli_compare.add_compare(commands)
 
     audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
     audit.add_argument("ledger", help="the ledger's file; with --empirical also a JSON list of records")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import check_int
 from pl_privknn.privacy.release_files import Releases
+
+if TYPE_CHECKING:
+    from pl_privknn.callbacks import PrivateLabeler
+    from pl_privknn.privacy.mechanisms import Charge
 
 #: Rooms whose classes YAML names without a module path.
 ROOMS_NAMED_IN_YAML = (
@@ -58,14 +62,32 @@ def plan_of_config(document: dict[str, Any], path: str | Path, num_classes: int 
                 f"num_classes=None: {path} has no data section that tells it; pass it (--num-classes)"
             )
         num_classes = made.data.num_classes
-    if labeling.selects_all:
+    charges = labeling_plan(labeling, check_int("num_classes", num_classes, minimum=2), str(path))
+    return Releases(tuple(charges), labeling.delta, labeling.adjacency)
+
+
+def labeling_plan(
+    labeling: PrivateLabeler, num_classes: int, path: str, public_examples: int | None = None
+) -> list[Charge]:
+    """The most that a labeling section can cost.
+
+    Args:
+        labeling: the section's callback.
+        num_classes: number of classes.
+        path: where it came from, for messages.
+        public_examples: size of the public set, for a section that asks about all of it.
+
+    Raises:
+        ValueError: for a number of queries that only the data tells.
+    """
+    assert labeling.labeler is not None
+    if labeling.selects_all and public_examples is None:
         raise ValueError(
             f"{path}: selection: all asks as many queries as there are public examples, which the configuration "
             "does not say; audit the ledger of a run instead"
         )
     queries = sum(labeling.queries_per_round)
+    if labeling.selects_all and public_examples is not None:
+        queries = public_examples * labeling.rounds
     answers = queries if labeling.max_answers is None else min(labeling.max_answers, queries)
-    charges = labeling.labeler.plan(
-        queries, answers, check_int("num_classes", num_classes, minimum=2), rounds=labeling.rounds
-    )
-    return Releases(tuple(charges), labeling.delta, labeling.adjacency)
+    return labeling.labeler.plan(queries, answers, num_classes, rounds=labeling.rounds)

@@ -17,10 +17,18 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 
 #: Imported so that YAML may name their classes without a module path.
-_NAMED_IN_YAML = ("datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise", "students")
+_NAMED_IN_YAML = (
+    "baselines",
+    "datamodules",
+    "features",
+    "labelers",
+    "privacy.mechanisms",
+    "privacy.noise",
+    "students",
+)
 for _room in _NAMED_IN_YAML:
     importlib.import_module(f"pl_privknn.{_room}")
 
@@ -44,7 +52,11 @@ class PrivKNNCLI(LightningCLI):
         parser.add_argument(
             "--run_dir", type=str | None, default=None, help="folder of the run; runs/NAME/NUMBER by default"
         )
+        parser.add_argument(
+            "--attach_ledger", type=bool, default=False, help="attach the ledger to a W&B run as an artifact"
+        )
         parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+        parser.link_arguments("data.task", "model.init_args.task", apply_on="instantiate")
         parser.link_arguments(
             "data.image_shape", "model.init_args.in_channels", lambda shape: shape[0], apply_on="instantiate"
         )
@@ -98,7 +110,8 @@ class PrivKNNCLI(LightningCLI):
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         if self.trainer.is_global_zero:
             _print_table(self.run_report.table())
-            _finish_wandb(self.trainer, self.run_report.summary)
+            ledger = _ledger_of(self.trainer, self.model) if self._subconfig().attach_ledger else None
+            _finish_wandb(self.trainer, self.run_report.summary, ledger)
             print(self._subconfig().run_dir)
 
     def _subconfig(self) -> Namespace:
@@ -212,13 +225,32 @@ def _keep_last_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
             )
 
 
-def _finish_wandb(trainer: pl.Trainer, summary: dict[str, Any]) -> None:
+def _ledger_of(trainer: pl.Trainer, model: pl.LightningModule) -> Path | None:
+    """The ledger of the run's labeler, or of a module that trains on the private records itself."""
+    for owner in (*trainer.callbacks, model):  # type: ignore[attr-defined]
+        if isinstance(ledger := getattr(owner, "ledger", None), Ledger):
+            return ledger.path
+    return None
+
+
+def _finish_wandb(trainer: pl.Trainer, summary: dict[str, Any], ledger: Path | None) -> None:
     """Put the plain figures into the summary of a W&B run and close it, so that its file is complete."""
     for logger in trainer.loggers:
         if type(logger).__name__ == "WandbLogger":
             figures = {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
             logger.experiment.summary.update(figures)  # type: ignore[attr-defined]
+            if ledger is not None:
+                _attach(logger.experiment, ledger)  # type: ignore[attr-defined]
             logger.experiment.finish()  # type: ignore[attr-defined]
+
+
+def _attach(run: Any, ledger: Path) -> None:
+    """Attach the ledger (parameters and numbers of releases) so that a reader of the run can audit its ε."""
+    import wandb
+
+    artifact = wandb.Artifact(f"ledger-{run.id}", type="ledger")
+    artifact.add_file(str(ledger), name="ledger.sqlite")
+    run.log_artifact(artifact)
 
 
 def _print_table(rows: list[tuple[str, str]]) -> None:

@@ -28,6 +28,7 @@ from pl_privknn.privacy.mechanisms import (
     Gaussian,
     Laplace,
     NoisyScreening,
+    PureDP,
 )
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "reference_epsilons.json").read_text())
@@ -246,3 +247,15 @@ def test_lumpy_losses_are_never_under_reported(count, scale):
         assert exact * (1 - 1e-9) - 1e-13 <= ours <= exact * 1.01 + 1e-9
         if exact > 1e-8:
             assert epsilon_for_delta(charges, exact, method="pld") >= epsilon - 1e-6
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [Laplace(0.001), DiscreteLaplace(0.001), PureDP(1000.0), Gaussian(0.01), Gaussian(0.01, 1.0, 0.1)],
+    ids=repr,
+)
+def test_releases_with_hardly_any_noise_cost_what_they_cost(mechanism):
+    report = account([Charge(mechanism)], delta=1e-5, exact=False)
+    # Pure ones lose 1,000 nats; the Gaussian's loss is 5,000 on average, less log(1/0.1) where sampled at 0.1.
+    assert report.epsilon > 990
+    assert math.isfinite(report.epsilon)

@@ -251,7 +251,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, arrays, changes, words):
     write_idx(tmp_path, {**arrays, **changes})
     with pytest.raises(ValueError, match=words) as caught:
         MNISTDataModule(tmp_path).setup("fit")
-    assert "77" not in str(caught.value)
+    assert "77" not in str(caught.value).replace(str(tmp_path), "")
 
 
 # ---------------------------------------------------------------------------- arrays

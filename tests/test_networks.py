@@ -45,7 +45,8 @@ def test_layers_are_those_of_the_supplement():
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"'resnet'.*cifar_cnn, mnist_cnn, small_cnn, svhn_cnn.*timm:NAME"):
+    known = "cifar_cnn, linear_probe, mlp, mnist_cnn, small_cnn, svhn_cnn"
+    with pytest.raises(ValueError, match=rf"'resnet'.*{known}.*timm:NAME"):
         build_network("resnet")
 
 

@@ -37,8 +37,8 @@ def test_wheel_holds_one_package_with_real_files(tmp_path):
         names = archive.namelist()
         top = next(name for name in names if name.endswith("top_level.txt"))
         assert archive.read(top).decode().split() == ["pl_privknn"]
-        for path in ROOT.glob("configs/*.yaml"):
-            assert archive.read(f"pl_privknn/configs/{path.name}") == path.read_bytes()
+        for path in (ROOT / "configs").rglob("*.yaml"):
+            assert archive.read(f"pl_privknn/{path.relative_to(ROOT)}") == path.read_bytes()
     for name in ("datamodules/base.py", "callbacks/private_labeler.py", "py.typed", "cli.py"):
         assert f"pl_privknn/{name}" in names
 

@@ -2,7 +2,18 @@
 
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.checkpoint import CheckpointFeatures
 from pl_privknn.features.hog import HOG
+from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
 
-__all__ = ["HOG", "BackboneFeatures", "Extractor", "TimmFeatures"]
+__all__ = [
+    "HOG",
+    "BackboneFeatures",
+    "CheckpointFeatures",
+    "Extractor",
+    "JoinedFeatures",
+    "Pixels",
+    "TimmFeatures",
+]

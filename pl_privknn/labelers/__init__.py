@@ -4,6 +4,15 @@ from pl_privknn.labelers.aggregators import GNMAX, LNMAX, ConfidentGNMAX
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn import IndKNN
 from pl_privknn.labelers.ind_knn_predictor import IndKNNPredictor
+from pl_privknn.labelers.multilabel_knn import MultiLabelKNN
+from pl_privknn.labelers.multilabel_pate import (
+    LinearAttributeTeachers,
+    MLPAttributeTeachers,
+    MultiLabelPATE,
+)
+from pl_privknn.labelers.multilabel_reverse_knn import MultiLabelReverseKNN
+from pl_privknn.labelers.multilabel_rules import FixedThresholds, LearnedThresholds
+from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_guided import GuidedPartition
 from pl_privknn.labelers.pate_networks import CNNTeachers, LinearTeachers, MLPTeachers
@@ -19,12 +28,20 @@ __all__ = [
     "CNNTeachers",
     "ClassBalancedPartition",
     "ConfidentGNMAX",
+    "FixedThresholds",
     "GuidedPartition",
     "IndKNN",
     "IndKNNPredictor",
     "Labeler",
+    "LearnedThresholds",
+    "LinearAttributeTeachers",
     "LinearTeachers",
+    "MLPAttributeTeachers",
     "MLPTeachers",
+    "MultiLabelKNN",
+    "MultiLabelPATE",
+    "MultiLabelReverseKNN",
+    "NoisySGDTeacher",
     "PrivateKNN",
     "RandomPartition",
     "Release",

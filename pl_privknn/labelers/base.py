@@ -27,17 +27,24 @@ class Release:
     """What a labeler lets out: differentially private answers and nothing else.
 
     Attributes:
-        labels: int64, shape ``(m,)``; class of each query, -1 where the query was refused.
-        soft: optional float32, shape ``(m, c)``; rows of answered queries sum to one.
+        labels: int64, shape ``(m,)``; class of each query, -1 where the query was refused. Of multi-label data
+            ``(m, a)``: attributes 0 or 1, whole rows of -1 where refused.
+        soft: optional float32, shape ``(m, c)``; rows of answered queries sum to one. Of multi-label data
+            ``(m, a)``: a probability for each attribute.
+        scores: optional float, shape ``(m, c)``: the noisy counts as they were released, of refused queries too.
+            What is made of them later, such as a smoothing over neighbouring queries, is free of privacy cost.
+        score_deviation: standard deviation of the noise on one score, a public constant.
     """
 
     labels: Tensor
     soft: Tensor | None = None
+    scores: Tensor | None = None
+    score_deviation: float | None = None
 
     @property
     def answered(self) -> Tensor:
         """Bool, shape ``(m,)``: which queries were answered."""
-        return self.labels >= 0
+        return self.labels >= 0 if self.labels.ndim == 1 else (self.labels >= 0).all(dim=1)
 
 
 class Labeler(abc.ABC):
@@ -53,6 +60,11 @@ class Labeler(abc.ABC):
 
     #: Neighbouring relations under which :meth:`plan` is valid.
     adjacencies: tuple[Adjacency, ...] = ("add_remove",)
+    #: Kinds of labels that :meth:`fit` takes: ``"multiclass"`` int64 ``(n,)``, ``"multilabel"`` ``(n, a)``.
+    tasks: tuple[str, ...] = ("multiclass",)
+    #: The person (or other unit) that each private record belongs to, int64 ``(n,)``, where the data module knows
+    #: it; set before :meth:`fit`, for teachers whose guarantee can be by person. Private.
+    private_groups: Tensor | None = None
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
@@ -71,6 +83,12 @@ class Labeler(abc.ABC):
 
         Raises:
             ValueError: on shapes, dtypes or label values that do not fit.
+        """
+
+    def fit_public(self, features: Tensor) -> None:  # noqa: B027
+        """Take this round's features of all public examples, float32 ``(n, d)``; most teachers have no use for them.
+
+        Called before :meth:`fit` in each round that asks something.
         """
 
     @abc.abstractmethod
@@ -122,8 +140,17 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
 def merge(releases: Sequence[Release] | Iterable[Release]) -> Release:
     """Join releases of consecutive batches into one."""
     parts = list(releases)
-    soft = None
-    if parts and all(part.soft is not None for part in parts):
-        soft = torch.cat([part.soft for part in parts if part.soft is not None])
     labels = torch.cat([part.labels for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
-    return Release(labels, soft)
+    deviations = {part.score_deviation for part in parts}
+    same_noise = len(deviations) == 1
+    return Release(
+        labels,
+        _joined([part.soft for part in parts]),
+        _joined([part.scores for part in parts]) if same_noise else None,
+        deviations.pop() if same_noise else None,
+    )
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present and len(present) == len(parts) else None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn.neighbors.selection import compiled
 from pl_privknn.privacy.budgets import Conversion, budget_for_epsilon
 from pl_privknn.privacy.mechanisms import FixedTotal
 
@@ -241,18 +242,75 @@ def ask(
         copies: how often each private record stands in the table (for tuning on a small public set); equal
             records pay equal amounts.
     """
-    count_cost = float(parameters.costs(parameters.count_cost))
-    active = left[near] >= count_cost
-    near, kappa = near[active], kappa[active]
-    count = copies * len(near) + num_public + parameters.sigma1 * float(draws[0])
-    count = max(count, parameters.min_count)
-    after_count = left[near] - count_cost
+    votes = np.zeros(len(public_votes))
+    count = _collect(
+        near,
+        kappa,
+        labels,
+        left,
+        votes,
+        float(parameters.costs(parameters.count_cost)),
+        copies,
+        num_public + parameters.sigma1 * float(draws[0]),
+        parameters.min_count,
+        parameters.sigma2,
+        parameters.quantum,
+    )
     deviation = parameters.sigma2 * math.sqrt(count)
-    full = parameters.costs((kappa / deviation) ** 2 / 2)
-    paid = np.minimum(full, after_count)
-    # min(κ, σ2 √(2 K z)): where the rest z is not enough, the contribution shrinks to what z pays for.
-    cut = deviation * np.sqrt(2 * parameters.quantum * after_count) * _CUT_MARGIN
-    contribution = np.where(full <= after_count, kappa, np.minimum(kappa, cut))
-    left[near] = after_count - paid
-    votes = copies * np.bincount(labels[near], contribution, len(public_votes)) + public_votes
-    return Votes(count, votes + deviation * draws[1:])
+    return Votes(count, copies * votes + public_votes + deviation * draws[1:])
+
+
+@compiled()
+def _collect(
+    near: NDArray[np.intp],
+    kappa: Floats,
+    labels: NDArray[np.int64],
+    left: Floats,
+    votes: Floats,
+    count_cost: float,
+    copies: int,
+    others: float,
+    min_count: float,
+    sigma2: float,
+    quantum: float,
+) -> float:
+    """Count the active neighbours, then let each vote and pay; compiled, and no sum is reordered.
+
+    Args:
+        near: as in :func:`ask`, each record once.
+        kappa: as there.
+        labels: as there.
+        left: as there; changed in place.
+        votes: zeros, shape ``(c,)``; filled in.
+        count_cost: what being counted costs, in quanta.
+        copies: as there.
+        others: what comes on top of the private neighbours: public ones, and noise.
+        min_count: floor of the noisy count.
+        sigma2: noise of the votes.
+        quantum: see :attr:`IndKNNParameters.quantum`.
+
+    Returns:
+        The noisy count.
+    """
+    active = 0
+    for record in near:
+        if left[record] >= count_cost:
+            active += 1
+    count = max(copies * active + others, min_count)
+    deviation = sigma2 * math.sqrt(count)
+    for place in range(len(near)):
+        record = near[place]
+        if left[record] < count_cost:
+            continue
+        after_count = left[record] - count_cost
+        share = kappa[place] / deviation
+        # IndKNNParameters.costs, for one number.
+        paid = np.ceil(share * share / 2 / quantum * _COST_MARGIN)
+        contribution = kappa[place]
+        if paid > after_count:
+            # min(κ, σ2 √(2 K z)): where the rest z is not enough, the contribution shrinks to what z pays for.
+            paid = after_count
+            contribution = min(contribution, deviation * math.sqrt(2 * quantum * after_count) * _CUT_MARGIN)
+        left[record] = after_count - paid
+        votes[labels[record]] += contribution
+    return count

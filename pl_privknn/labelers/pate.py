@@ -45,8 +45,9 @@ class PATE(Labeler):
         aggregator: how votes become answers; by default confident GNMAX with σ1 = 0.34, σ2 = 0.16 and a
             threshold of 0.7, each times the number of teachers.
         groups: one whole number for each private record, in the data module's order, or the path of a
-            ``.npy`` file with them. Records with the same number go to the same teacher, and the guarantee
-            is for all records of one number together (one person) instead of for single records.
+            ``.npy`` file with them, or ``"data"`` for those of the data module. Records with the same number go
+            to the same teacher, and the guarantee is for all records of one number together (one person)
+            instead of for single records.
         on_failure: what a teacher does whose training breaks (an exception, weights that are not finite):
             ``"abstain"`` never votes, ``"raise"`` stops the run. If all of them break the run stops anyway.
         private_cache_dir: a folder for trained teachers, as sensitive as the private data; None: no cache.
@@ -108,7 +109,7 @@ class PATE(Labeler):
             RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
         """
         check_table(features, labels, num_classes)
-        groups = None if self.groups is None else _read_groups(self.groups)
+        groups = resolve_groups(self.groups, self.private_groups)
         trained = None
         key = ""
         if self.cache is not None:
@@ -190,7 +191,7 @@ class PATE(Labeler):
     def __getstate__(self) -> dict[str, Any]:
         """Settings alone, no teachers and no votes; ``groups`` given as an array are a setting."""
         kept = dict(self.__dict__)
-        for name in ("_trained", "_asked", "_answered"):
+        for name in ("_trained", "_asked", "_answered", "private_groups"):
             kept.pop(name, None)
         return kept
 
@@ -244,7 +245,24 @@ class PATE(Labeler):
             )
 
 
-def _read_groups(groups: Any) -> Tensor:
+def resolve_groups(groups: Any, private_groups: Tensor | None) -> Tensor | None:
+    """Group of each private record, from what a user said and what the data module knows.
+
+    Args:
+        groups: None, an array, the path of a ``.npy`` file, or ``"data"``.
+        private_groups: the data module's.
+
+    Raises:
+        ValueError: if the file can't be read, or the data module has no groups.
+    """
+    if groups is None:
+        return None
+    if isinstance(groups, str) and groups == "data":
+        if private_groups is None:
+            raise ValueError(
+                "groups='data': the data module has no private_groups; give an array or a .npy file"
+            )
+        return private_groups
     if isinstance(groups, str | Path):
         try:
             groups = np.load(groups, allow_pickle=False)

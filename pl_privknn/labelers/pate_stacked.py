@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,25 @@ class StackedTeachers(Teachers):
         """Learning rate at ``step``."""
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Sum of the losses of all examples of all teachers.
+
+        Args:
+            scores: logits, ``(t, b, c)``.
+            labels: int64, ``(t, b)``.
+        """
+        return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
+
+    def known(self, labels: Tensor, parts: Tensor, num_classes: int, num_teachers: int) -> Tensor:
+        """Which classes each part holds, bool ``(t, c)``; a row of False is an empty part."""
+        known = torch.zeros(num_teachers, num_classes, dtype=torch.bool)
+        known[parts, labels] = True
+        return known
+
+    def ensemble(self, num_features: int, known: Tensor) -> StackedEnsemble:
+        """An ensemble without parameters yet; see :class:`StackedEnsemble`."""
+        return StackedEnsemble(self, num_features, known)
+
     def settings(self) -> str:
         """See :meth:`Teachers.settings`."""
         shown = {name: value for name, value in sorted(vars(self).items()) if name != "teachers_at_once"}
@@ -114,9 +133,7 @@ class StackedTeachers(Teachers):
             ValueError: if the module does not fit the features, or holds batch normalisation.
         """
         rows = rows_of_parts(parts, num_teachers)
-        known = torch.zeros(num_teachers, num_classes, dtype=torch.bool)
-        known[parts, labels] = True
-        ensemble = _StackedEnsemble(self, features.shape[1], known)
+        ensemble = self.ensemble(features.shape[1], self.known(labels, parts, num_classes, num_teachers))
         at_once = min(num_teachers, self.teachers_at_once or _teachers_at_once(ensemble.template))
         for start in range(0, num_teachers, at_once):
             chosen = range(start, min(start + at_once, num_teachers))
@@ -132,7 +149,7 @@ class StackedTeachers(Teachers):
         """See :meth:`Teachers.restore`."""
         if state["known"].shape[1] != num_classes:
             raise ValueError(f"state: of {state['known'].shape[1]} classes, not num_classes={num_classes}")
-        ensemble = _StackedEnsemble(self, num_features, state["known"])
+        ensemble = self.ensemble(num_features, state["known"])
         ensemble.blocks.append(
             {name[7:]: value for name, value in state.items() if name.startswith("params/")}
         )
@@ -180,9 +197,7 @@ class StackedTeachers(Teachers):
                 batch = rows_of_batch.view(*index.shape, -1)
                 scores = forward(params, buffers, batch.to(self.device))
                 # The sum over teachers of each one's mean: every teacher gets its own gradient.
-                loss = nn.functional.cross_entropy(
-                    scores.flatten(0, 1), labels[index].flatten().to(self.device), reduction="sum"
-                )
+                loss = self.loss(scores, labels[index].to(self.device))
                 optimizer.zero_grad(set_to_none=True)
                 (loss / self.batch_size).backward()
                 optimizer.step()
@@ -190,7 +205,7 @@ class StackedTeachers(Teachers):
         return {name: value.detach() for name, value in {**params, **buffers}.items()}
 
 
-class _StackedEnsemble(TrainedTeachers):
+class StackedEnsemble(TrainedTeachers):
     """Trained parameters in blocks, each ``{name: (teachers of the block, …)}``.
 
     Args:
@@ -221,25 +236,32 @@ class _StackedEnsemble(TrainedTeachers):
         self.failures = frozenset({"not finite"} if bool(self.failed.any()) else ())
 
     def state(self) -> dict[str, Tensor]:
+        """See :meth:`TrainedTeachers.state`."""
         names = self.blocks[0]
         params = {f"params/{name}": torch.cat([block[name].cpu() for block in self.blocks]) for name in names}
         return {"known": self.known, **params}
 
     @torch.no_grad()
     def predict(self, queries: Tensor) -> Tensor:
+        """See :meth:`TrainedTeachers.predict`."""
         votes = torch.full((len(queries), self.num_teachers), -1, dtype=torch.int64)
+        for start, scores in self.scores(queries):
+            # A NaN would win the arg-max: such a teacher abstains on this query.
+            finite = scores.isfinite().all(dim=2)
+            scores.masked_fill_(~self.known[:, None, :], -torch.inf)
+            votes[start : start + scores.shape[1]] = torch.where(finite, scores.argmax(dim=2), -1).T
+        votes[:, self.empty | self.failed] = -1
+        return votes
+
+    @torch.no_grad()
+    def scores(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Logits of all teachers for block after block of queries: where the block begins, ``(t, b, c)``."""
         forward = torch.vmap(
             lambda own, batch: functional_call(self.template, own, (batch,)), in_dims=(0, None)
         )
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             batch = queries[start : start + _QUERIES_AT_ONCE].to(self.device)
-            scores = torch.cat([forward(block, batch) for block in self.blocks]).cpu()
-            # A NaN would win the arg-max: such a teacher abstains on this query.
-            finite = scores.isfinite().all(dim=2)
-            scores.masked_fill_(~self.known[:, None, :], -torch.inf)
-            votes[start : start + len(batch)] = torch.where(finite, scores.argmax(dim=2), -1).T
-        votes[:, self.empty | self.failed] = -1
-        return votes
+            yield start, torch.cat([forward(block, batch) for block in self.blocks]).cpu()
 
 
 def _batches(own: Tensor, steps: int, batch_size: int, generator: torch.Generator) -> Tensor:

@@ -2,11 +2,13 @@
 
 from pl_privknn.neighbors.poisson import PoissonNeighbors, RankedLists
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
+from pl_privknn.neighbors.sums import PoissonSums
 from pl_privknn.neighbors.votes import Coins, RadiusNeighbors, knn_votes, radius_votes
 
 __all__ = [
     "Coins",
     "PoissonNeighbors",
+    "PoissonSums",
     "RadiusNeighbors",
     "RankedLists",
     "knn_votes",

@@ -107,6 +107,10 @@ class PoissonNeighbors:
             that is smaller.
         """
         votes = torch.zeros(len(ranked), self.num_classes, dtype=torch.int64)
+        return self._fill(votes, ranked, coins)
+
+    def _fill(self, votes: Tensor, ranked: RankedLists, coins: Coins | None) -> Tensor:
+        """Walk along all lists, adding to ``votes``, which is returned."""
         taken = torch.zeros(len(ranked), dtype=torch.int64)
         rows, seen, further = torch.arange(len(ranked)), ranked.indices, ranked.indices
         while True:

@@ -267,7 +267,7 @@ def _compose(
     # Mechanisms that only have an RDP curve compose as curves, which is tighter than as pairs made of them.
     curves = [charge for charge in parts if type(charge.mechanism).pld is Mechanism.pld]
     parts = [charge for charge in parts if type(charge.mechanism).pld is not Mechanism.pld]
-    variance = 2 * float(total_rdp(charges, adjacency)[_VARIANCE_ORDER]) / float(rdp.ORDERS[_VARIANCE_ORDER])
+    variance = sum(charge.count * _variance(charge.mechanism, adjacency) for charge in charges)
     releases = sum(charge.count for charge in parts) + (mu > 0) + bool(curves)
     # Heavy-tailed releases (much noise for most records, little for a sampled one) need a grid that fits memory.
     span = max((_span(charge.mechanism, adjacency) for charge in parts), default=0.0)
@@ -283,8 +283,17 @@ def _compose(
     return composition.compose(pieces, delta, epsilon)
 
 
+def _variance(mechanism: Mechanism, adjacency: Adjacency) -> float:
+    """About the variance of one release's loss, from its RDP near order 1."""
+    if (scale := mechanism.loss_scale(adjacency)) is not None:
+        return scale[0]
+    return 2 * float(_curve(mechanism, adjacency)[_VARIANCE_ORDER]) / float(rdp.ORDERS[_VARIANCE_ORDER])
+
+
 def _span(mechanism: Mechanism, adjacency: Adjacency) -> float:
     """About the largest loss of one release, but for a mass of e^−75 (Chernoff's bound from its RDP)."""
+    if (scale := mechanism.loss_scale(adjacency)) is not None:
+        return scale[1]
     tail = float(np.min(_curve(mechanism, adjacency) + 75.0 / (rdp.ORDERS - 1)))
     return min(tail, mechanism.pure_epsilon(adjacency))
 

@@ -86,7 +86,9 @@ class LossMeasure:
         masses += np.bincount(indices - low + 1, upper * share, len(masses))
         if len(self.cell_upper):
             left_ends = discretization * (self.first_cell + np.arange(len(self.cell_upper)))
-            right = (self.cell_upper - np.exp(left_ends) * self.cell_lower) / -math.expm1(-discretization)
+            # A ratio beyond e^700 is taken for e^700, which sends more mass to the right: pessimistic, and finite.
+            ratio = np.exp(np.minimum(left_ends, 700.0))
+            right = (self.cell_upper - ratio * self.cell_lower) / -math.expm1(-discretization)
             right = np.clip(right, 0.0, self.cell_upper)
             start = self.first_cell - low
             masses[start : start + len(right)] += self.cell_upper - right

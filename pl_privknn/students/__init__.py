@@ -3,12 +3,16 @@
 from pl_privknn.students.augment import StrongAugmentation, WeakAugmentation
 from pl_privknn.students.base import Student
 from pl_privknn.students.fixmatch import FixMatchStudent
+from pl_privknn.students.pretraining import PretrainingStudent, RotationStudent, SimCLRStudent
 from pl_privknn.students.supervised import SupervisedStudent
 from pl_privknn.students.uda import UDAStudent
 from pl_privknn.students.vat import VATStudent
 
 __all__ = [
     "FixMatchStudent",
+    "PretrainingStudent",
+    "RotationStudent",
+    "SimCLRStudent",
     "StrongAugmentation",
     "Student",
     "SupervisedStudent",

@@ -17,9 +17,11 @@ from pl_privknn.networks import build_network
 from pl_privknn.students.augment import WeakAugmentation
 from pl_privknn.students.batch import split_batch
 from pl_privknn.students.ema import EMA
-from pl_privknn.students.losses import label_confidence, label_loss, target_distribution, weighted_mean
+from pl_privknn.students.losses import weighted_mean
+from pl_privknn.students.metrics import AttributeAccuracy
 from pl_privknn.students.optim import OPTIMIZERS, SCHEDULERS, build_optimizer, lr_factor
 from pl_privknn.students.reset import fresh_weights
+from pl_privknn.students.tasks import TASKS, accuracy_metric
 
 AUGMENT = ("none", "weak")
 
@@ -32,6 +34,11 @@ class Student(pl.LightningModule, abc.ABC):
     for "no label", or float ``(n, num_classes)`` with rows that sum to one. Validation and test batches are
     ``(x, y)``, prediction batches ``x`` or ``(x, …)``.
 
+    Under ``task="multilabel"`` each output is an attribute with a probability of its own: ``y`` is
+    ``(n, num_classes)``, int64 0 or 1 or float probabilities, -1 where not known; losses are binary, means over
+    attributes; ``val/accuracy`` and ``test/accuracy`` are mean attribute accuracies, and each attribute's own is
+    logged beside them as ``val/accuracy_<name>``, by the names that the data module gives.
+
     In evaluation mode :meth:`forward` and :meth:`features` use the moving average of the weights where
     ``ema_decay`` is set, in training mode always the weights that are being trained. The average is updated
     after each optimizer step, and is part of the checkpoint.
@@ -39,7 +46,7 @@ class Student(pl.LightningModule, abc.ABC):
     Args:
         network: a name for :func:`~pl_privknn.networks.build_network`, or a module that returns logits (and
             has ``features(x) -> (n, d)``, where features are asked for).
-        num_classes: number of classes.
+        num_classes: number of classes, or of attributes.
         in_channels: colour channels of the images; used where ``network`` is a name.
         image_size: side of square images, or (height, width); used where ``network`` is a name.
         optimizer: ``"sgd"`` (with Nesterov momentum), ``"adam"`` or ``"adamw"``.
@@ -61,6 +68,7 @@ class Student(pl.LightningModule, abc.ABC):
         flip: whether weak augmentation mirrors left and right; it turns digits and letters into others.
         mean: public constants, one a channel, subtracted inside the student; no normalisation if None.
         std: public constants, one a channel, divided by inside the student.
+        task: ``"multiclass"`` or ``"multilabel"``.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -91,8 +99,11 @@ class Student(pl.LightningModule, abc.ABC):
         flip: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        task: str = "multiclass",
     ) -> None:
         super().__init__()
+        self.task = check_choice("task", task, tuple(TASKS))
+        self.outputs = TASKS[task]
         check_int("num_classes", num_classes, 2)
         check_choice("optimizer", optimizer, OPTIMIZERS)
         check_positive("lr", lr)
@@ -124,8 +135,8 @@ class Student(pl.LightningModule, abc.ABC):
         self.ema = EMA(self.network, ema_decay) if ema_decay is not None else None
         self.register_buffer("mean", _channels(mean), persistent=False)
         self.register_buffer("std", _channels(std), persistent=False)
-        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
-        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
+        self.val_accuracy = accuracy_metric(task, num_classes)
+        self.test_accuracy = accuracy_metric(task, num_classes)
         self._schedule_start = 0
 
     def setup(self, stage: str) -> None:
@@ -179,16 +190,16 @@ class Student(pl.LightningModule, abc.ABC):
 
         Args:
             logits: ``(n, c)``.
-            y: labels, int64 ``(n,)`` or float ``(n, c)``.
-            keep: bool ``(n,)``, which examples count; all that have a label if None.
+            y: labels, int64 ``(n,)`` or float ``(n, c)``; attributes ``(n, c)``.
+            keep: bool ``(n,)``, which examples of classes count; all that have a label if None.
         """
         hparams = self.hparams
-        losses = label_loss(logits, y, hparams["label_smoothing"], hparams["label_robustness"])
-        weights = target_distribution(y, logits.shape[1]).sum(dim=1).sign()
+        losses = self.outputs.losses(logits, y, hparams["label_smoothing"], hparams["label_robustness"])
+        weights = self.outputs.known(logits, y)
         if keep is not None:
             weights = weights * keep
         if hparams["confidence_weighting"]:
-            weights = weights * label_confidence(logits, y) ** (
+            weights = weights * self.outputs.confidence(logits, y) ** (
                 hparams["confidence_weighting"] * self.progress
             )
         return weighted_mean(losses, weights)
@@ -223,10 +234,18 @@ class Student(pl.LightningModule, abc.ABC):
         """Log ``test/accuracy`` and ``test/loss``."""
         self._evaluate(batch, "test", self.test_accuracy)
 
+    def on_validation_epoch_end(self) -> None:
+        """Log the accuracy of each attribute, where there are attributes."""
+        self._log_attributes("val", self.val_accuracy)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the accuracy of each attribute, where there are attributes."""
+        self._log_attributes("test", self.test_accuracy)
+
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Class probabilities, float32 ``(n, num_classes)``."""
+        """Probabilities of classes, or of attributes, float32 ``(n, num_classes)``."""
         images = batch if isinstance(batch, Tensor) else batch[0]
-        return self(images).float().softmax(dim=1)
+        return self.outputs.probabilities(self(images))
 
     def configure_optimizers(self) -> Any:
         """The named optimizer over the trained network, and its schedule per optimizer step."""
@@ -296,15 +315,28 @@ class Student(pl.LightningModule, abc.ABC):
             hparams["network"], hparams["num_classes"], hparams["in_channels"], hparams["image_size"]
         )
 
-    def _evaluate(self, batch: Any, stage: str, accuracy: MulticlassAccuracy) -> None:
+    def _log_attributes(self, stage: str, accuracy: MulticlassAccuracy | AttributeAccuracy) -> None:
+        if not isinstance(accuracy, AttributeAccuracy):
+            return
+        each = accuracy.compute()
+        accuracy.reset()
+        names = getattr(getattr(self.trainer, "datamodule", None), "attribute_names", ())
+        if len(names) != len(each):
+            names = tuple(map(str, range(len(each))))
+        self.log(f"{stage}/accuracy", each.nanmean(), prog_bar=True)
+        for name, value in zip(names, each, strict=True):
+            if bool(value.isfinite()):
+                self.log(f"{stage}/accuracy_{name}", value)
+
+    def _evaluate(self, batch: Any, stage: str, accuracy: MulticlassAccuracy | AttributeAccuracy) -> None:
         x, y = batch[0], batch[1]
         logits = self(x)
-        if y.ndim == 2:
+        if isinstance(accuracy, MulticlassAccuracy) and y.ndim == 2:
             y = y.argmax(dim=1)
         accuracy.update(logits, y)
-        known = (y >= 0).float()
-        loss = weighted_mean(label_loss(logits, y), known)
-        self.log(f"{stage}/accuracy", accuracy, prog_bar=True, batch_size=len(x))
+        loss = weighted_mean(self.outputs.losses(logits, y), self.outputs.known(logits, y))
+        if isinstance(accuracy, MulticlassAccuracy):  # of attributes, see _log_attributes
+            self.log(f"{stage}/accuracy", accuracy, prog_bar=True, batch_size=len(x))
         self.log(f"{stage}/loss", loss, batch_size=len(x), sync_dist=True)
 
     def _lr_factor(self, step: int) -> float:

@@ -56,7 +56,7 @@ class ConsistencyStudent(Student):
 
     @abc.abstractmethod
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each unlabelled image, ``(n,)``, and which of them count, bool ``(n,)``.
+        """Loss of each unlabelled image, ``(n,)``, and which of them count, bool ``(n,)`` (attributes: ``(n, c)``).
 
         Args:
             weak_logits: ``(n, c)``, without gradient.

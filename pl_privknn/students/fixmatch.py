@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_open_unit
+from pl_privknn.students.binary_losses import binary_fixmatch_loss
 from pl_privknn.students.consistency import ConsistencyStudent
 from pl_privknn.students.losses import align, fixmatch_loss, target_distribution
 
 
 class FixMatchStudent(ConsistencyStudent):
     """Learns the class of a confident prediction on the weak view, as a hard label, on the strong view.
+
+    Of attributes, each counts by itself where its own probability, or that of its absence, passes the threshold.
 
     Args:
         threshold: confidence from which on an image counts (0.95 in the paper).
@@ -30,6 +33,11 @@ class FixMatchStudent(ConsistencyStudent):
     def __init__(self, threshold: float = 0.95, alignment: bool = False, **kwargs: Any) -> None:
         check_open_unit("threshold", threshold)
         super().__init__(**kwargs)
+        if self.task == "multilabel" and alignment:
+            raise ValueError(
+                "alignment=True scales the probabilities of classes that exclude each other; with "
+                "task='multilabel' leave it out"
+            )
         if alignment:
             uniform = torch.full((self.num_classes,), 1 / self.num_classes)
             self.register_buffer("prediction_mean", uniform)
@@ -45,7 +53,9 @@ class FixMatchStudent(ConsistencyStudent):
         return self.label_loss(logits, y)
 
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See :func:`~pl_privknn.students.losses.fixmatch_loss` and ``align`` beside it."""
+        """See :func:`~pl_privknn.students.losses.fixmatch_loss`, and ``align`` and ``binary_fixmatch_loss``."""
+        if self.task == "multilabel":
+            return binary_fixmatch_loss(weak_logits, strong_logits, self.hparams["threshold"])
         probabilities = weak_logits.float().softmax(dim=1)
         if self.hparams["alignment"]:
             self.prediction_mean.lerp_(probabilities.mean(dim=0), 0.01)

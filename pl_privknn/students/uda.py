@@ -7,12 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_open_unit, check_positive
+from pl_privknn.students.binary_losses import binary_uda_loss
 from pl_privknn.students.consistency import ConsistencyStudent
 from pl_privknn.students.losses import ANNEALING, annealed_threshold, label_confidence, uda_loss
 
 
 class UDAStudent(ConsistencyStudent):
     """Learns the sharpened prediction of the weak view, where that is confident, on the strong view.
+
+    Of attributes, each counts by itself where its own probability, or that of its absence, passes the threshold.
 
     Args:
         temperature: sharpening of targets (0.4 in the paper).
@@ -33,6 +36,11 @@ class UDAStudent(ConsistencyStudent):
         check_open_unit("threshold", threshold)
         check_choice("annealing", annealing, ANNEALING)
         super().__init__(**kwargs)
+        if self.task == "multilabel" and annealing != "none":
+            raise ValueError(
+                f"annealing={annealing!r} compares the probability of one class with 1/c; with task='multilabel' "
+                "use annealing='none'"
+            )
 
     def supervised(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss on labels that annealing leaves in."""
@@ -43,5 +51,6 @@ class UDAStudent(ConsistencyStudent):
         return self.label_loss(logits, y, keep=label_confidence(logits, y) <= threshold)
 
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See :func:`~pl_privknn.students.losses.uda_loss`."""
-        return uda_loss(weak_logits, strong_logits, self.hparams["temperature"], self.hparams["threshold"])
+        """See :func:`~pl_privknn.students.losses.uda_loss`, of attributes ``binary_uda_loss``."""
+        loss = binary_uda_loss if self.task == "multilabel" else uda_loss
+        return loss(weak_logits, strong_logits, self.hparams["temperature"], self.hparams["threshold"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_non_negative, check_positive
 from pl_privknn.students.base import Student
-from pl_privknn.students.losses import entropy, kl_divergence
+from pl_privknn.students.losses import kl_divergence
 from pl_privknn.students.modes import deterministic, frozen_statistics
 
 
@@ -34,6 +34,7 @@ def adversarial_direction(
     xi: float = 1e-6,
     iterations: int = 1,
     start: Tensor | None = None,
+    divergence_of: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
 ) -> Tensor:
     """Unit direction in which predictions change most: power iteration on the Hessian of the KL divergence.
 
@@ -47,6 +48,7 @@ def adversarial_direction(
         xi: step of the finite difference (an L2 norm).
         iterations: number of power iterations.
         start: where to start, ``(n, …)``; random directions if None.
+        divergence_of: divergence ``(n,)`` of predictions, from two tensors of logits ``(n, c)``.
 
     Returns:
         float32 ``(n, …)``, each example of L2 norm one; no gradient flows through it.
@@ -56,7 +58,7 @@ def adversarial_direction(
     for _ in range(iterations):
         step = (xi * direction).requires_grad_()
         with torch.enable_grad():
-            divergence = kl_divergence(target_logits, logits_of(images.detach() + step)).sum()
+            divergence = divergence_of(target_logits, logits_of(images.detach() + step)).sum()
             (gradient,) = torch.autograd.grad(divergence, step)
         found = unit_rows(gradient)
         # Where the prediction doesn't react at all, any direction is as good as another.
@@ -73,7 +75,8 @@ class VATStudent(Student):
     divergence, or through ``d``. Dropout is off on unlabelled passes, and only the clean one of them moves
     the running statistics of batch normalisation. The direction is found in float32 whatever the trainer's
     precision, since a step of 1e-6 vanishes in 16 bits. Where a batch holds no unlabelled images, the
-    labelled ones take their place.
+    labelled ones take their place. Of attributes, divergence and entropy are those of Bernoulli
+    distributions, means over attributes.
 
     Args:
         radius: L2 norm of the perturbation, for pixels in [0, 1] (before ``mean`` and ``std``). The same
@@ -115,7 +118,7 @@ class VATStudent(Student):
         clean = self.clean_logits(images, update_statistics=unlabeled is not None)
         parts["vat"] = hparams["vat_weight"] * self.divergence(images, clean).mean()
         if hparams["entropy_weight"]:
-            parts["entropy"] = hparams["entropy_weight"] * entropy(clean).mean()
+            parts["entropy"] = hparams["entropy_weight"] * self.outputs.entropy(clean).mean()
         return parts
 
     def clean_logits(self, images: Tensor, update_statistics: bool) -> Tensor:
@@ -136,6 +139,13 @@ class VATStudent(Student):
                     with torch.no_grad():
                         exact = self.logits(images.float())
                 direction = adversarial_direction(
-                    self.logits, images.float(), exact, self.hparams["xi"], self.hparams["power_iterations"]
+                    self.logits,
+                    images.float(),
+                    exact,
+                    self.hparams["xi"],
+                    self.hparams["power_iterations"],
+                    divergence_of=self.outputs.divergence,
                 )
-            return kl_divergence(clean.detach(), self.logits(images + self.hparams["radius"] * direction))
+            return self.outputs.divergence(
+                clean.detach(), self.logits(images + self.hparams["radius"] * direction)
+            )

@@ -9,6 +9,7 @@ from pl_privknn.privacy.mechanisms.discrete_laplace import DiscreteLaplace
 from pl_privknn.privacy.mechanisms.fixed_pair import PureDP
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
+from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
 from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
@@ -27,6 +28,7 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "Mechanism",
+    "NegativeBinomial",
     "NoisyScreening",
     "PureDP",
     "RandomizedResponse",

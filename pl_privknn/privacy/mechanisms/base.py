@@ -124,6 +124,10 @@ class Mechanism(abc.ABC):
         """
         return None
 
+    def loss_scale(self, adjacency: Adjacency) -> tuple[float, float] | None:
+        """About (variance, largest value) of the loss, for mechanisms without a finite RDP; sets grids only."""
+        return None
+
     def pure_epsilon(self, adjacency: Adjacency) -> float:
         """Bound on the loss of any outcome: the ε of pure DP; ``inf`` where there is none."""
         return math.inf

@@ -1,0 +1,82 @@
+"""What a run's rounds ask and look at, read from a user's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from pl_privknn._checks import check_int
+from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.hog import HOG
+from pl_privknn.features.joined import JoinedFeatures
+
+#: Stands for the student's own backbone in a list of features.
+STUDENT = "student"
+
+#: An extractor, the word ``"student"``, or several of them side by side.
+RoundFeatures = Extractor | str | list[Extractor | str]
+
+
+def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:
+    """Number of queries of each round, from one number or one for each.
+
+    Raises:
+        ValueError: for a wrong number of numbers, or no query at all.
+    """
+    counts = list(queries) if isinstance(queries, Sequence) else [queries] * rounds
+    if len(counts) != rounds:
+        raise ValueError(
+            f"queries_per_round={queries!r} must be one number, or one for each of {rounds} rounds"
+        )
+    counts = [check_int("queries_per_round", count, minimum=0) for count in counts]
+    if counts[0] == 0:
+        raise ValueError(f"queries_per_round={queries!r}: the first round must ask at least one query")
+    return counts
+
+
+def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | None) -> list[RoundFeatures]:
+    """Features of each round, the last ones for all later rounds; HOG and then the student by default.
+
+    Raises:
+        ValueError: for an empty list, or an item that is neither an extractor nor the word ``"student"``.
+    """
+    if features is None:
+        return [HOG(), STUDENT]
+    chosen: list[RoundFeatures] = (
+        list(features) if isinstance(features, list | tuple) else [features]  # type: ignore[list-item]
+    )
+    for item in chosen:
+        for part in item if isinstance(item, list | tuple) else [item]:
+            if part != STUDENT and not callable(part):
+                raise ValueError(f"features: {part!r} is neither an extractor nor the word {STUDENT!r}")
+        if isinstance(item, list | tuple) and not item:
+            raise ValueError("features: an empty list among them must name at least one extractor")
+    if not chosen:
+        raise ValueError("features=[] must name at least one extractor")
+    return chosen
+
+
+def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
+    """The extractor of a round; several side by side are each scaled to unit length."""
+    if isinstance(chosen, list | tuple):
+        return JoinedFeatures([extractor_of(part, student) for part in chosen])
+    return BackboneFeatures(student) if isinstance(chosen, str) else chosen
+
+
+def probabilities_of(student: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """The student's class probabilities of images, float32 ``(n, c)`` on the CPU, its mode left as it was."""
+    return BackboneFeatures(_Probabilities(student))(images)
+
+
+class _Probabilities(nn.Module):
+    """A student whose features are its class probabilities."""
+
+    def __init__(self, student: nn.Module) -> None:
+        super().__init__()
+        self.student = student
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.student(images).float().softmax(dim=1)

@@ -1,0 +1,178 @@
+"""How the noisy counts of a round's queries become labels of all public examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_int, check_non_negative, check_positive
+from pl_privknn.labelers.reverse_knn_posterior import class_posterior, nonnegative_shares
+
+_ROWS_AT_A_TIME = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Which queries each public example listens to, and how much; a function of public features alone.
+
+    An example's counts are the weighted sum of its queries' noisy counts. The queries' noise averages out, and a
+    query that few private records are near to borrows from its neighbours. As post-processing of a release it costs
+    no privacy.
+
+    Attributes:
+        queries: int64, shape ``(n, m)``; positions of the queries that each public example listens to.
+        weights: float32, shape ``(n, m)``, at least zero.
+        min_confidence: leave an example without a label where its most probable class has less than this
+            probability; 0 labels every example that has a weight.
+    """
+
+    queries: Tensor
+    weights: Tensor
+    min_confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.queries.ndim != 2 or self.queries.shape != self.weights.shape:
+            raise ValueError(
+                f"queries of shape {tuple(self.queries.shape)} and weights of shape {tuple(self.weights.shape)} "
+                "must both have shape (n, m)"
+            )
+        if not bool(torch.isfinite(self.weights).all()) or bool((self.weights < 0).any()):
+            raise ValueError("weights: some are negative or not finite; want numbers of at least 0")
+        check_non_negative("min_confidence", self.min_confidence)
+
+    def to_bytes(self) -> bytes:
+        """The spread as a small file; see :meth:`from_bytes`."""
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            queries=self.queries.numpy().astype(np.int32),
+            weights=self.weights.float().numpy(),
+            min_confidence=np.float64(self.min_confidence),
+        )
+        return buffer.getvalue()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Spread], queries: Sequence[int]) -> Spread:
+        """Spreads over the queries of several rounds as one over all of them, one round's after the other's.
+
+        Args:
+            parts: a spread for each round, of the same public examples.
+            queries: number of queries of each round.
+        """
+        starts = [sum(queries[:index]) for index in range(len(queries))]
+        return cls(
+            torch.cat([part.queries + start for part, start in zip(parts, starts, strict=True)], dim=1),
+            torch.cat([part.weights for part in parts], dim=1),
+            max(part.min_confidence for part in parts),
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Spread:
+        """What :meth:`to_bytes` wrote."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return cls(
+                torch.from_numpy(arrays["queries"].astype(np.int64)),
+                torch.from_numpy(arrays["weights"]),
+                float(arrays["min_confidence"]),
+            )
+
+
+def kernel_spread(
+    examples: Tensor,
+    centres: Tensor,
+    bandwidth: float,
+    neighbors: int = 64,
+    min_confidence: float = 0.0,
+) -> Spread:
+    """Weights ``exp(-(d² - d₁²) / 2h²)`` for the queries nearest to each example, ``d₁`` the nearest's distance.
+
+    The kernel's width is ``h = bandwidth`` times the mean distance between an example and its nearest query, both
+    of them public, so one value of ``bandwidth`` serves any number of queries and any scale of features. An
+    example far from every query follows the nearest ones instead of none.
+
+    Args:
+        examples: float features of all public examples, shape ``(n, d)``.
+        centres: float features of the queries, shape ``(s, d)``.
+        bandwidth: width of the kernel in mean distances to the nearest query; near 0 every example takes over
+            the counts of its nearest query.
+        neighbors: queries that an example listens to at most.
+        min_confidence: see :class:`Spread`.
+
+    Raises:
+        ValueError: for a bandwidth that is not positive or features that do not fit.
+    """
+    check_positive("bandwidth", bandwidth)
+    neighbors = min(check_int("neighbors", neighbors), len(centres))
+    if examples.ndim != 2 or centres.ndim != 2 or examples.shape[1] != centres.shape[1] or not len(centres):
+        raise ValueError(
+            f"examples of shape {tuple(examples.shape)} and centres of shape {tuple(centres.shape)}; want (n, d) "
+            "and (s, d) with the same d and at least one centre"
+        )
+    nearest = [
+        torch.cdist(part.double(), centres.double()).topk(neighbors, dim=1, largest=False)
+        for part in examples.split(_ROWS_AT_A_TIME)
+    ]
+    distances, queries = torch.cat([part[0] for part in nearest]), torch.cat([part[1] for part in nearest])
+    # Examples that are a query themselves say nothing about the distances between the two.
+    off_centre = distances[:, 0][distances[:, 0] > 0]
+    width = bandwidth * (float(off_centre.mean()) if len(off_centre) else 1.0)
+    excess = distances**2 - distances[:, :1] ** 2
+    return Spread(queries, torch.exp(-excess / (2 * width**2)).float(), min_confidence)
+
+
+def spread_scores(spread: Spread, scores: Tensor, deviation: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Weighted noisy counts of every public example, and the deviation of their noise.
+
+    Counts of rounds with different noise count by its inverse variance, relative to the least noisy ones.
+
+    Args:
+        spread: the weights.
+        scores: released noisy counts of the queries, float, shape ``(s, c)``; rows of NaN for queries without a
+            release, whose weight is then ignored.
+        deviation: standard deviation of the independent noise on one of them, a number or float of shape ``(s,)``.
+
+    Returns:
+        Sums, float64 ``(n, c)``, and deviations, float64 ``(n,)``; zero for examples without any weight.
+    """
+    present = torch.isfinite(scores).all(dim=1)
+    values = torch.where(present[:, None], scores.double(), 0.0)
+    sums = torch.zeros(len(spread.queries), scores.shape[1], dtype=torch.float64)
+    noise = torch.as_tensor(deviation, dtype=torch.float64).expand(len(scores))
+    least = noise[present].min() if bool(present.any()) else torch.ones(())
+    precision = torch.where(noise > 0, (least / noise.clamp(min=1e-300)) ** 2, 1.0) * present
+    weights = spread.weights.double() * precision[spread.queries]
+    for start in range(0, len(sums), _ROWS_AT_A_TIME):
+        rows = slice(start, start + _ROWS_AT_A_TIME)
+        sums[rows] = torch.einsum("nm,nmc->nc", weights[rows], values[spread.queries[rows]])
+    return sums, (weights * noise[spread.queries]).square().sum(dim=1).sqrt()
+
+
+def label_by_spread(spread: Spread, scores: Tensor, deviation: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Labels and class probabilities of every public example from the queries' noisy counts.
+
+    Args:
+        spread: the weights.
+        scores: as for :func:`spread_scores`.
+        deviation: likewise; 0 for counts without noise (then all of them).
+
+    Returns:
+        Labels, int64 ``(n,)``, -1 where there is no weight or too little confidence, and probabilities, float32
+        ``(n, c)``: the posterior under the known noise
+        (:func:`~pl_privknn.labelers.reverse_knn_posterior.class_posterior`).
+    """
+    sums, noise = spread_scores(spread, scores, deviation)
+    heard = (spread.weights * torch.isfinite(scores).all(dim=1)[spread.queries]).sum(dim=1) > 0
+    soft = torch.full_like(sums, 1.0 / sums.shape[1])
+    soft[heard] = (
+        class_posterior(sums[heard], noise[heard])
+        if bool((noise[heard] > 0).all())
+        else nonnegative_shares(sums[heard])
+    )
+    labels = sums.argmax(dim=1)
+    labels[~heard | (soft.gather(1, labels[:, None])[:, 0] < spread.min_confidence)] = -1
+    return labels, soft.float()

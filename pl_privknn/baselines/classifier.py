@@ -1,0 +1,145 @@
+"""What a private baseline is when it is not being trained: a classifier of images, whole or on features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from pl_privknn._checks import check_finite, check_int, check_positive
+from pl_privknn.baselines.clipping import with_group_norm
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.networks import build_network
+
+
+class Classifier(pl.LightningModule):
+    """Images in [0, 1] to logits, and the evaluation on public and test images that every student has.
+
+    Args:
+        num_classes: number of classes.
+        mean: public constants, one a channel, subtracted from images; no normalisation if None.
+        std: public constants, one a channel, divided by.
+
+    Attributes:
+        network: what is trained: a whole network, or a head on features.
+        extractor: frozen; None for a whole network. It is no part of the state.
+        whitening: between extractor and head; learned from public images.
+
+    Raises:
+        ValueError: for arguments out of range.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+    network: nn.Module
+
+    def __init__(
+        self, num_classes: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        self.num_classes = check_int("num_classes", num_classes, 2)
+        self.constants = _constants(mean, std)
+        self.register_buffer("mean", _channels(self.constants["mean"]), persistent=False)
+        self.register_buffer("std", _channels(self.constants["std"]), persistent=False)
+        self.extractor: Extractor | None = None
+        self.whitening: PublicWhitening | None = None
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
+
+    def make_network(
+        self,
+        network: str | nn.Module,
+        in_channels: int,
+        image_size: int | tuple[int, int],
+        *,
+        extractor: Extractor | None,
+        head: Callable[[int], nn.Module],
+        components: int | None,
+        whitening: float,
+        group_norm: bool,
+    ) -> None:
+        """Build :attr:`network`, and what stands before it.
+
+        Args:
+            network: name or module; used where there is no extractor.
+            in_channels: colour channels of the images.
+            image_size: side of square images, or (height, width).
+            extractor: see the class.
+            head: makes a head for features of some width.
+            components: see :class:`~pl_privknn.features.whitening.PublicWhitening`.
+            whitening: its ``power``.
+            group_norm: put group normalisation in the place of batch normalisation.
+        """
+        self.extractor = extractor
+        if extractor is not None:
+            width = _feature_size(extractor, in_channels, image_size)
+            self.whitening = PublicWhitening(width, components, whitening)
+            network = head(self.whitening.out_features)
+        elif isinstance(network, str):
+            network = build_network(network, self.num_classes, in_channels, image_size)
+        self.network = with_group_norm(network) if group_norm else network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, shape ``(n, num_classes)``, of images in [0, 1]."""
+        return self.network(self.inputs(images))
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """What :attr:`network` sees of images; an image's input depends on that image alone."""
+        if self.extractor is None or self.whitening is None:
+            return images if self.mean is None or self.std is None else (images - self.mean) / self.std
+        with torch.no_grad():
+            return self.whitening(self.extractor(images))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log ``val/accuracy`` and ``val/loss``."""
+        self._evaluate(batch, "val", self.val_accuracy)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Log ``test/accuracy`` and ``test/loss``."""
+        self._evaluate(batch, "test", self.test_accuracy)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Class probabilities, float32 ``(n, num_classes)``."""
+        images = batch if isinstance(batch, Tensor) else batch[0]
+        return self(images).float().softmax(dim=1)
+
+    def _evaluate(self, batch: Any, stage: str, accuracy: MulticlassAccuracy) -> None:
+        x, y = batch[0], batch[1]
+        logits = self(x)
+        accuracy.update(logits, y)
+        self.log(f"{stage}/accuracy", accuracy, prog_bar=True, batch_size=len(x))
+        known = y >= 0
+        if bool(known.any()):
+            loss = nn.functional.cross_entropy(logits[known], y[known])
+            self.log(f"{stage}/loss", loss, batch_size=int(known.sum()))
+
+
+def _feature_size(extractor: Extractor, in_channels: int, image_size: int | tuple[int, int]) -> int:
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    features = extractor(torch.zeros(1, check_int("in_channels", in_channels), height, width))
+    if features.ndim != 2:
+        raise ValueError(
+            f"extractor: {type(extractor).__name__} returned shape {tuple(features.shape)} for one image; want "
+            "(1, d)"
+        )
+    return int(features.shape[1])
+
+
+def _constants(mean: Sequence[float] | None, std: Sequence[float] | None) -> dict[str, list[float] | None]:
+    if mean is None and std is None:
+        return {"mean": None, "std": None}
+    if mean is None or std is None or len(mean) != len(std):
+        raise ValueError(f"mean={mean!r}, std={std!r}: give both, one value a channel, or neither")
+    return {
+        "mean": [check_finite("mean", value) for value in mean],
+        "std": [check_positive("std", value) for value in std],
+    }
+
+
+def _channels(values: list[float] | None) -> Tensor | None:
+    return None if values is None else torch.tensor(values).view(-1, 1, 1)

@@ -1,0 +1,232 @@
+"""Sums of per-example gradients, each clipped, by Opacus' hooks on an unwrapped network."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from pl_privknn._checks import check_choice, check_int, check_positive
+from pl_privknn.privacy.noisy_steps import clip_factors
+
+CLIPPING = ("flat", "ghost")
+
+_TOGETHER = {"cpu": 64}
+
+#: Maps logits ``(b, c)`` and targets to one loss an example, ``(b,)``.
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class ClippedGradients:
+    """Clips each example's gradient over all trainable parameters together and adds them up.
+
+    The network stays an ordinary module with an ordinary ``state_dict``. Noise, sampling and accounting are
+    not Opacus' here, see :class:`~pl_privknn.privacy.noisy_steps.PaidSteps`. A record whose gradient is not
+    finite contributes nothing.
+
+    Args:
+        network: maps inputs ``(b, …)`` to logits, each example by itself.
+        clip_norm: the bound ``C``.
+        method: ``"flat"`` keeps the gradients of a physical batch in memory; ``"ghost"`` computes their norms
+            without them and then the sum by a second backward pass (Li et al. 2022; Opacus' fast gradient
+            clipping), which needs less memory and is faster for wide linear layers.
+        physical_batch_size: examples at once; a batch of any size is worked off in such parts. By default 64 on
+            a CPU, whose caches larger parts leave (a third of the speed at 1,024), and 512 elsewhere.
+
+    Raises:
+        ValueError: for a network that mixes examples or that Opacus can't handle.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clip_norm: float,
+        method: str = "flat",
+        physical_batch_size: int | None = None,
+    ) -> None:
+        self.network = network
+        self.clip_norm = check_positive("clip_norm", clip_norm)
+        self.method = check_choice("clipping", method, CLIPPING)
+        if physical_batch_size is not None:
+            check_int("physical_batch_size", physical_batch_size)
+        self.physical_batch_size = physical_batch_size
+        check_network(network)
+        named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+        self._names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        if not named:
+            raise ValueError("network: no parameter requires a gradient, so there is nothing to train")
+        self._hooks: Any = None
+
+    @property
+    def size(self) -> int:
+        """Number of trained values."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def attach(self) -> None:
+        """Put the hooks on; a second call changes nothing."""
+        if self._hooks is not None:
+            return
+        from opacus.grad_sample import GradSampleHooks, GradSampleHooksFastGradientClipping
+
+        kind = GradSampleHooks if self.method == "flat" else GradSampleHooksFastGradientClipping
+        try:
+            self._hooks = kind(self.network, batch_first=True, loss_reduction="sum")
+        except NotImplementedError as error:
+            raise ValueError(f"network: Opacus can't give per-example gradients of it ({error})") from error
+
+    def detach(self) -> None:
+        """Take the hooks and everything that they left on the parameters away."""
+        if self._hooks is not None:
+            self._hooks.cleanup()
+            self._hooks = None
+        for module in self.network.modules():
+            for name in ("activations", "max_batch_len"):
+                if hasattr(module, name):
+                    delattr(module, name)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def sum(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Loss,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Sum of clipped gradients of a batch, which may be empty.
+
+        Args:
+            inputs: shape ``(b, …)``, on any device.
+            targets: shape ``(b, …)``.
+            loss: one loss an example.
+            prepare: makes the network's inputs of ``inputs``, each by itself, on the network's device.
+
+        Returns:
+            float64 on the network's device, shape ``(size,)``: all parameters, flattened one after another.
+        """
+        if not self.network.training:
+            raise RuntimeError(
+                "the network must be in training mode, or Opacus' hooks see nothing: call train()"
+            )
+        device = self.parameters[0].device
+        total = torch.zeros(self.size, dtype=torch.float64, device=device)
+        part = self._flat if self.method == "flat" else self._ghost
+        with torch.enable_grad(), warnings.catch_warnings():
+            # The first layer's inputs need no gradient, which is just as it should be.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            together = self.physical_batch_size or _TOGETHER.get(device.type, 512)
+            for start in range(0, len(inputs), together):
+                chosen = slice(start, start + together)
+                x, y = inputs[chosen].to(device), targets[chosen].to(device)
+                x = x if prepare is None else prepare(x)
+                total += torch.cat([piece.flatten() for piece in part(x, y, loss)])
+        return total
+
+    def assign(self, vector: Tensor) -> None:
+        """Set ``.grad`` of the parameters from a vector as :meth:`sum` returns it."""
+        pieces = vector.split([parameter.numel() for parameter in self.parameters])
+        for parameter, piece in zip(self.parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+
+    def _flat(self, x: Tensor, y: Tensor, loss: Loss) -> list[Tensor]:
+        loss(self.network(x), y).sum().backward()
+        gradients = []
+        for name, parameter in zip(self._names, self.parameters, strict=True):
+            gradient: Any = parameter.grad_sample  # type: ignore[attr-defined]
+            if gradient is None and parameter.grad is not None:
+                raise ValueError(
+                    f"network: Opacus gave no per-example gradients for {name!r}; freeze it (requires_grad=False) "
+                    "or use layers that Opacus supports"
+                )
+            if gradient is None:  # took no part in the forward pass
+                gradient = torch.zeros(len(x), *parameter.shape, device=x.device)
+            gradients.append(_of_batch(name, gradient, len(x)).flatten(1))
+            parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
+        norms = torch.stack([gradient.norm(dim=1) for gradient in gradients]).norm(dim=0)
+        factors = clip_factors(norms, self.clip_norm)
+        broken = ~torch.isfinite(norms)
+        if bool(broken.any()):
+            gradients = [gradient.masked_fill(broken[:, None], 0.0) for gradient in gradients]
+        return [factors @ gradient for gradient in gradients]
+
+    def _ghost(self, x: Tensor, y: Tensor, loss: Loss) -> list[Tensor]:
+        losses = loss(self.network(x), y)
+        losses.sum().backward(retain_graph=True)
+        missing = [
+            n for n, p in zip(self._names, self.parameters, strict=True) if not hasattr(p, "_norm_sample")
+        ]
+        if missing:
+            raise ValueError(
+                f'network: clipping="ghost" finds no gradient norms for {missing[0]!r}; use clipping="flat"'
+            )
+        norms = self._hooks.get_norm_sample()
+        self._hooks.per_sample_gradient_norms = None
+        for name, parameter in zip(self._names, self.parameters, strict=True):
+            _of_batch(name, parameter._norm_sample, len(x))  # type: ignore[attr-defined]
+            parameter.grad = None
+        usable = torch.isfinite(norms)
+        self._hooks.disable_hooks()
+        try:
+            if not bool(usable.all()):  # a factor of 0 would still bring NaN into the sum
+                losses = loss(self.network(x[usable]), y[usable])
+            (losses * clip_factors(norms, self.clip_norm)[usable]).sum().backward()
+        finally:
+            self._hooks.enable_hooks()
+        pieces = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self.parameters
+        ]
+        for parameter in self.parameters:
+            parameter.grad = None
+        return pieces
+
+
+def check_network(network: nn.Module) -> None:
+    """Raise ``ValueError`` for layers that mix examples, or keep statistics of them, and say what to do."""
+    for name, module in network.named_modules():
+        if isinstance(module, _BatchNorm):
+            raise ValueError(
+                f"network: layer {name!r} is {type(module).__name__}, which mixes the examples of a batch and "
+                "keeps statistics of private ones, so no gradient belongs to one example. Set "
+                'batch_norm="group_norm" to have it replaced, or use a network with GroupNorm or no '
+                'normalisation, such as network="mnist_cnn"'
+            )
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            raise ValueError(
+                f"network: layer {name!r} is {type(module).__name__} with running statistics of private "
+                "examples; build it with track_running_stats=False"
+            )
+    from opacus.validators import ModuleValidator
+
+    was_training = network.training
+    network.train()
+    errors = ModuleValidator.validate(network)
+    network.train(was_training)
+    if errors:
+        raise ValueError(
+            f"network: Opacus can't train it privately: {errors[0]} Replace that layer, for instance by "
+            "opacus.validators.ModuleValidator.fix(network)"
+        )
+
+
+def with_group_norm(network: nn.Module) -> nn.Module:
+    """A copy of the network in which group normalisation stands for batch normalisation (Opacus' fixer)."""
+    from opacus.validators import ModuleValidator
+
+    fixed: nn.Module = ModuleValidator.fix(network)
+    return fixed
+
+
+def _of_batch(name: str, values: Any, count: int) -> Tensor:
+    if not isinstance(values, Tensor) or len(values) != count:
+        raise ValueError(
+            f"network: the gradients of {name!r} don't come one an example; every layer must keep examples in "
+            "its first dimension and see each batch once"
+        )
+    return values

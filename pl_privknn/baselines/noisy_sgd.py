@@ -1,0 +1,382 @@
+"""Noisy SGD on the private records: the LightningModule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from pl_privknn._checks import (
+    check_choice,
+    check_finite,
+    check_int,
+    check_non_negative,
+    check_open_unit,
+    check_positive,
+    check_rate,
+)
+from pl_privknn.baselines.books import TrainingBooks, TrainingPlan, run_folder
+from pl_privknn.baselines.classifier import Classifier
+from pl_privknn.baselines.clipping import ClippedGradients, check_network
+from pl_privknn.baselines.heads import build_head
+from pl_privknn.baselines.trainer_checks import check_data, check_trainer
+from pl_privknn.features.base import Extractor
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.noisy_steps import quiet_lr
+
+OPTIMIZERS = ("sgd", "adam")
+SCHEDULERS = ("none", "cosine", "linear")
+BATCH_NORM = ("refuse", "group_norm")
+ON_BUDGET = ("error", "stop")
+
+_IMAGES_AT_ONCE = 1024
+
+
+class NoisySGD(Classifier):
+    """A classifier trained on the private records by noisy SGD (Abadi et al. 2016).
+
+    At each step every private record is drawn with probability ``sampling_rate``, independently; its gradient
+    is clipped to ``clip_norm``; noise of deviation ``noise_multiplier · clip_norm`` is added to the sum, which
+    is then divided by ``batch_size``, a constant. The trainer's epochs (of ⌈1 / sampling_rate⌉ steps) fix the
+    number of steps, and with it ε, before the first one; they are stated as a plan in a ledger. Training ends
+    with the plan. Coins and noise come from ``noise_source``. Per-example gradients are Opacus'.
+
+    The data module is a :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`; validation and test are
+    the public ones of every student. The training loss and the sizes of batches are private and not logged.
+
+    A resumed run continues its plan: steps that were paid for and lost in a crash count as done. With
+    ``fast_dev_run`` no private record is touched.
+
+    Args:
+        network: trained as a whole where there is no ``extractor``: a name for
+            :func:`~pl_privknn.networks.build_network`, or a module that returns logits.
+        num_classes: number of classes.
+        in_channels: colour channels of the images.
+        image_size: side of square images, or (height, width).
+        extractor: train a head on its features instead. They are computed once, centred and scaled by public
+            statistics, and those of private images are kept in memory alone. It must not have been trained on
+            the private records.
+        head: ``"linear"`` or ``"mlp"`` (two layers).
+        hidden_size: width of the hidden layer of ``"mlp"``.
+        components: keep this many principal directions of the public features.
+        whitening: divide each direction by its public standard deviation to this power.
+        batch_size: expected size of a batch, a public constant.
+        sampling_rate: Poisson rate; ``batch_size`` over the number of private records by default, which is
+            then taken to be public.
+        target_epsilon: find the least noise with which all steps cost at most this. Give it or
+            ``noise_multiplier``.
+        noise_multiplier: noise over ``clip_norm``.
+        delta: δ of the guarantee.
+        max_epsilon: budget of the ledger; None for no limit.
+        on_budget: where the plan passes ``max_epsilon``, ``"error"`` raises ``BudgetExceeded`` at once and
+            ``"stop"`` trains for as many steps as fit, and then ends the training.
+        clip_norm: L2 bound of each record's gradient.
+        clipping: ``"flat"`` or ``"ghost"``, see :class:`~pl_privknn.baselines.clipping.ClippedGradients`.
+        physical_batch_size: records at once; bounds memory and changes nothing else.
+            By default 64 on a CPU, 512 elsewhere.
+        steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
+        batch_norm: ``"refuse"`` networks with batch normalisation, or put ``"group_norm"`` in its place.
+        optimizer: ``"sgd"`` (with momentum) or ``"adam"``, working on noisy gradients.
+        lr: peak learning rate.
+        noise_limit: lower the rate where there is more noise than this, see
+            :func:`~pl_privknn.privacy.noisy_steps.quiet_lr`; None never lowers it.
+        momentum: SGD's momentum, or Adam's first β.
+        weight_decay: L2 penalty.
+        scheduler: ``"none"``, ``"cosine"`` or ``"linear"`` over the planned steps.
+        mean: public constants, one a channel, subtracted from images before ``network``.
+        std: public constants, one a channel, divided by.
+        ledger_path: a ledger that other runs over the same private data share; ``ledger.sqlite`` in the run's
+            folder by default.
+        run_dir: the run's folder; the trainer's log folder by default.
+        noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for
+            tests and benchmarks and protect nothing.
+
+    Raises:
+        ValueError: for arguments out of range, or a network that can't be trained privately.
+    """
+
+    def __init__(
+        self,
+        network: str | nn.Module = "mnist_cnn",
+        num_classes: int = 10,
+        in_channels: int = 1,
+        image_size: int | tuple[int, int] = 28,
+        extractor: Extractor | None = None,
+        head: str = "linear",
+        hidden_size: int = 128,
+        components: int | None = None,
+        whitening: float = 0.5,
+        batch_size: int = 1024,
+        sampling_rate: float | None = None,
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+        on_budget: str = "error",
+        clip_norm: float = 1.0,
+        clipping: str = "flat",
+        physical_batch_size: int | None = None,
+        steps_per_charge: int = 20,
+        batch_norm: str = "refuse",
+        optimizer: str = "sgd",
+        lr: float = 0.5,
+        noise_limit: float | None = None,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        scheduler: str = "cosine",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        ledger_path: str | Path | None = None,
+        run_dir: str | Path | None = None,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(num_classes, mean, std)
+        if (target_epsilon is None) == (noise_multiplier is None):
+            raise ValueError(
+                f"target_epsilon={target_epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
+            )
+        self.target_epsilon = (
+            None if target_epsilon is None else check_positive("target_epsilon", target_epsilon)
+        )
+        # 0 would be no privacy at all, so it is no value of a private training.
+        self.noise_multiplier = (
+            None if noise_multiplier is None else check_positive("noise_multiplier", noise_multiplier)
+        )
+        self.delta = check_open_unit("delta", delta)
+        self.max_epsilon = None if max_epsilon is None else check_positive("max_epsilon", max_epsilon)
+        self.stop_at_budget = check_choice("on_budget", on_budget, ON_BUDGET) == "stop"
+        self.batch_size = check_int("batch_size", batch_size)
+        self.sampling_rate = None if sampling_rate is None else check_rate("sampling_rate", sampling_rate)
+        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        check_choice("batch_norm", batch_norm, BATCH_NORM)
+        check_choice("optimizer", optimizer, OPTIMIZERS)
+        check_choice("scheduler", scheduler, SCHEDULERS)
+        check_positive("lr", lr)
+        self.noise_limit = None if noise_limit is None else check_positive("noise_limit", noise_limit)
+        if not 0 <= check_finite("momentum", momentum) < 1:
+            raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
+        check_non_negative("weight_decay", weight_decay)
+        self.save_hyperparameters(
+            ignore=["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
+        )
+        plain = {name: None if path is None else str(path) for name, path in
+                 (("ledger_path", ledger_path), ("run_dir", run_dir))}  # fmt: skip
+        self.save_hyperparameters({**self.constants, **plain})
+        self.noise_source = noise_source if noise_source is not None else default_noise()
+        self.ledger_path = None if ledger_path is None else Path(ledger_path)
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.make_network(
+            network,
+            in_channels,
+            image_size,
+            extractor=extractor,
+            head=lambda width: build_head(head, width, num_classes, hidden_size),
+            components=components,
+            whitening=whitening,
+            group_norm=batch_norm == "group_norm",
+        )
+        check_network(self.network)
+        self.automatic_optimization = False  # one optimizer step a Poisson batch, on gradients made here
+        self._clipped = ClippedGradients(self.network, clip_norm, clipping, physical_batch_size)
+        self._books: TrainingBooks | None = None
+        self._private: Any = None
+        self._loaded: dict[str, Any] | None = None
+        self._rate = float(lr)
+
+    # ------------------------------------------------------------------ what people read
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
+        return 0.0 if self._books is None else self._books.reports()[0].epsilon
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of the steps that were paid for so far; for information."""
+        return 0.0 if self._books is None else self._books.reports()[1].epsilon
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, once the fit has started."""
+        return None if self._books is None else self._books.ledger
+
+    @property
+    def planned_steps(self) -> int:
+        """Number of steps that the guarantee covers; 0 before the fit."""
+        return 0 if self._books is None else self._books.planned
+
+    def privacy_summary(self) -> dict[str, Any] | None:
+        """What a report of the run says of its privacy, in plain types; None before the fit."""
+        return None if self._books is None else self._books.summary()
+
+    # ------------------------------------------------------------------ private training
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """No callbacks; the trainer asks for them first, so its arguments are checked here."""
+        if self._trainer is not None:
+            check_trainer(self.trainer)
+        return []
+
+    def setup(self, stage: str) -> None:
+        """Make the data module give Poisson batches of private records."""
+        if stage != "fit":
+            return
+        self._clipped.detach()  # hooks of a training that an error ended
+        self._books = None
+        data = check_data(self.trainer)
+        if self.whitening is not None and not bool(self.whitening.fitted):
+            self.whitening.fit(self._public_features(data))
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")
+            places = torch.arange(len(data.public))
+            data.public.set_labels(places, places % self.num_classes)
+            return
+        rate = self.batch_size / len(data.private) if self.sampling_rate is None else self.sampling_rate
+        if rate > 1:
+            raise ValueError(
+                f"batch_size={self.batch_size} is more than there are private records; lower it, or give "
+                "sampling_rate too"
+            )
+        self._private = data.train_privately(rate, self._coins)
+
+    def on_fit_start(self) -> None:
+        """State the plan, then compute the features of the private records."""
+        self._clipped.attach()
+        if self._private is None:
+            return
+        resumed = self._loaded if self.trainer.ckpt_path is not None else None
+        self._loaded = None
+        self._books = TrainingBooks(
+            run_folder(self.run_dir, resumed, self.trainer.log_dir or self.trainer.default_root_dir),
+            self._plan(),
+            max_epsilon=self.max_epsilon,
+            stop_at_budget=self.stop_at_budget,
+            ledger_path=self.ledger_path,
+            steps_per_charge=self.steps_per_charge,
+            checkpoint=resumed,
+        )
+        if self._books.lost:
+            rank_zero_info(f"{self._books.lost} paid steps were lost; the training is shorter by them")
+        if self.extractor is not None:
+            self._private.records.prepare(self.inputs)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """End the training where the plan ends."""
+        if self._books is not None and self._books.steps.left == 0:
+            self.trainer.should_stop = True
+            rank_zero_info(f"all {self._books.planned} planned steps are done: the training ends here")
+            return -1
+        return None
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One noisy step, also on an empty batch. Nothing of the private records is logged."""
+        optimizer: Any = self.optimizers()
+        if self._books is None:
+            x, y = batch["labeled"]
+            gradient = self._clipped.sum(x, y, _losses, self.inputs)
+            self._rate = self.hparams["lr"]
+        else:
+            # Records of a private batch are images, or vectors that were made of them when the fit began.
+            made = None if self.extractor is not None else self.inputs
+            self._rate = self._learning_rate(self._books)
+            total = self._clipped.sum(batch.records, batch.labels, _losses, made)
+            gradient = self._books.steps.release(total, self.noise_source)
+        self._clipped.assign(gradient / self.batch_size)
+        for group in optimizer.param_groups:
+            group["lr"] = self._rate
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def on_train_epoch_end(self) -> None:
+        """Log ε beside the accuracy."""
+        if self._books is None:
+            return
+        guarantee, spent = self._books.reports()
+        self.log("privacy/epsilon", guarantee.epsilon, on_epoch=True, batch_size=1)
+        self.log("privacy/epsilon_spent", spent.epsilon, on_epoch=True, batch_size=1)
+        self.log("privacy/delta", self.delta, on_epoch=True, batch_size=1)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over the trained parameters; each step sets its learning rate."""
+        hparams = self.hparams
+        options = {"lr": hparams["lr"], "weight_decay": hparams["weight_decay"]}
+        return (
+            torch.optim.SGD(self._clipped.parameters, momentum=hparams["momentum"], **options)
+            if hparams["optimizer"] == "sgd"
+            else torch.optim.Adam(self._clipped.parameters, betas=(hparams["momentum"], 0.999), **options)
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the module holds no private record and no open ledger."""
+        return {**super().__getstate__(), "_private": None, "_books": None}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save where the books of the run lie; they themselves stay in the ledger."""
+        if self._books is not None:
+            checkpoint["noisy_sgd"] = self._books.state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Remember the run that a checkpoint belongs to."""
+        self._loaded = checkpoint.get("noisy_sgd")
+
+    def teardown(self, stage: str) -> None:
+        """Take the hooks off and leave the private records."""
+        if stage != "fit":
+            return
+        self._clipped.detach()
+        if self._private is not None:
+            self._private = None
+            check_data(self.trainer).train_publicly()
+
+    # ------------------------------------------------------------------ work
+
+    def _plan(self) -> TrainingPlan:
+        steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(steps):
+            raise ValueError(
+                f"max_epochs={self.trainer.max_epochs}: the number of steps is part of the guarantee; set "
+                "max_epochs or max_steps of the trainer"
+            )
+        return TrainingPlan(
+            steps=check_int("steps", steps),
+            sampling_rate=self._private.batches.sampling_rate,
+            batch_size=self.batch_size,
+            clip_norm=self._clipped.clip_norm,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            target_epsilon=self.target_epsilon,
+        )
+
+    def _coins(self) -> NoiseSource:
+        # A seeded source must not toss the same coins again after a resume; charges only grow.
+        place = (0, 0) if self._books is None else (self._books.num_charges, self._books.steps.left)
+        return self.noise_source.stream("batches", *place)
+
+    def _public_features(self, data: Any) -> Tensor:
+        assert self.extractor is not None
+        everything = torch.arange(len(data.public))
+        return torch.cat(
+            [self.extractor(data.public.images(part)).cpu() for part in everything.split(_IMAGES_AT_ONCE)]
+        )
+
+    def _learning_rate(self, books: TrainingBooks) -> float:
+        hparams = self.hparams
+        peak = quiet_lr(
+            hparams["lr"], self.noise_limit, books.noise_multiplier, books.planned, self.batch_size
+        )
+        if hparams["scheduler"] == "none":
+            return peak
+        # By what is left of the plan: after a crash the schedule still ends where the training does.
+        left = books.steps.left / books.planned
+        return peak * (left if hparams["scheduler"] == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, targets, reduction="none")

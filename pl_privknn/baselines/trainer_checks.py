@@ -1,0 +1,61 @@
+"""Trainers and data with which private training would go wrong are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+
+def check_trainer(trainer: pl.Trainer) -> None:
+    """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do."""
+    options: Any = trainer
+    if options.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"accumulate_grad_batches={options.accumulate_grad_batches} would add up several Poisson batches, "
+            "which is not what ε is stated for; set batch_size of NoisySGD instead; its physical_batch_size "
+            "bounds the memory"
+        )
+    if options.gradient_clip_val:
+        raise ValueError(
+            f"gradient_clip_val={options.gradient_clip_val} has no part in noisy SGD, which clips each record's "
+            "gradient; set clip_norm of NoisySGD instead"
+        )
+    if options.overfit_batches:
+        raise ValueError(
+            f"overfit_batches={options.overfit_batches} replaces the Poisson sampler; use limit_train_batches"
+        )
+    if options.world_size > 1:
+        raise ValueError(
+            f"devices: NoisySGD samples and draws noise in one process, the trainer has {options.world_size}; set "
+            "devices=1"
+        )
+    if getattr(options.precision_plugin, "scaler", None) is not None:
+        raise ValueError(
+            f"precision={options.precision!r} scales the loss, and clipping would see scaled gradients; use "
+            '"32-true" or "bf16-mixed"'
+        )
+
+
+def check_data(trainer: pl.Trainer) -> Any:
+    """The trainer's data module, if it has private records and is not used by a labeler at the same time.
+
+    Raises:
+        TypeError: for another kind of data.
+        ValueError: where it can't serve.
+    """
+    options: Any = trainer
+    data = options.datamodule
+    if not callable(getattr(data, "train_privately", None)):
+        raise TypeError(
+            f"NoisySGD needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
+            "datamodule=ArraysDataModule(…) or another one of pl_privknn.datamodules to trainer.fit"
+        )
+    if getattr(data, "task", "multiclass") != "multiclass":
+        raise ValueError(f"task={data.task!r}: NoisySGD trains classifiers of one class an image")
+    if any(getattr(callback, "labeler", None) is not None for callback in options.callbacks):
+        raise ValueError(
+            "labeler: NoisySGD learns from the private records themselves and asks no teacher; leave the labeler "
+            "out, or train a student with it"
+        )
+    return data

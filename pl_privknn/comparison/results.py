@@ -1,0 +1,241 @@
+"""What a comparison leaves of each run: one JSON, and one CSV of all."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pl_privknn.comparison.run import Run
+from pl_privknn.comparison.sections import merged, put
+from pl_privknn.comparison.spec import epsilon_text, read_epsilon
+from pl_privknn.privacy.accountant import epsilon_for_delta, read_records
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.mechanisms.base import check_adjacency
+
+#: Folder of the JSON files in that of the comparison.
+RESULTS = "results"
+#: Columns of the CSV.
+COLUMNS = (
+    "comparison", "method", "title", "kind", "target_epsilon", "seed", "epsilon", "epsilon_spent", "delta",
+    "adjacency", "guarantee", "reason", "label_accuracy", "queried", "answered", "test_accuracy", "val_accuracy",
+    "seconds", "starts",
+)  # fmt: skip
+_OF_SUMMARY = (
+    "epsilon", "epsilon_spent", "delta", "adjacency", "guarantee", "reason", "label_accuracy", "queried", "answered",
+    "lost", "steps", "steps_planned", "noise_multiplier", "test_accuracy", "val_accuracy", "epochs", "seconds",
+    "student", "labeler", "data",
+)  # fmt: skip
+# The promise may pass its target by what is lost when a double is written and read.
+_ROUNDING = 1e-9
+
+
+class ResultError(RuntimeError):
+    """A run ended without a result that can be compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One run's JSON.
+
+    Attributes:
+        method: name of the method.
+        title: its name for people.
+        place: its place in the comparison, for a lasting order.
+        target: ε that was asked for, ``math.inf`` for none.
+        seed: the run's seed.
+        accuracy: on the test set, in [0, 1].
+        values: everything in the file.
+    """
+
+    method: str
+    title: str
+    place: int
+    target: float
+    seed: int
+    accuracy: float
+    values: dict[str, Any] = dataclasses.field(repr=False)
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee; ``math.inf`` without privacy."""
+        return math.inf if self.values["epsilon"] is None else float(self.values["epsilon"])
+
+    @property
+    def conditional(self) -> bool:
+        """Whether the guarantee hangs on a condition, which is in ``values["reason"]``."""
+        return bool(self.values["guarantee"] == "conditional")
+
+
+def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int) -> dict[str, Any]:
+    """The JSON of a run that has ended.
+
+    Args:
+        run: the run.
+        folder: its folder.
+        calibrated: parameters that were found for it, by dotted path.
+        starts: how often it was started: more than once where it was interrupted.
+
+    Raises:
+        ResultError: if the run left no accuracy on the test set, or its guarantee is not the one that the
+            comparison is about.
+    """
+    summary = read_summary(folder)
+    if summary is None or summary.get("test_accuracy") is None:
+        raise ResultError("the run left no accuracy on the test set; the data module needs a test set")
+    comparison, methods = run.comparison, run.comparison.methods
+    kept = {name: summary[name] for name in _OF_SUMMARY if name in summary}
+    if run.private:
+        _check_guarantee(run, summary)
+    else:
+        reason = (
+            "the true labels of public images, no private record"
+            if run.method.kind == "true_labels"
+            else "the noise is taken out: the method's bound without privacy"
+        )
+        kept |= {"epsilon": None, "epsilon_spent": None, "guarantee": "none", "reason": reason}
+    return {
+        "comparison": comparison.name,
+        "method": run.method.name,
+        "title": run.method.title,
+        "place": methods.index(run.method),
+        "kind": run.method.kind,
+        "target_epsilon": "inf" if not run.private else run.epsilon,
+        "seed": run.seed,
+        "delta": comparison.delta,
+        "adjacency": comparison.adjacency,
+        **kept,
+        "calibrated": calibrated,
+        "noise_seeded": comparison.noise_seeded,
+        "starts": starts,
+        "records": _records(folder) if run.private else [],
+        "config": _without_places(_with(run.document, calibrated)),
+        "versions": summary["versions"],
+        "fingerprint": run.fingerprint,
+    }
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """``summary.json`` of a run, or None where it isn't there yet."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that no reader ever sees half of it, and no crash leaves half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.part")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_results(folder: str | Path) -> list[Result]:
+    """The results in a folder, or in its ``results``: by method in the comparison's order, ε and seed.
+
+    Raises:
+        ValueError: if there are none, or a file is no result.
+    """
+    folder = Path(folder)
+    place = folder / RESULTS if (folder / RESULTS).is_dir() else folder
+    results = [_read(path) for path in sorted(place.glob("*.json"))] if place.is_dir() else []
+    if not results:
+        raise ValueError(f"{folder} holds no results of a comparison (*.json, or results/*.json)")
+    return sorted(results, key=lambda result: (result.place, result.method, result.target, result.seed))
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+    """All results as one table, one line a run."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="", lineterminator="\n")
+        writer.writeheader()
+        for result in results:
+            known = {name: value for name, value in result.values.items() if value is not None}
+            writer.writerow(known)
+
+
+def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: str) -> float:
+    """ε of all runs of a comparison together, by RDP: what comparing on the same records costs.
+
+    Args:
+        records: releases of all runs.
+        delta: δ of the total.
+        adjacency: neighbouring relation.
+    """
+    if not records:
+        return 0.0
+    total = epsilon_for_delta(read_records(list(records)), delta, check_adjacency(adjacency), method="rdp")
+    return total if math.isfinite(total) else math.inf
+
+
+def _read(path: Path) -> Result:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Result(
+            method=values["method"],
+            title=values["title"],
+            place=values["place"],
+            target=read_epsilon(str(path), values["target_epsilon"]),
+            seed=values["seed"],
+            accuracy=float(values["test_accuracy"]),
+            values=values,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no result of a comparison ({error!r}); take it out of the folder"
+        ) from error
+
+
+def _check_guarantee(run: Run, summary: dict[str, Any]) -> None:
+    comparison, limit = run.comparison, run.epsilon
+    if summary.get("epsilon") is None:
+        raise ResultError(f"the run states no ε where ε={epsilon_text(limit)} was asked for")
+    for name, wanted in (("delta", comparison.delta), ("adjacency", comparison.adjacency)):
+        if summary.get(name) != wanted:
+            raise ResultError(
+                f"the run counts at {name}={summary.get(name)!r}, the comparison at {wanted!r}; such figures "
+                f"can't be compared. Let the class take an argument {name}"
+            )
+    if summary["epsilon"] > limit * (1 + _ROUNDING):
+        raise ResultError(f"the run's ε={summary['epsilon']:.6g} passes its target {epsilon_text(limit)}")
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    """The most that the run may release, from its ledger: ``privknn epsilon`` recomputes ε from it."""
+    path = folder / "ledger.sqlite"
+    if not path.is_file():
+        return []
+    ledger = Ledger.open_readonly(path)
+    try:
+        return [charge.to_record() for charge in ledger.report().guaranteed]
+    finally:
+        ledger.close()
+
+
+def _with(document: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
+    completed = merged(document, None)
+    for path, value in values.items():
+        put(completed, path, value)
+    return completed
+
+
+def _without_places(value: Any) -> Any:
+    """A copy in which absolute paths are cut to their last name."""
+    if isinstance(value, dict):
+        return {name: _without_places(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_places(item) for item in value]
+    if isinstance(value, str) and len(value) > 1 and Path(value).is_absolute():
+        return f"…/{Path(value).name}"
+    return value

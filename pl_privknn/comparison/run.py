@@ -1,0 +1,202 @@
+"""One run of a comparison: its configuration, its fingerprint, its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pl_privknn.comparison.sections import get, merged, put
+from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
+
+_ROOMS = ("baselines", "labelers", "students")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One method at one ε with one seed.
+
+    Attributes:
+        comparison: what it belongs to.
+        method: the method.
+        epsilon: the target, ``math.inf`` for none.
+        seed: of training, of the choice of queries and, where the comparison says so, of noise.
+        document: configuration of ``privknn fit`` before calibration.
+    """
+
+    comparison: Comparison
+    method: Method
+    epsilon: float
+    seed: int
+    document: dict[str, Any] = dataclasses.field(repr=False)
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has an ε."""
+        return self.epsilon < math.inf
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.method.name} ε={epsilon_text(self.epsilon)} seed {self.seed}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that the run's outcome depends on, as plain types."""
+        calibrate = self.method.calibrate if self.private else None
+        return {
+            "document": self.document,
+            "target_epsilon": epsilon_text(self.epsilon),
+            "calibrate": None if calibrate is None else dataclasses.asdict(calibrate),
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of :attr:`identity`."""
+        return fingerprint(self.identity)
+
+    @property
+    def result_name(self) -> str:
+        """Name of the run's JSON."""
+        return f"{self.method.name}__eps_{epsilon_text(self.epsilon)}__seed_{self.seed}.json"
+
+    def folder(self, output: Path) -> Path:
+        """The run's folder in the comparison's."""
+        return output / self.method.name / f"eps_{epsilon_text(self.epsilon)}" / f"seed_{self.seed}"
+
+
+def fingerprint(content: Any) -> str:
+    """Hash of plain types."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def runs_of(comparison: Comparison) -> Iterator[Run]:
+    """All runs: seed by seed, so that a first picture is there after one seed."""
+    for seed in comparison.seeds:
+        for method in comparison.methods:
+            for epsilon in method.epsilons:
+                yield Run(comparison, method, epsilon, seed, document_of(comparison, method, epsilon, seed))
+
+
+def document_of(comparison: Comparison, method: Method, epsilon: float, seed: int) -> dict[str, Any]:
+    """The configuration of one run: the shared sections, the method's own, and what fairness fixes.
+
+    Classes that have an argument ``delta``, ``adjacency`` or ``noise_source`` receive the comparison's.
+    """
+    base = comparison.base
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    document: dict[str, Any] = {
+        "seed_everything": seed,
+        "data": merged(base["data"], None),
+        "model": merged(method.model or base["student"], None),
+        "trainer": merged(merged(quiet, base["trainer"]), method.trainer),
+    }
+    if method.kind == "true_labels":
+        put(document, "data.init_args.train_on_truth", True)
+    if method.labeling is not None:
+        document["labeling"] = merged(base["labeling"], method.labeling)
+    overrides = method.settings.get(epsilon, {}) if epsilon < math.inf else method.nonprivate
+    for path, value in (overrides or {}).items():
+        put(document, path, value)
+    if epsilon < math.inf:
+        for path in method.epsilon_to:
+            put(document, path, epsilon)
+    if method.labeling is not None:
+        document["labeling"] |= {
+            "delta": comparison.delta,
+            "adjacency": comparison.adjacency,
+            "seed": seed,
+            "progress": False,
+        }
+        if epsilon < math.inf:
+            document["labeling"]["max_epsilon"] = epsilon
+    _fill_in(document, comparison, method, epsilon, seed)
+    return document
+
+
+def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
+    """The configuration with what the run's place and loggers need, which its outcome does not depend on."""
+    placed = merged(document, None)
+    if (labeler := get(placed, "labeling.labeler.class_path")) and "state_dir" in arguments_of(labeler):
+        # Budgets of single records must outlive a crash, or a resumed run would start, and pay, them anew.
+        put(placed, "labeling.labeler.init_args.state_dir", str(folder / "budgets"))
+    wandb = run.comparison.wandb
+    if wandb is not None and wandb["mode"] != "disabled":
+        logger: dict[str, Any] = {
+            "class_path": "pytorch_lightning.loggers.WandbLogger",
+            "init_args": {
+                "project": wandb["project"],
+                "name": run.label,
+                "id": run.fingerprint[:16],
+                "offline": wandb["mode"] == "offline",
+                "save_dir": str(folder),
+                "group": run.comparison.name,
+                "job_type": run.method.name,
+                **{key: wandb[key] for key in ("entity", "tags") if key in wandb},
+            },
+        }
+        others = placed["trainer"].get("logger")
+        listed = others if isinstance(others, list) else [others] if isinstance(others, dict) else []
+        placed["trainer"]["logger"] = [*listed, logger]
+        placed["attach_ledger"] = wandb["attach_ledger"]
+    return placed
+
+
+def noise_seed(comparison: str, method: str, epsilon: float, seed: int) -> int:
+    """A seed below 2**63 that no two runs of a comparison share."""
+    key = f"{comparison}|{method}|{epsilon_text(epsilon)}|{seed}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+
+
+def arguments_of(class_path: str) -> set[str]:
+    """Names of the arguments of a class's constructor, through ``**kwargs``; empty where it is not known."""
+    found = _resolve(class_path)
+    names: set[str] = set()
+    for ancestor in inspect.getmro(found) if found is not None else ():
+        parameters = inspect.signature(ancestor.__init__).parameters  # type: ignore[misc]
+        names |= set(parameters)
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            break
+    return names - {"self"}
+
+
+def _fill_in(
+    document: dict[str, Any], comparison: Comparison, method: Method, epsilon: float, seed: int
+) -> None:
+    where = "labeling.labeler" if method.labeling is not None else "model"
+    if method.kind == "true_labels":
+        return
+    taken = arguments_of(get(document, f"{where}.class_path"))
+    values: dict[str, Any] = {"delta": comparison.delta, "adjacency": comparison.adjacency, "progress": False}
+    if method.model is not None and epsilon < math.inf:
+        values["max_epsilon"] = epsilon
+    if comparison.noise_seeded:
+        drawn = noise_seed(comparison.name, method.name, epsilon, seed)
+        values["noise_source"] = {
+            "class_path": "pl_privknn.privacy.noise.SeededNoise",
+            "init_args": {"seed": drawn},
+        }
+    for name, value in values.items():
+        if name in taken:
+            put(document, f"{where}.init_args.{name}", value)
+
+
+def _resolve(class_path: str) -> type | None:
+    if "." in class_path:
+        module, _, name = class_path.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            return None
+        return found if isinstance(found, type) else None
+    for room in _ROOMS:
+        found = getattr(importlib.import_module(f"pl_privknn.{room}"), class_path, None)
+        if isinstance(found, type):
+            return found
+    return None

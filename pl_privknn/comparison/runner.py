@@ -1,0 +1,336 @@
+"""Runs what a comparison still misses, and never pays twice for the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pl_privknn._checks import check_int
+from pl_privknn.comparison.planning import Planned, Planner
+from pl_privknn.comparison.results import (
+    RESULTS,
+    ResultError,
+    read_summary,
+    result_of,
+    write_json,
+)
+from pl_privknn.comparison.run import Run, place_in, runs_of
+from pl_privknn.comparison.sections import differences
+from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
+from pl_privknn.comparison.worker import BUSY, CONFIG, work
+
+_IDENTITY = "identity.json"
+_STATE = "state.json"
+_LOG = "run.log"
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_GRACE = 20.0  # seconds that an interrupted run has to leave a checkpoint
+
+#: Told of each run: what happens ("before" for one that is done already, "start", "done", "failed"), the run, a text.
+Report = Callable[[str, Run, str], None]
+
+
+class FolderError(RuntimeError):
+    """The folder holds a run that was started under another configuration, or is in use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a comparison.
+
+    Attributes:
+        total: chosen runs.
+        before: runs that had a result already.
+        failed: labels of runs that failed, and why.
+    """
+
+    total: int
+    before: int
+    failed: dict[str, str]
+
+
+def run_comparison(
+    comparison: Comparison,
+    output: str | Path,
+    *,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    epsilons: Sequence[float | str] = (),
+    workers: int = 1,
+    report: Report = lambda what, run, text: None,
+) -> Outcome:
+    """Run every chosen run of a comparison that has no result yet.
+
+    A run that was interrupted continues in its folder from its last checkpoint and its ledger. A run that fails
+    is written down with its error, and the others go on.
+
+    Args:
+        comparison: see :func:`~pl_privknn.comparison.spec.read_comparison`.
+        output: the comparison's folder: ``METHOD/eps_ε/seed_N`` for each run, and ``results`` with one JSON each.
+        only: names of methods; all by default.
+        seeds: seeds among the comparison's; all by default.
+        epsilons: values of ε among the comparison's; all by default.
+        workers: processes at a time; 0 runs all in this one.
+        report: told of what happens.
+
+    Raises:
+        SpecError: for a configuration that can't be parsed, or unknown names in ``only``, ``seeds``, ``epsilons``.
+        FolderError: if a folder holds a run of another configuration, or another process is at the comparison.
+    """
+    workers, output = check_int("workers", workers, 0), Path(output)
+    chosen = choose(comparison, only, seeds, epsilons)
+    with locked(output):
+        missing = []
+        for run in chosen:
+            if has_result(run, output):
+                report("before", run, "")
+            else:
+                missing.append(run)
+        planner = Planner(comparison.base["data"])
+        seen: set[tuple[str, float]] = set()
+        for run in missing:
+            if (key := (run.method.name, run.epsilon)) not in seen:
+                seen.add(key)
+                planner.check(run)
+        failed = _Pool(planner, output, workers, report).run(missing)
+    return Outcome(len(chosen), len(chosen) - len(missing), failed)
+
+
+def choose(
+    comparison: Comparison,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    epsilons: Sequence[float | str] = (),
+) -> list[Run]:
+    """The runs of some methods, seeds and values of ε; see :func:`run_comparison`."""
+    targets = tuple(read_epsilon("epsilons", epsilon) for epsilon in epsilons)
+    every = {epsilon for method in comparison.methods for epsilon in method.epsilons}
+    for name, given, known in (
+        ("only", only, [method.name for method in comparison.methods]),
+        ("seeds", seeds, list(comparison.seeds)),
+        ("epsilons", targets, sorted(every)),
+    ):
+        if unknown := [value for value in given if value not in known]:
+            raise SpecError(f"{name}={unknown[0]!r} is not in the comparison, which has {known}")
+    return [
+        run
+        for run in runs_of(comparison)
+        if (not only or run.method.name in only)
+        and (not seeds or run.seed in seeds)
+        and (not targets or run.epsilon in targets)
+    ]
+
+
+def has_result(run: Run, output: Path) -> bool:
+    """Whether a run is done, after a check that what lies in its folder is this run.
+
+    Raises:
+        FolderError: if the folder, or the result, is of another configuration.
+    """
+    folder, result = run.folder(output), output / RESULTS / run.result_name
+    identity = folder / _IDENTITY
+    if identity.is_file():
+        stored = json.loads(identity.read_text(encoding="utf-8"))
+        if changes := differences(stored, json.loads(json.dumps(run.identity))):
+            raise FolderError(
+                f"{folder} holds {run.label} of another configuration ({'; '.join(changes)}), and its budget was "
+                "spent under that. Restore the configuration, choose another --output, or take the folder and "
+                f"{result} away"
+            )
+    if not result.is_file():
+        return False
+    if json.loads(result.read_text(encoding="utf-8")).get("fingerprint") != run.fingerprint:
+        raise FolderError(
+            f"{result} is the result of another configuration; restore that, choose another --output, or take "
+            "the file away"
+        )
+    return True
+
+
+def is_begun(run: Run, output: Path) -> bool:
+    """Whether a run was started before."""
+    return (run.folder(output) / _STATE).is_file()
+
+
+@contextlib.contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Keep two processes from running the same comparison."""
+    output.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output / "compare.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FolderError(f"{output}: another process runs this comparison; wait for its end") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Pool:
+    """Some runs at a time, each in a process of its own (or all in this one)."""
+
+    def __init__(self, planner: Planner, output: Path, workers: int, report: Report) -> None:
+        self.planner, self.output, self.workers, self.report = planner, output, workers, report
+        self._planning = threading.Lock()
+        self._stopped = threading.Event()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+
+    def run(self, runs: Sequence[Run]) -> dict[str, str]:
+        """Run all; returns the errors of those that failed, by their labels."""
+        failed: dict[str, str] = {}
+        with ThreadPoolExecutor(max(1, self.workers)) as pool:
+            # In this process a run must be in its main thread: Lightning sets signal handlers.
+            jobs: dict[Future[str | None], Run] = {}
+            waiting = list(runs)
+            try:
+                while waiting or jobs:
+                    if self.workers == 0:
+                        run = waiting.pop(0)
+                        self._note(run, self._job(run), failed)
+                        continue
+                    while waiting and len(jobs) < self.workers:
+                        run = waiting.pop(0)
+                        jobs[pool.submit(self._job, run)] = run
+                    for job in wait(jobs, return_when=FIRST_COMPLETED).done:
+                        self._note(jobs.pop(job), job.result(), failed)
+            except BaseException:
+                self._stop()
+                raise
+        return failed
+
+    def _note(self, run: Run, error: str | None, failed: dict[str, str]) -> None:
+        if error is not None:
+            failed[run.label] = error
+            self.report("failed", run, error)
+
+    def _job(self, run: Run) -> str | None:
+        """Do one run; returns its error, or None where it has a result."""
+        self.report("start", run, "")
+        try:
+            return self._do(run)
+        except (SpecError, ResultError, OSError, ValueError) as error:
+            return str(error)
+        except Exception as error:  # one run's fault must not end the comparison
+            return f"{type(error).__name__}: {error}"
+
+    def _do(self, run: Run) -> str | None:
+        folder = run.folder(self.output)
+        with self._planning:
+            planned = self._planned(run, folder)
+        state = _read(folder / _STATE)
+        summary = read_summary(folder)
+        starts = int(state.get("starts", 0))
+        if summary is None or summary.get("test_accuracy") is None:
+            starts += 1
+            write_json(folder / _STATE, {"starts": starts, "calibrated": planned.calibrated})
+            if error := self._work(folder):
+                write_json(folder / "error.json", {"error": error, "starts": starts})
+                return error
+        result = result_of(run, folder, planned.calibrated, starts)
+        write_json(self.output / RESULTS / run.result_name, result)
+        (folder / "error.json").unlink(missing_ok=True)
+        epsilon = "none" if result["epsilon"] is None else f"{result['epsilon']:.4g}"
+        self.report(
+            "done",
+            run,
+            f"test accuracy {result['test_accuracy']:.4f}, ε {epsilon}, {result['seconds']:.0f} s",
+        )
+        return None
+
+    def _planned(self, run: Run, folder: Path) -> Planned:
+        """The run's plan; what was found at its first start stays, whatever a later version would find."""
+        if (folder / CONFIG).is_file() and (state := _read(folder / _STATE)):
+            return Planned({}, state["calibrated"], None)
+        planned = self.planner.plan(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / _IDENTITY, run.identity)
+        text = importlib.import_module("yaml").safe_dump(
+            place_in(planned.document, run, folder), sort_keys=False, allow_unicode=True
+        )
+        partial = folder / f"{CONFIG}.part"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, folder / CONFIG)
+        return planned
+
+    def _work(self, folder: Path) -> str | None:
+        with (folder / _LOG).open("ab") as log:
+            start = log.tell()
+            status = self._here(folder) if self.workers == 0 else self._process(folder, log.fileno())
+        if status == 0:
+            return None
+        if self._stopped.is_set():
+            return "interrupted"
+        with (folder / _LOG).open("rb") as log:
+            log.seek(start)
+            lines = [
+                line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()
+            ]
+        last = lines[-1] if lines else ""
+        if status == BUSY:
+            return last
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}; see {folder / _LOG}"
+        return f"{last or 'no message'} (exit status {status}; see {folder / _LOG})"
+
+    def _process(self, folder: Path, log: int) -> int:
+        threads = str(max(1, (os.cpu_count() or 1) // self.workers))
+        environment = {**({} if self.workers == 1 else dict.fromkeys(_THREADS, threads)), **os.environ}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pl_privknn.comparison.worker", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        self._processes.add(process)
+        try:
+            return process.wait()
+        finally:
+            self._processes.discard(process)
+
+    def _here(self, folder: Path) -> int:
+        with (
+            (folder / _LOG).open("a", encoding="utf-8") as log,
+            contextlib.redirect_stdout(log),
+            contextlib.redirect_stderr(log),
+        ):
+            try:
+                return work(folder)
+            except SystemExit as stopped:
+                return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+            except Exception:
+                traceback.print_exc()
+                return 1
+
+    def _stop(self) -> None:
+        """End what runs; each run has its checkpoint and its ledger, and continues next time."""
+        self._stopped.set()
+        for process in list(self._processes):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        limit = time.monotonic() + _GRACE
+        for process in list(self._processes):
+            try:
+                process.wait(max(0.1, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found

@@ -1,0 +1,204 @@
+"""A private linear model as a teacher: trained once a round by noisy SGD, its answers are free."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_finite, check_int, check_non_negative, check_open_unit, check_positive
+from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.noisy_steps import (
+    PaidSteps,
+    clip_factors,
+    noise_for_steps,
+    poisson_sample,
+    quiet_lr,
+    step_mechanism,
+)
+
+
+class NoisySGDTeacher(Labeler):
+    """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
+
+    A round costs its training, however many queries it answers: answers are a function of released weights.
+    Features are centred, rotated and scaled by what the round's queries, which are public, say of them (see
+    :class:`~pl_privknn.features.whitening.PublicWhitening`); so ask many, best ``selection="all"``. All queries
+    of a round are asked together, since a second call would have to train, and pay, again.
+
+    The gradient of one example in a softmax regression is an outer product, so its norm is known in closed form
+    and the clipped sum is one matrix product. That is some 10 times faster than hooks that write every
+    example's gradient into memory, and the result is the same (a test compares the two).
+    :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD` trains any network, by Opacus' hooks.
+
+    Args:
+        sampling_rate: Poisson rate at which each record takes part in a step.
+        batch_size: what the noisy sum of gradients is divided by: a public constant, about ``sampling_rate``
+            times the number of records. It scales the learning rate and nothing else.
+        steps: noisy steps of one round.
+        target_epsilon: find the least noise with which ``rounds`` rounds cost at most this at ``delta``. Give it
+            or ``noise_multiplier``.
+        noise_multiplier: noise over ``clip_norm``.
+        delta: δ of ``target_epsilon``.
+        rounds: number of rounds that ``target_epsilon`` is for.
+        clip_norm: L2 bound of each record's gradient.
+        lr: peak learning rate; falls to 0 along half a cosine.
+        noise_limit: lower the rate where there is more noise than this, see
+            :func:`~pl_privknn.privacy.noisy_steps.quiet_lr`; None never lowers it.
+        momentum: of SGD.
+        components: keep this many principal directions of the queries (fewer where there are fewer queries);
+            None keeps the features and only centres them.
+        whitening: divide each direction by its standard deviation to this power.
+        soft: release class probabilities too.
+        steps_per_charge: steps paid by one row of the ledger.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+
+    Raises:
+        ValueError: for arguments out of range, or unless exactly one of ``target_epsilon`` and
+            ``noise_multiplier`` is given.
+    """
+
+    asks_in_batches = False
+
+    def __init__(
+        self,
+        sampling_rate: float = 0.1,
+        batch_size: int = 6000,
+        steps: int = 200,
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float = 1e-5,
+        rounds: int = 1,
+        clip_norm: float = 0.25,
+        lr: float = 32.0,
+        noise_limit: float | None = 0.024,
+        momentum: float = 0.9,
+        components: int | None = 200,
+        whitening: float = 0.5,
+        soft: bool = False,
+        steps_per_charge: int = 50,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(noise_source)
+        if (target_epsilon is None) == (noise_multiplier is None):
+            raise ValueError(
+                f"target_epsilon={target_epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of "
+                "them"
+            )
+        self.batch_size = check_int("batch_size", batch_size)
+        self.steps = check_int("steps", steps)
+        self.rounds = check_int("rounds", rounds)
+        self.target_epsilon = target_epsilon
+        if noise_multiplier is None:
+            noise_multiplier = noise_for_steps(
+                check_positive("target_epsilon", target_epsilon),
+                check_open_unit("delta", delta),
+                sampling_rate,
+                self.steps * self.rounds,
+            )
+        #: The release of one step; draws its noise as well.
+        self.mechanism: Gaussian = step_mechanism(noise_multiplier, clip_norm, sampling_rate)
+        #: Peak learning rate after ``noise_limit``.
+        self.lr = quiet_lr(
+            check_positive("lr", lr), noise_limit, noise_multiplier, self.steps, self.batch_size
+        )
+        if not 0 <= check_finite("momentum", momentum) < 1:
+            raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
+        self.momentum = momentum
+        self.components = None if components is None else check_int("components", components)
+        self.whitening = check_non_negative("whitening", whitening)
+        self.soft = soft
+        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        self._table: tuple[Tensor, Tensor, int] | None = None
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table; see :meth:`Labeler.fit`. Training waits for the queries."""
+        check_table(features, labels, num_classes)
+        self._table = (features, labels, num_classes)
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """All steps of all rounds; see :meth:`Labeler.plan`.
+
+        Raises:
+            ValueError: if there are more rounds than ``target_epsilon`` was stated for.
+        """
+        if self.target_epsilon is not None and rounds > self.rounds:
+            raise ValueError(
+                f"rounds={self.rounds} of NoisySGDTeacher: target_epsilon was stated for so many, the run has "
+                f"{rounds}; set the teacher's rounds to that"
+            )
+        return [Charge(self.mechanism, self.steps * rounds)]
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Train, paying for the steps, and answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        if self._table is None:
+            raise RuntimeError(
+                "NoisySGDTeacher.label needs the private table: call fit(features, labels) first"
+            )
+        released = torch.full((len(queries),), -1, dtype=torch.int64)
+        if len(queries) == 0:
+            return Release(released)
+        features, labels, num_classes = self._table
+        components = None
+        if self.components is not None:
+            components = min(self.components, queries.shape[1], len(queries))
+        change = PublicWhitening(queries.shape[1], components, self.whitening).fit(queries)
+        vectors = torch.cat([change(part) for part in features.split(4096)])
+        weights = self._train(vectors, labels, num_classes, ledger)
+        scores = _with_ones(change(queries)).double() @ weights.T
+        answered = torch.arange(len(queries))[:max_answers]
+        released[answered] = scores[answered].argmax(dim=1)
+        return Release(released, scores.softmax(dim=1).float() if self.soft else None)
+
+    def _train(self, vectors: Tensor, labels: Tensor, num_classes: int, ledger: ChargesLedger) -> Tensor:
+        """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
+        steps = PaidSteps(ledger, self.mechanism, self.steps, self.steps_per_charge)
+        weights = torch.zeros(num_classes, vectors.shape[1] + 1, dtype=torch.float64)
+        velocity = torch.zeros_like(weights)
+        while steps.left:
+            coins = self.noise_source.stream("batch", steps.row, steps.left)
+            drawn = poisson_sample(len(vectors), self.mechanism.sampling_rate, coins)
+            total = clipped_softmax_gradients(
+                weights.float(), vectors[drawn], labels[drawn], self.mechanism.l2_sensitivity
+            )
+            share = 1 - steps.left / self.steps
+            noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
+            velocity = self.momentum * velocity + noisy / self.batch_size
+            weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
+        return weights
+
+
+def clipped_softmax_gradients(weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float) -> Tensor:
+    """Sum of the clipped per-example gradients of the cross-entropy of a softmax regression.
+
+    Args:
+        weights: float32 ``(c, d + 1)``, the bias last.
+        vectors: float32 ``(b, d)``; ``b`` may be 0.
+        labels: int64 ``(b,)``.
+        clip_norm: L2 bound of each example's gradient.
+
+    Returns:
+        ``(c, d + 1)``.
+    """
+    inputs = _with_ones(vectors)
+    errors = (inputs @ weights.T).softmax(dim=1)
+    errors[torch.arange(len(labels)), labels] -= 1
+    # The gradient is errors ⊗ inputs, and the norm of an outer product is the product of the norms.
+    norms = errors.norm(dim=1) * inputs.norm(dim=1)
+    broken = ~torch.isfinite(norms)
+    if bool(broken.any()):
+        errors, inputs = errors[~broken], inputs[~broken]
+        norms = norms[~broken]
+    return (errors * clip_factors(norms, clip_norm)[:, None]).T @ inputs
+
+
+def _with_ones(vectors: Tensor) -> Tensor:
+    return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)

@@ -1,0 +1,167 @@
+"""Noisy SGD without the training: what its steps cost, draw and release."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_int, check_positive, check_rate
+from pl_privknn.privacy.calibration import Parameter, calibrate
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import Mechanism
+from pl_privknn.privacy.noise import NoiseSource
+
+# A hair below 1: rounding of a float32 norm must not let a clipped gradient be longer than the bound.
+_INSIDE = 1.0 - 1e-5
+
+
+class Pays(Protocol):
+    """What is needed of a ledger."""
+
+    def charge(self, mechanism: Mechanism, count: int = 1) -> int:
+        """Record ``count`` releases durably and return the row's position."""
+        ...
+
+
+def step_mechanism(noise_multiplier: float, clip_norm: float, sampling_rate: float) -> Gaussian:
+    """The release of one step: a sum of clipped gradients over a Poisson batch, plus Gaussian noise.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over ``clip_norm``.
+        clip_norm: L2 norm ``C`` to which each example's gradient is clipped, the sensitivity of the sum.
+        sampling_rate: rate at which every record takes part in a step, independently of all others.
+    """
+    multiplier = check_positive("noise_multiplier", noise_multiplier)
+    norm = check_positive("clip_norm", clip_norm)
+    return Gaussian(multiplier * norm, norm, check_rate("sampling_rate", sampling_rate))
+
+
+def noise_for_steps(target_epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+    """The least noise multiplier with which ``steps`` steps cost at most ``target_epsilon``.
+
+    Raises:
+        ValueError: for arguments out of range; :class:`~pl_privknn.privacy.calibration.CalibrationError`
+            where the target can't be met.
+    """
+    rate, count = check_rate("sampling_rate", sampling_rate), check_int("steps", steps)
+    parameter = Parameter("noise_multiplier", start=max(0.5, 20 * rate), low=1e-2, high=1e6, rising=False)
+    return calibrate(
+        lambda multiplier: [Charge(step_mechanism(multiplier, 1.0, rate), count)],
+        parameter,
+        epsilon=target_epsilon,
+        delta=delta,
+        exact=False,
+    ).value
+
+
+def steps_within(
+    mechanism: Gaussian, most: int, epsilon: float, delta: float, others: list[Charge] | None = None
+) -> int:
+    """How many steps, ``most`` at most, stay within ``epsilon`` together with what others were granted.
+
+    Raises:
+        ValueError: as :func:`noise_for_steps`; not even one step may fit.
+    """
+    granted = others or []
+    parameter = Parameter("steps", start=most, low=1, high=check_int("most", most), rising=True, whole=True)
+    found = calibrate(
+        lambda steps: [*granted, Charge(mechanism, int(steps))],
+        parameter,
+        epsilon=epsilon,
+        delta=delta,
+        exact=False,
+    )
+    return int(found.value)
+
+
+def quiet_lr(
+    lr: float, noise_limit: float | None, noise_multiplier: float, steps: int, batch_size: float
+) -> float:
+    """Lower a learning rate where a training is noisy, by public numbers alone.
+
+    ν = noise_multiplier · √steps / batch_size is the noise that all steps together add, per weight, in units of
+    the clipping norm. The rate is multiplied by min(1, noise_limit / ν), so that one setting serves for many ε;
+    to tune the rate for each ε on private records would cost privacy.
+
+    Args:
+        lr: learning rate for little noise.
+        noise_limit: ν from which on it is lowered; None never lowers it.
+        noise_multiplier: noise over the clipping norm.
+        steps: number of steps.
+        batch_size: what the noisy sums are divided by.
+    """
+    if noise_limit is None:
+        return lr
+    noise = noise_multiplier * math.sqrt(steps) / batch_size
+    return lr * min(1.0, check_positive("noise_limit", noise_limit) / noise)
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """Factors in [0, 1] that bring each example's gradient within ``clip_norm``.
+
+    A gradient that is not finite gets the factor 0, because one record must not be able to spoil a release.
+    Its values have to be put to 0 as well: 0 · NaN is NaN.
+
+    Args:
+        norms: L2 norms over all parameters, shape ``(b,)``.
+        clip_norm: the bound.
+    """
+    factors = (clip_norm * _INSIDE / norms).clamp(max=1.0)
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+
+
+def poisson_sample(count: int, sampling_rate: float, noise: NoiseSource) -> Tensor:
+    """Positions of a Poisson sample, int64, ascending; possibly none.
+
+    Each of ``count`` records is in it with probability ``sampling_rate``, once at most, independently of all
+    others. A sample of fixed size, or one drawn with replacement, would not have the stated guarantee. Which
+    records were drawn, and how many, is private: amplification holds because nobody knows.
+    """
+    return torch.nonzero(noise.bernoulli((count,), sampling_rate)).flatten()
+
+
+class PaidSteps:
+    """Counts out steps that were paid for: a ledger row for every few of them, written before their noise.
+
+    Args:
+        ledger: pays.
+        mechanism: the release of one step, which also draws it.
+        steps: how many steps there may be.
+        steps_per_charge: how many are paid together. A crash wastes at most this many.
+    """
+
+    def __init__(self, ledger: Pays, mechanism: Gaussian, steps: int, steps_per_charge: int) -> None:
+        self.mechanism = mechanism
+        self.left = check_int("steps", steps, 0)
+        self._ledger = ledger
+        self._together = check_int("steps_per_charge", steps_per_charge)
+        self._paid = 0
+        #: Position of the last row paid; 0 before the first.
+        self.row = 0
+
+    def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:
+        """Pay for a step, where that was not done yet, then add its noise.
+
+        Args:
+            gradients: sum of clipped gradients, shape ``(parameters,)``, all zero for an empty batch.
+            noise: source of the noise; each step draws from a stream of its own.
+
+        Returns:
+            float64, shape ``(parameters,)``.
+
+        Raises:
+            BudgetExceeded: from the ledger; nothing was drawn.
+            RuntimeError: if no step is left.
+        """
+        if self.left <= 0:
+            raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
+        if self._paid == 0:
+            count = min(self._together, self.left)
+            self.row = self._ledger.charge(self.mechanism, count)
+            self._paid = count
+        self._paid -= 1
+        self.left -= 1
+        return self.mechanism.add_noise(gradients, noise.stream("step", self.row, self._paid))

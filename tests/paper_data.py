@@ -1,0 +1,168 @@
+"""Small data sets in the on-disk formats of the papers' ones."""
+
+import pickle
+import pickletools
+import struct
+
+import numpy as np
+from PIL import Image
+from scipy.io import savemat
+
+from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
+from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
+
+MARKET_FIELDS = [
+    "age", "backpack", "bag", "handbag", "downblack", "downblue", "downbrown", "downgray", "downgreen", "downpink",
+    "downpurple", "downwhite", "downyellow", "upblack", "upblue", "upgreen", "upgray", "uppurple", "upred", "upwhite",
+    "upyellow", "clothes", "down", "up", "hair", "hat", "gender",
+]  # fmt: skip
+
+
+def pictures(rng, labels, size=32):
+    """uint8 ``(n, size, size, 3)``: noise on a colour that tells the label."""
+    colours = np.random.default_rng(9).integers(40, 200, (max(labels) + 1, 1, 1, 3))
+    return (colours[labels] + rng.integers(-40, 41, (len(labels), size, size, 3))).astype(np.uint8)
+
+
+def write_svhn(root, train=60, extra=30, test=50):
+    """``X`` is (32, 32, 3, n), ``y`` is (n, 1) with 10 for the digit 0; compressed, as published."""
+    rng = np.random.default_rng(0)
+    root.mkdir(parents=True, exist_ok=True)
+    contents = {}
+    for part, count in (("train", train), ("extra", extra), ("test", test)):
+        labels = np.arange(count) % 10
+        images = pictures(rng, labels)
+        written = np.where(labels == 0, 10, labels).astype(np.uint8)[:, None]
+        savemat(
+            root / f"{part}_32x32.mat", {"X": images.transpose(1, 2, 3, 0), "y": written}, do_compression=True
+        )
+        contents[part] = (images, labels)
+    return contents
+
+
+def python2_pickle(content):
+    """A pickle as Python 2 wrote it: byte strings where Python 3 has text or bytes, and numpy's old module."""
+    data = pickle.dumps(content, protocol=3).replace(
+        b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"
+    )
+    starts = [(position, opcode.name, value) for opcode, value, position in pickletools.genops(data)]
+    ends = [position for position, _, _ in starts[1:]] + [len(data)]
+    written = b""
+    for (start, name, value), end in zip(starts, ends, strict=True):
+        if name in ("BINUNICODE", "SHORT_BINBYTES", "BINBYTES"):
+            raw = value.encode() if isinstance(value, str) else value
+            written += b"T" + struct.pack("<i", len(raw)) + raw
+        else:
+            written += b"\x80\x02" if name == "PROTO" else data[start:end]
+    return written
+
+
+def write_cifar10(root, each=12, test=20):
+    """Five batches and a test batch, rows of 3 × 1024 values, red first."""
+    rng = np.random.default_rng(1)
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {}
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        count = test if name == "test_batch" else each
+        labels = [int(label) for label in rng.permutation(count) % 10]
+        images = pictures(rng, labels)
+        rows = images.transpose(0, 3, 1, 2).reshape(count, -1)
+        entry = {"batch_label": name, "labels": labels, "data": rows, "filenames": ["x.png"] * count}
+        (folder / name).write_bytes(python2_pickle(entry))
+        contents[name] = (images, np.array(labels))
+    return contents
+
+
+def write_cifar100(root, train=200, test=120):
+    """``train`` and ``test`` with fine and coarse labels."""
+    rng = np.random.default_rng(2)
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", train), ("test", test)):
+        labels = [number % 100 for number in range(count)]
+        rows = pictures(rng, labels).transpose(0, 3, 1, 2).reshape(count, -1)
+        entry = {"fine_labels": labels, "coarse_labels": [label // 5 for label in labels], "data": rows}
+        (folder / name).write_bytes(python2_pickle(entry))
+
+
+def write_celeba(root, train=40, valid=8, test=30, people=10):
+    """Lists as published (two header lines, padded columns) and images of 178×218."""
+    rng = np.random.default_rng(3)
+    folder = root / "celeba"
+    (folder / "img_align_celeba").mkdir(parents=True, exist_ok=True)
+    count = train + valid + test
+    names = [f"{number:06d}.jpg" for number in range(1, count + 1)]
+    values = rng.integers(0, 2, (count, 40))
+    for name, colour in zip(names, rng.integers(0, 256, (count, 3), dtype=np.uint8), strict=True):
+        picture = np.broadcast_to(colour, (218, 178, 3)) // 2 + rng.integers(0, 100, (218, 178, 1), np.uint8)
+        Image.fromarray(picture.astype(np.uint8)).save(folder / "img_align_celeba" / name)
+    lines = [str(count), " ".join(CELEBA_ATTRIBUTES) + " "]
+    lines += [
+        f"{name} " + " ".join(f"{2 * v - 1:2d}" for v in row) for name, row in zip(names, values, strict=True)
+    ]
+    (folder / "list_attr_celeba.txt").write_text("\n".join(lines) + "\n")
+    partitions = [0] * train + [1] * valid + [2] * test
+    (folder / "list_eval_partition.txt").write_text(
+        "".join(f"{n} {p}\n" for n, p in zip(names, partitions, strict=True))
+    )
+    (folder / "identity_CelebA.txt").write_text(
+        "".join(f"{name} {1000 + row % people}\n" for row, name in enumerate(names))
+    )
+    return names, values
+
+
+def write_market(root, people=12, tested=6, each=4):
+    """Folders of 64×128 images, and the nested structure of market_attribute.mat (persons on the images alone)."""
+    rng = np.random.default_rng(4)
+    folder = root / "Market-1501-v15.09.15"
+    ids = {"train": [2 + 5 * i for i in range(people)], "test": [1 + 5 * i for i in range(tested)]}
+    structure, attributes = {}, {}
+    for part, persons in ids.items():
+        (folder / f"bounding_box_{part}").mkdir(parents=True, exist_ok=True)
+        names = [f"{person:04d}" for person in persons]
+        if part == "test":
+            names += ["0000", "-1"]  # detections of nobody
+        for name in names:
+            for box in range(each):
+                file = (
+                    folder / f"bounding_box_{part}" / f"{name}_c{box % 6 + 1}s1_{451 + box:06d}_{box:02d}.jpg"
+                )
+                Image.fromarray(rng.integers(0, 256, (128, 64, 3), dtype=np.uint8)).save(file)
+        fields = {field: rng.integers(1, 3, (1, len(persons)), dtype=np.uint8) for field in MARKET_FIELDS}
+        fields["age"] = rng.integers(1, 5, (1, len(persons)), dtype=np.uint8)
+        attributes[part] = {
+            person: [int(fields[field][0, i] == value) for field, value in MARKET_ATTRIBUTES.values()]
+            for i, person in enumerate(persons)
+        }
+        index = np.empty((1, len(persons)), dtype=object)
+        index[0] = [f"{person:04d}" for person in persons]
+        structure[part] = {**fields, "image_index": index}
+    (folder / "attribute").mkdir(exist_ok=True)
+    savemat(folder / "attribute" / "market_attribute.mat", {"market_attribute": structure})
+    (folder / "bounding_box_test" / "Thumbs.db").write_bytes(b"x")
+    return attributes
+
+
+def write_mnist(root, train=80, test=60):
+    """IDX files."""
+    rng = np.random.default_rng(5)
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", train), ("t10k", test)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = pictures(rng, labels, 28)[..., 0]
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(header + array.tobytes())
+
+
+def write_embeddings(folder, num_classes, dimension=16, private=80, public=60, test=20):
+    """One ``.npy`` file for each argument of EmbeddingsDataModule."""
+    rng = np.random.default_rng(6)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("private", private), ("public", public), ("test", test)):
+        labels = np.arange(count) % num_classes
+        vectors = np.eye(dimension)[labels] + 0.1 * rng.normal(size=(count, dimension))
+        np.save(folder / f"{part}_embeddings.npy", vectors.astype(np.float32))
+        np.save(folder / f"{part}_{'truth' if part == 'public' else 'labels'}.npy", labels)
