@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, nargs="+", default=[50_000, 500_000])
     parser.add_argument("--dimension", type=int, default=768)
     parser.add_argument("--neighbors", type=int, default=500, help="records of each group")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1024, 1], help="queries at once")
+    parser.add_argument("--batches", type=int, nargs="+", default=[512, 1], help="queries at once")
     parser.add_argument("--tables", type=int, default=30, help="hash tables")
     parser.add_argument("--bits", type=int, default=12, help="bits of each")
     parser.add_argument("--repeat", type=int, default=9)

@@ -67,7 +67,7 @@ def conversion_table() -> list[str]:
             cells = [f"{rows[(*case, method, 'gdp')]['in_hindsight']['mean']:.4f}"]
             for conversion in CONVERSION_NAMES:
                 found = rows[(*case, method, conversion)]["in_hindsight"]
-                cells.append(f"{100 * found['gdp_gain']:+.2f} ± {100 * found['gdp_gain_error']:.2f}")
+                cells.append(f"{100 * found['gdp_gain']:+.3f} ± {100 * found['gdp_gain_error']:.3f}")
             start = f"| {FEATURES[case[0]]} | {case[1]:,} | {case[2]:g} | {name} | "
             lines.append(start + " | ".join(cells) + " |")
     return lines

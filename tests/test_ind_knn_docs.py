@@ -49,13 +49,17 @@ def test_claims_of_the_page_hold_in_the_results(benchmark):
         rival = rows[(*case, "private_knn", "smaller of rdp and pld")]
         ours = rows[(*case, "density", "gdp")]
         assert len(ours["accuracies"]) == len(rival["accuracies"]) == 3
-        assert ours["mean"] > rival["mean"]
+        # On each of the three sets of queries, not only in the mean.
+        assert all(a > b for a, b in zip(ours["accuracies"], rival["accuracies"], strict=True))
         for method in ("density", "fixed"):
             for conversion in ("rdp", "rdp_classic"):
-                assert rows[(*case, method, conversion)]["in_hindsight"]["gdp_gain"] > 0
+                found = rows[(*case, method, conversion)]["in_hindsight"]
+                assert found["gdp_gain"] > 2 * found["gdp_gain_error"]
     speed = report.read("ind_knn_speed")["rows"]
     assert all(row["exact_ratio"] < 1.5 for row in speed if row["records"] == 50_000)
-    assert all(row["hashing_ms"] < row["exact_ms"] for row in speed if row["records"] == 500_000)
+    shares = {(row["records"], row["batch"]): row["hashing_ratio"] for row in speed}
+    for batch in (512, 1):
+        assert shares[500_000, batch] < shares[50_000, batch] < 1
 
 
 def test_the_simulated_stream_is_the_labelers(benchmark):

@@ -15,6 +15,8 @@ from pl_privknn.labelers.reverse_knn_local import (
     make_randomizer,
     true_counts,
 )
+from pl_privknn.privacy.audit import audit
+from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 
 
@@ -163,3 +165,37 @@ def test_bad_arguments_are_named():
         make_randomizer("sketch", 1.0, Table(2, 2))
     with pytest.raises(ValueError, match="epsilon=0"):
         make_randomizer("collision", 0, Table(2, 2))
+
+
+def likelihood_scores(drawn):
+    """An experiment: messages of one of two records that share nothing, scored by their log-likelihood ratio."""
+
+    def experiment(present, trials, noise):
+        cell = torch.full((trials, 1), 0 if present else 1)
+        messages = drawn.randomize(cell, cell, noise)
+        if hasattr(drawn, "bloom"):
+            hits = drawn.bloom.hits_of(messages, 4)
+            return (hits[:, 0].double() - hits[:, 3].double()).numpy()
+        return (messages[:, 0] - messages[:, 3]).double().numpy()
+
+    return experiment
+
+
+@pytest.mark.parametrize("name", ["randomized_response", "collision"])
+def test_messages_pass_the_empirical_audit_and_half_the_noise_does_not(name):
+    table = Table(2, 2)
+    honest, careless = make_randomizer(name, 1.0, table), make_randomizer(name, 2.0, table)
+    claim = [Charge(honest.mechanism)]
+    for drawn, violated in ((honest, False), (careless, True)):
+        result = audit(
+            claim,
+            likelihood_scores(drawn),
+            delta=1e-5,
+            trials=40_000,
+            adjacency="replace_one",
+            noise=SeededNoise(5),
+        )
+        # Each verdict errs with probability 0.001 at most.
+        assert result.violated == violated
+        if not violated:
+            assert result.empirical > 0.7
