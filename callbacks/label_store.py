@@ -183,10 +183,11 @@ class LabelStore:
                 [(labels[i], soft[i], round_index, position) for i, position in enumerate(positions)],
             )
             if release.scores is not None and release.score_deviation is not None:
+                known = torch.isfinite(release.scores).all(dim=1).tolist()
                 scores = [json.dumps(row.tolist()) for row in release.scores.double()]
                 self._db.executemany(
                     "INSERT INTO scores VALUES (?, ?, ?)",
-                    [(round_index, position, scores[i]) for i, position in enumerate(positions)],
+                    [(round_index, position, scores[i]) for i, position in enumerate(positions) if known[i]],
                 )
                 self.set_meta(f"deviation {round_index}", release.score_deviation)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_positive, check_switch
-from pl_privknn.labelers.base import ChargesLedger
+from pl_privknn.labelers.base import ChargesLedger, Release
 from pl_privknn.labelers.private_knn import Screening
-from pl_privknn.labelers.voting import complete_noise, noisy_argmax, secure_noise
+from pl_privknn.labelers.voting import answer_votes, check_releases_counts, complete_noise, secure_noise
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism, NoisyScreening
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -36,12 +36,21 @@ class Aggregator:
             the sensitivity is filled in.
         screening: threshold and noise of the screening, or None to answer every query.
         secure: draw all noise exactly, in integers; see :func:`~pl_privknn.labelers.voting.secure_noise`.
+        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
+            answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
+            alone, are then not to be had.
 
     Raises:
         ValueError: if ``noise`` can't be added to votes, or states another sensitivity.
     """
 
-    def __init__(self, noise: Mechanism, screening: Screening | None = None, secure: bool = False) -> None:
+    def __init__(
+        self,
+        noise: Mechanism,
+        screening: Screening | None = None,
+        secure: bool = False,
+        release_counts: bool = False,
+    ) -> None:
         self.secure = check_switch("secure", secure)
         self.noise = complete_noise(
             secure_noise(noise) if secure else noise,
@@ -51,6 +60,9 @@ class Aggregator:
             votes="swap",
         )
         self.screening = screening
+        self.release_counts = check_switch("release_counts", release_counts)
+        if release_counts:
+            check_releases_counts(self.noise)
 
     def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
         """What screens ``num_teachers`` votes for ``num_classes`` classes.
@@ -85,7 +97,7 @@ class Aggregator:
         noise_source: NoiseSource,
         max_answers: int | None,
         bill: Bill,
-    ) -> Tensor:
+    ) -> Release:
         """Screen and answer, paying before each draw.
 
         Args:
@@ -97,11 +109,10 @@ class Aggregator:
             bill: see :data:`Bill`.
 
         Returns:
-            int64, shape ``(m,)``; -1 where refused.
+            Labels, -1 where refused, and counts where they are released.
         """
-        released = torch.full((len(votes),), -1, dtype=torch.int64)
         if len(votes) == 0:
-            return released
+            return Release(torch.empty(0, dtype=torch.int64))
         screening = self.screening_mechanism(num_teachers, votes.shape[1])
         passed = torch.ones(len(votes), dtype=torch.bool)
         if screening is not None:
@@ -110,11 +121,13 @@ class Aggregator:
             largest = votes.max(dim=1).values.clamp_min(floor)
             passed = screening.passes(largest, noise_source.stream("screening", row))
         answered = torch.nonzero(passed).flatten()[:max_answers]
-        if len(answered):
-            row = ledger.charge(bill(self.noise), len(answered))
-            noise = noise_source.stream("aggregation", row)
-            released[answered] = noisy_argmax(self.noise, votes[answered], noise)
-        return released
+        if not len(answered):
+            return Release(torch.full((len(votes),), -1, dtype=torch.int64))
+        row = ledger.charge(bill(self.noise), len(answered))
+        noise = noise_source.stream("aggregation", row)
+        chosen = torch.zeros(len(votes), dtype=torch.bool)
+        chosen[answered] = True
+        return answer_votes(self.noise, votes[answered], chosen, noise, self.release_counts)
 
 
 class LNMAX(Aggregator):
@@ -123,10 +136,13 @@ class LNMAX(Aggregator):
     Args:
         scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
         secure: see :class:`Aggregator`.
+        release_counts: see :class:`Aggregator`.
     """
 
-    def __init__(self, scale: float, secure: bool = False) -> None:
-        super().__init__(Laplace(scale=check_positive("scale", scale)), secure=secure)
+    def __init__(self, scale: float, secure: bool = False, release_counts: bool = False) -> None:
+        super().__init__(
+            Laplace(scale=check_positive("scale", scale)), secure=secure, release_counts=release_counts
+        )
 
 
 class GNMAX(Aggregator):
@@ -135,10 +151,13 @@ class GNMAX(Aggregator):
     Args:
         sigma: standard deviation of the noise, in votes.
         secure: see :class:`Aggregator`.
+        release_counts: see :class:`Aggregator`.
     """
 
-    def __init__(self, sigma: float, secure: bool = False) -> None:
-        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), secure=secure)
+    def __init__(self, sigma: float, secure: bool = False, release_counts: bool = False) -> None:
+        super().__init__(
+            Gaussian(sigma=check_positive("sigma", sigma)), secure=secure, release_counts=release_counts
+        )
 
 
 class ConfidentGNMAX(Aggregator):
@@ -149,11 +168,20 @@ class ConfidentGNMAX(Aggregator):
         screening_sigma: σ1, standard deviation of the screening's noise.
         sigma: σ2, standard deviation of the noise on the counts.
         secure: see :class:`Aggregator`.
+        release_counts: see :class:`Aggregator`.
     """
 
-    def __init__(self, threshold: float, screening_sigma: float, sigma: float, secure: bool = False) -> None:
+    def __init__(
+        self,
+        threshold: float,
+        screening_sigma: float,
+        sigma: float,
+        secure: bool = False,
+        release_counts: bool = False,
+    ) -> None:
         super().__init__(
             Gaussian(sigma=check_positive("sigma", sigma)),
             Screening(threshold, check_positive("screening_sigma", screening_sigma)),
             secure,
+            release_counts,
         )

@@ -31,7 +31,8 @@ class Release:
             ``(m, a)``: attributes 0 or 1, whole rows of -1 where refused.
         soft: optional float32, shape ``(m, c)``; rows of answered queries sum to one. Of multi-label data
             ``(m, a)``: a probability for each attribute.
-        scores: optional float, shape ``(m, c)``: the noisy counts as they were released, of refused queries too.
+        scores: optional float, shape ``(m, c)``: the noisy counts as they were released, whatever ``labels`` says;
+            rows of NaN for queries whose counts were not.
             What is made of them later, such as a smoothing over neighbouring queries, is free of privacy cost.
         score_deviation: standard deviation of the noise on one score, a public constant.
     """

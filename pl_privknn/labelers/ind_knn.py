@@ -175,6 +175,7 @@ class IndKNN(Labeler):
         check_queries(queries, engine.table.dimension)
         labels = torch.full((len(queries),), -1, dtype=torch.int64)
         soft = torch.full((len(queries), engine.num_classes), 1 / engine.num_classes) if self.soft else None
+        scores = torch.full((len(queries), engine.num_classes), torch.nan, dtype=torch.float64)
         asked = queries[:max_answers]
         if len(asked):
             stream = state.pay_for(ledger)
@@ -184,9 +185,11 @@ class IndKNN(Labeler):
             self._calls += 1
             answers = engine.answer(asked, noise)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
+            # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
+            scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
             if soft is not None:
                 soft[: len(asked)] = probabilities(answers.noisy)
-        return Release(labels, soft)
+        return Release(labels, soft, scores, self.parameters.sigma2)
 
     # ------------------------------------------------------------------ beyond the contract
 

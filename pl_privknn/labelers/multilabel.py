@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn.labelers.base import ChargesLedger, Release
-from pl_privknn.labelers.reverse_knn import noise_deviation
-from pl_privknn.labelers.voting import complete_noise
+from pl_privknn.labelers.voting import complete_noise, noise_deviation
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 

@@ -17,7 +17,7 @@ from pl_privknn.labelers.multilabel import (
     single_vote_norms,
 )
 from pl_privknn.labelers.multilabel_rules import FixedThresholds, denoised
-from pl_privknn.labelers.reverse_knn import noise_deviation
+from pl_privknn.labelers.voting import noise_deviation
 from pl_privknn.neighbors import top_k
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Laplace, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_adjacency

@@ -136,12 +136,12 @@ class PATE(Labeler):
             RuntimeError: before :meth:`fit`.
         """
         votes = self.votes(queries)
-        labels = self.aggregator.release(
+        release = self.aggregator.release(
             votes, self.num_teachers, ledger, self.noise_source, max_answers, self._bill
         )
         self._asked.append(votes)
-        self._answered.append(labels >= 0)
-        return Release(labels)
+        self._answered.append(release.answered)
+        return release
 
     # ------------------------------------------------------------------ for the owner of the data alone
 

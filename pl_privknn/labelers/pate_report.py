@@ -58,9 +58,15 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     which is one more reason why the figure is no guarantee stated beforehand.
 
     Raises:
-        ValueError: for a δ outside (0, 1).
+        ValueError: for a δ outside (0, 1), or teachers whose noisy counts are released: the bounds are of winners
+            alone.
     """
     delta = check_open_unit("delta", delta)
+    if pate.aggregator.release_counts:
+        raise ValueError(
+            "release_counts=True: data-dependent bounds hold where the winner alone is released; set "
+            "release_counts=False for this figure, or use the data-independent epsilon"
+        )
     votes, answered = pate.asked_votes()
     if not len(votes):
         return DataDependentReport(0.0, 0.0, 0.0, 0.0, delta, 0, 0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, check_switch
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.voting import complete_noise, noisy_argmax, secure_noise
+from pl_privknn.labelers.voting import answer_votes, check_releases_counts, complete_noise, secure_noise
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism, NoisyScreening
 from pl_privknn.privacy.noise import NoiseSource
@@ -55,6 +55,8 @@ class PrivateKNN(Labeler):
         noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
             ``Gaussian(sigma)`` as in the paper; ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax``
             (arg-max released by Gumbel noise) where they suit better.
+        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
+            answers can be smoothed over neighbouring queries. For noise that is added to every count.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         secure: draw all noise exactly, in integers (:func:`~pl_privknn.labelers.voting.secure_noise`), so that
             attacks on floating-point noise (Mironov 2012) find nothing.
@@ -71,6 +73,7 @@ class PrivateKNN(Labeler):
         noise: Mechanism | None = None,
         noise_source: NoiseSource | None = None,
         secure: bool = False,
+        release_counts: bool = False,
     ) -> None:
         super().__init__(noise_source)
         self.k = check_int("k", k)
@@ -90,6 +93,9 @@ class PrivateKNN(Labeler):
             l1_sensitivity=KNN_VOTES_L1,
             votes="swap",
         )
+        self.release_counts = check_switch("release_counts", release_counts)
+        if release_counts:
+            check_releases_counts(self.noise)
         self._neighbors: PoissonNeighbors | None = None
         self._screening: NoisyScreening | None = None
 
@@ -125,9 +131,9 @@ class PrivateKNN(Labeler):
         """
         if self._neighbors is None:
             raise RuntimeError("PrivateKNN.label needs the private table: call fit(features, labels) first")
-        released = torch.full((len(queries),), -1, dtype=torch.int64)
+        refused = torch.full((len(queries),), -1, dtype=torch.int64)
         if len(queries) == 0:
-            return Release(released)
+            return Release(refused)
         ranked = self._neighbors.rank(queries)
         passed = torch.ones(len(queries), dtype=torch.bool)
         if self._screening is not None:
@@ -136,12 +142,14 @@ class PrivateKNN(Labeler):
             votes = self._neighbors.votes(ranked, noise.bernoulli)
             passed = self._screening.passes(votes.max(dim=1).values, noise)
         answered = torch.nonzero(passed).flatten()[:max_answers]
-        if len(answered):
-            row = ledger.charge(self.noise, len(answered))
-            noise = self.noise_source.stream("aggregation", row)
-            votes = self._neighbors.votes(ranked[answered], noise.bernoulli)
-            released[answered] = noisy_argmax(self.noise, votes, noise)
-        return Release(released)
+        if not len(answered):
+            return Release(refused)
+        row = ledger.charge(self.noise, len(answered))
+        noise = self.noise_source.stream("aggregation", row)
+        votes = self._neighbors.votes(ranked[answered], noise.bernoulli)
+        chosen = torch.zeros(len(queries), dtype=torch.bool)
+        chosen[answered] = True
+        return answer_votes(self.noise, votes, chosen, noise, self.release_counts)
 
     def _bind(self, num_classes: int) -> NoisyScreening | None:
         if self.screening is None:

@@ -30,7 +30,7 @@ from pl_privknn.labelers.reverse_knn_shuffle import (
     amplified_epsilon,
     calibrated_shares,
 )
-from pl_privknn.labelers.voting import complete_noise, secure_noise
+from pl_privknn.labelers.voting import complete_noise, noise_deviation, secure_noise
 from pl_privknn.neighbors import top_k
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Laplace, Mechanism, NegativeBinomial
@@ -275,17 +275,3 @@ def decide(
     uniform = torch.full_like(positive, 1.0 / positive.shape[1])
     shares = torch.where(total > 0, positive / total.clamp(min=1e-12), uniform).float()
     return Release(labels, shares, released, deviation)
-
-
-def noise_deviation(mechanism: Mechanism) -> float:
-    """Standard deviation of a mechanism's additive noise.
-
-    Raises:
-        ValueError: for a mechanism that has neither ``scale`` nor ``sigma``.
-    """
-    names = {field.name for field in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
-    if "sigma" in names:
-        return float(mechanism.sigma)  # type: ignore[attr-defined]
-    if "scale" in names:
-        return math.sqrt(2.0) * float(mechanism.scale)  # type: ignore[attr-defined]
-    raise ValueError(f"noise={mechanism!r} has neither a scale nor a sigma; use for instance Laplace")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
@@ -92,3 +95,53 @@ def noisy_argmax(mechanism: Mechanism, votes: Tensor, noise: NoiseSource) -> Ten
         return released
     noisy: Tensor = mechanism.add_noise(votes, noise)  # type: ignore[attr-defined]
     return noisy.argmax(dim=1)
+
+
+def check_releases_counts(noise: Mechanism) -> None:
+    """Raise ``ValueError`` unless all noisy counts may be let out at the price of their arg-max.
+
+    They may where noise is added to every count and paid for as such, which is how Gaussian and Laplace noise
+    are charged here. A mechanism that only ever shows the winner has a price for just that.
+    """
+    if not hasattr(noise, "add_noise"):
+        raise ValueError(
+            f"release_counts=True: noise={noise!r} is paid for the winner alone; use Gaussian, Laplace or their "
+            "discrete kinds, or release_counts=False"
+        )
+
+
+def answer_votes(
+    mechanism: Mechanism, votes: Tensor, answered: Tensor, noise: NoiseSource, release_counts: bool
+) -> Release:
+    """Noisy winners of the answered queries, with all of their noisy counts where those are released.
+
+    Args:
+        mechanism: from :func:`complete_noise`; already charged for the answered queries.
+        votes: int64 counts of the answered queries, shape ``(a, c)``.
+        answered: bool, shape ``(m,)``; ``a`` of them are true.
+        noise: protective randomness.
+        release_counts: give the counts too; rows of NaN for refused queries.
+    """
+    labels = torch.full((len(answered),), -1, dtype=torch.int64)
+    if not release_counts:
+        labels[answered] = noisy_argmax(mechanism, votes, noise)
+        return Release(labels)
+    noisy: Tensor = mechanism.add_noise(votes, noise).double()  # type: ignore[attr-defined]
+    labels[answered] = noisy.argmax(dim=1)
+    scores = torch.full((len(answered), votes.shape[1]), torch.nan, dtype=torch.float64)
+    scores[answered] = noisy
+    return Release(labels, scores=scores, score_deviation=noise_deviation(mechanism))
+
+
+def noise_deviation(mechanism: Mechanism) -> float:
+    """Standard deviation of a mechanism's additive noise.
+
+    Raises:
+        ValueError: for a mechanism that has neither ``scale`` nor ``sigma``.
+    """
+    names = {field.name for field in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
+    if "sigma" in names:
+        return float(mechanism.sigma)  # type: ignore[attr-defined]
+    if "scale" in names:
+        return math.sqrt(2.0) * float(mechanism.scale)  # type: ignore[attr-defined]
+    raise ValueError(f"noise={mechanism!r} has neither a scale nor a sigma; use for instance Laplace")

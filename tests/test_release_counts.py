@@ -1,0 +1,173 @@
+"""Noisy counts at the price of the winner alone: same draws, same charges, and what they are good for."""
+
+import math
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.callbacks.selection import ClusterSelection
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.labelers import PATE, IndKNN, PrivateKNN
+from pl_privknn.labelers.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent
+
+
+class ListLedger:
+    def __init__(self):
+        self.rows = []
+
+    def charge(self, mechanism, count=1):
+        self.rows.append((mechanism, count))
+        return len(self.rows) - 1
+
+
+def table(n=400, d=5, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    features = torch.randn(n, d, generator=generator) + 2 * torch.nn.functional.one_hot(labels, d)
+    return features, labels
+
+
+def knn(noise, seed=0, screening=None, **kwargs):
+    labeler = PrivateKNN(
+        k=40, sampling_rate=0.5, noise=noise, screening=screening, noise_source=SeededNoise(seed), **kwargs
+    )
+    labeler.fit(*table(), 3)
+    return labeler
+
+
+@pytest.mark.parametrize("noise", [Gaussian(6.0), DiscreteGaussian(6.0), Laplace(5.0)])
+@pytest.mark.parametrize("screening", [None, Screening(22, 4.0)])
+def test_counts_cost_nothing_and_change_no_answer(noise, screening):
+    queries, _ = table(60, seed=1)
+    silent, open_ = ListLedger(), ListLedger()
+    hidden = knn(noise, screening=screening).label(queries, silent)
+    shown = knn(noise, screening=screening, release_counts=True).label(queries, open_)
+    assert open_.rows == silent.rows
+    assert torch.equal(shown.labels, hidden.labels)
+    assert hidden.scores is None
+    answered = shown.labels >= 0
+    assert bool(answered.all()) == (screening is None)
+    assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
+    # Of a refused query nothing but the refusal is let out.
+    assert bool(torch.isnan(shown.scores[~answered]).all())
+
+
+def test_counts_carry_exactly_the_noise_that_was_paid_for():
+    features, labels = table()
+    queries, _ = table(50, seed=1)
+    votes = torch.stack(
+        [
+            torch.bincount(labels[(features - query).norm(dim=1).argsort()[:40]], minlength=3)
+            for query in queries
+        ]
+    )
+    draws, ledger = [], ListLedger()
+    for seed in range(80):
+        labeler = PrivateKNN(
+            k=40, sampling_rate=1.0, noise=Gaussian(7.0), noise_source=SeededNoise(seed), release_counts=True
+        )
+        labeler.fit(features, labels, 3)
+        release = labeler.label(queries, ledger)
+        draws.append(release.scores - votes)
+    noise = torch.stack(draws)
+    assert release.score_deviation == 7.0
+    # 12,000 draws: the deviation's standard error is 0.65 %, the mean's 0.064; five of either.
+    assert float(noise.std()) == pytest.approx(7.0, rel=0.033)
+    assert abs(float(noise.mean())) < 0.32
+    # One count's noise says nothing of another's: a correlation's standard error is 0.016.
+    pairs = noise.reshape(-1, 3).T
+    assert float((torch.corrcoef(pairs) - torch.eye(3)).abs().max()) < 0.08
+    assert {mechanism.l2_sensitivity for mechanism, _ in ledger.rows} == {math.sqrt(2)}
+
+
+def test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts():
+    for make in (
+        lambda: PrivateKNN(k=10, noise=ExponentialArgmax(0.5), release_counts=True),
+        lambda: Aggregator(ExponentialArgmax(0.5), release_counts=True),
+    ):
+        with pytest.raises(ValueError, match=r"release_counts=True.*Gaussian"):
+            make()
+    with pytest.raises(ValueError, match="release_counts"):
+        PrivateKNN(release_counts="yes")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda shown: GNMAX(2.0, release_counts=shown),
+        lambda shown: LNMAX(2.0, release_counts=shown),
+        lambda shown: ConfidentGNMAX(6, 2.0, 2.0, release_counts=shown),
+    ],
+)
+def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(make):
+    queries, _ = table(40, seed=1)
+    releases = []
+    for shown in (False, True):
+        teacher = PATE(num_teachers=12, aggregator=make(shown), progress=False, noise_source=SeededNoise(3))
+        teacher.fit(*table(), 3)
+        ledger = ListLedger()
+        releases.append((teacher.label(queries, ledger), ledger.rows))
+        if not shown:
+            assert teacher.data_dependent_report(1e-5).epsilon > 0
+        else:
+            with pytest.raises(ValueError, match="winner alone"):
+                teacher.data_dependent_report(1e-5)
+    (hidden, silent), (shown, open_) = releases
+    assert open_ == silent
+    assert torch.equal(shown.labels, hidden.labels)
+    answered = shown.labels >= 0
+    assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
+
+
+def test_individual_budgets_let_their_noisy_votes_out_on_one_scale():
+    queries, _ = table(30, seed=1)
+    teacher = IndKNN(threshold=0.2, sigma2=0.3, epsilon=5.0, num_queries=30, noise_source=SeededNoise(0))
+    teacher.fit(*table(), 3)
+    release = teacher.label(queries, ListLedger(), max_answers=20)
+    assert release.score_deviation == 0.3
+    assert torch.equal(release.scores[:20].argmax(dim=1), release.labels[:20])
+    assert bool(torch.isnan(release.scores[20:]).all())
+
+
+def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.rand(3, 1, 8, 8, generator=generator)
+
+    def draw(n):
+        labels = torch.arange(n) % 3
+        return (centres[labels] + 0.3 * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
+
+    (private, y), (public, truth), (test, z) = draw(300), draw(90), draw(30)
+    data = ArraysDataModule(private, y, public, truth, test, z, num_classes=3, batch_size=16)
+    callback = PrivateLabeler(
+        PrivateKNN(
+            k=40,
+            sampling_rate=0.5,
+            screening=Screening(40, 4.0),
+            noise=Gaussian(8.0),
+            noise_source=SeededNoise(0),
+            release_counts=True,
+        ),
+        epochs_per_round=1,
+        queries_per_round=30,
+        selection=ClusterSelection(components=8, ask="means", spread="kernel"),
+        features=torch.nn.Flatten(),
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[callback],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8), data)
+    counts = callback._run.store.counts()
+    assert 0 < counts["answered"] < 30
+    # Examples of refused clusters follow their neighbours' counts.
+    assert bool((data.public.labels >= 0).all())
+    assert callback.metrics["labels/accuracy"] > 0.9
