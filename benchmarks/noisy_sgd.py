@@ -4,7 +4,7 @@
 
 Both train the same network from the same weights on the same 60,000 records with the same rate (Opacus': one over the
 number of batches), noise, clipping norm, optimizer and physical batch size. Opacus' loop is the one of its tutorial:
-``PrivacyEngine.make_private`` with Poisson sampling, ``BatchMemoryManager`` for physical batches. Runs take turns within
+``PrivacyEngine.make_private`` with Poisson sampling, ``BatchMemoryManager`` for physical batches. Runs take turns in
 one process; seconds cover the training alone, from the first batch to the last. Coins and noise come from torch's
 generator there and from a seeded source here, so accuracies differ as those of two seeds do.
 """

@@ -1,0 +1,154 @@
+"""Students on Fashion-MNIST: what unlabelled images add to 1,000 labels, and what helps against wrong labels.
+
+    python benchmarks/students.py [--parts unlabeled noise] [--seeds 0 1 2] [--output FILE]
+
+* ``unlabeled``: 1,000 public images (drawn by the seed) have their true labels, the other 4,000 none. All students
+  have the same network, optimizer, schedule, moving average, batches of labels and views of labelled images; the
+  supervised one is the measure.
+* ``noise``: all 5,000 public images have the labels of one reverse-kNN release at ε = 0.1, about one in six of them
+  wrong, and more of them in some classes than in others; the supervised student with each way to deal with that.
+
+Test accuracy of the last epoch on 5,000 images, kept seed by seed; a run that the output file holds is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from reverse_knn import FreeOfCharge
+from rich.console import Console
+from torch import Tensor
+
+from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
+from pl_privknn.callbacks.spreading import label_by_spread
+from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.features import HOG
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import FixMatchStudent, Student, SupervisedStudent, UDAStudent, VATStudent
+
+LABELS = 1000
+SHARED: dict[str, Any] = {"network": "small_cnn", "ema_decay": 0.99, "augment": "weak", "flip": True}
+UNLABELED: dict[str, tuple[type[Student], dict[str, Any]]] = {
+    "supervised": (SupervisedStudent, {}),
+    "VAT": (VATStudent, {}),
+    "UDA": (UDAStudent, {}),
+    "FixMatch": (FixMatchStudent, {}),
+}
+NOISE: dict[str, dict[str, Any]] = {
+    "hard labels": {},
+    "soft labels": {},
+    "hard, label smoothing 0.2": {"label_smoothing": 0.2},
+    "hard, generalised cross-entropy, q 0.7": {"label_robustness": 0.7},
+    "hard, confidence weighting 1": {"confidence_weighting": 1.0},
+    "soft, confidence weighting 1": {"confidence_weighting": 1.0},
+}
+console = Console(stderr=True)
+
+
+def main() -> None:
+    """Run what is missing, keep it, print the table."""
+    options = _options()
+    torch.set_num_threads(options.threads)
+    found: dict[str, Any] = (
+        json.loads(options.output.read_text()) if options.output and options.output.exists() else {}
+    )
+    for part in options.parts:
+        for name in UNLABELED if part == "unlabeled" else NOISE:
+            row = found.setdefault(part, {}).setdefault(name, {"accuracies": {}})
+            for seed in options.seeds:
+                if str(seed) in row["accuracies"]:
+                    continue
+                run = unlabeled if part == "unlabeled" else noise
+                row["accuracies"][str(seed)] = round(run(name, seed, options), 4)
+                console.print(part, name, seed, row["accuracies"][str(seed)])
+                accuracies = list(row["accuracies"].values())
+                row["accuracy"] = round(statistics.mean(accuracies), 4)
+                row["deviation"] = round(statistics.stdev(accuracies), 4) if len(accuracies) > 1 else None
+                if options.output:
+                    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def unlabeled(name: str, seed: int, options: argparse.Namespace) -> float:
+    """Test accuracy with 1,000 true labels, and unlabelled images for those who can use them."""
+    data = _data(options, batch_size=32, unlabeled_batch_size=64)
+    chosen = torch.randperm(len(data.public), generator=torch.Generator().manual_seed(seed))[:LABELS]
+    assert data.public.truth is not None
+    data.public.set_labels(chosen, data.public.truth[chosen])
+    kind, settings = UNLABELED[name]
+    return _train(kind(**SHARED, **settings), data, seed, options.epochs)
+
+
+def noise(name: str, seed: int, options: argparse.Namespace) -> float:
+    """Test accuracy on labels of a private teacher."""
+    data = _data(options, batch_size=64, unlabeled_batch_size=64)
+    labels, soft = _released(data, seed, options)
+    everything = torch.arange(len(data.public))
+    data.public.set_labels(everything, labels, soft if name.startswith("soft") else None)
+    return _train(SupervisedStudent(**SHARED, **NOISE[name]), data, seed, options.epochs)
+
+
+def _released(data: FashionMNISTDataModule, seed: int, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    hog = HOG()
+    everything = torch.arange(len(data.public))
+    public = torch.cat([hog(data.public.images(part)) for part in everything.split(1024)])
+    batches = [(hog(images), labels) for images, labels in data.private_batches(4096)]
+    pool = PublicPool(
+        torch.full_like(everything, -1), torch.zeros(len(public), dtype=torch.bool), lambda: public
+    )
+    selection = ClusterSelection(ask="means", spread="kernel")(pool, 300, torch.Generator().manual_seed(seed))
+    teacher = ReverseKNN(k=1, epsilon=0.1, noise_source=SeededNoise(seed))
+    teacher.fit(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]), 10)
+    release = teacher.label(selection.query_features(public), FreeOfCharge())
+    assert selection.spread is not None
+    assert release.scores is not None
+    assert release.score_deviation is not None
+    return label_by_spread(selection.spread, release.scores, release.score_deviation)
+
+
+def _data(options: argparse.Namespace, **sizes: int) -> FashionMNISTDataModule:
+    data = FashionMNISTDataModule(root=options.root, **sizes)
+    data.setup("fit")
+    return data
+
+
+def _train(student: Student, data: FashionMNISTDataModule, seed: int, epochs: int) -> float:
+    # The weights were drawn when the student was made; draw them again by the seed.
+    pl.seed_everything(seed, verbose=False)
+    student.reinitialize()
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(student, data)
+    return float(trainer.test(student, data, verbose=False)[0]["test/accuracy"])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+    parser.add_argument("--parts", nargs="+", choices=["unlabeled", "noise"], default=["unlabeled", "noise"])
+    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="write the figures as JSON, and go on with those in it")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
