@@ -36,6 +36,13 @@ def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(2.38, abs=0.2)
 
 
+def test_counts_of_several_clients_are_released_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = _blocks("docs/reverse_knn.md", "python")
+    exec(code, {})
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(1.0, abs=1e-3)
+
+
 def test_links_of_the_documentation_lead_somewhere():
     for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
@@ -48,7 +55,8 @@ def test_readme_names_every_config_of_its_commands():
         assert (ROOT / name).is_file()
 
 
-def test_readme_table_is_the_rendered_one():
-    command = [sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"]
+@pytest.mark.parametrize("script", ["render.py", "render_docs.py"])
+def test_tables_are_the_rendered_ones(script):
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -204,3 +204,35 @@ def test_how_records_are_spread_over_clients_changes_nothing():
         client.fit(features[chosen], labels[chosen], 3)
         parts.append(client.counts(queries))
     assert torch.equal(sum(parts), whole.counts(queries))
+    # One release of the sum is the release of the whole table, at the same price.
+    released = []
+    for counts in (sum(parts), whole.counts(queries)):
+        server, ledger = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(5)), ListLedger()
+        released.append((server.release(counts, ledger), ledger.rows))
+    (from_clients, rows), (from_table, same) = released
+    assert rows == same == [(ReverseKNN(epsilon=1.0).noise, 1)]
+    assert torch.equal(from_clients.scores, from_table.scores)
+    assert torch.equal(from_clients.labels, from_table.labels)
+
+
+def test_counts_are_released_by_a_curator_alone():
+    with pytest.raises(ValueError, match="trust='local'"):
+        ReverseKNN(trust="local", epsilon=1.0).release(torch.zeros(2, 2, dtype=torch.int64), ListLedger())
+    for counts in (
+        torch.zeros(2, 2),
+        torch.zeros(2, dtype=torch.int64),
+        -torch.ones(2, 2, dtype=torch.int64),
+    ):
+        ledger = ListLedger()
+        with pytest.raises(ValueError, match="counts"):
+            ReverseKNN(epsilon=1.0).release(counts, ledger)
+        assert ledger.rows == []
+
+
+class ListLedger:
+    def __init__(self):
+        self.rows = []
+
+    def charge(self, mechanism, count=1):
+        self.rows.append((mechanism, count))
+        return len(self.rows) - 1

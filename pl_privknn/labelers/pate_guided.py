@@ -124,6 +124,8 @@ def k_medoids(
     Each candidate's gain against all k medoids together costs one pass over its distances; the best swap
     is made as soon as it helps.
 
+    (Our own, because the library of the algorithm's authors is under the GPL, which would bind this project too.)
+
     Args:
         distances: between n points, shape ``(n, n)``, symmetric, zero on the diagonal.
         k: number of medoids, from 2 to n.

@@ -152,7 +152,30 @@ class ReverseKNN(Labeler):
         """
         if self._channel is not None:
             return self._ask_clients(queries, ledger, max_answers)
-        counts = self.counts(queries)
+        return self.release(self.counts(queries), ledger, max_answers)
+
+    def release(self, counts: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Pay for one round, noise its counts once and decide: the server's part, with a curator.
+
+        Counts add up, so records may lie with many clients: each computes :meth:`counts` of its own, and the server
+        releases the sum. How records are spread over clients changes nothing, the guarantee of each record included.
+
+        Args:
+            counts: int64, shape ``(s, c)``; sum over clients in which each record takes part once. **Private**.
+            ledger: pays; see :class:`~pl_privknn.labelers.base.ChargesLedger`.
+            max_answers: as for :meth:`label`.
+
+        Raises:
+            ValueError: without a curator, where no one may see counts; or for something that is no table of counts.
+        """
+        if self._channel is not None:
+            raise ValueError(
+                f"trust={self.trust!r}: nobody may see counts; use label, or the randomizer's own functions"
+            )
+        if counts.ndim != 2 or counts.dtype != torch.int64 or bool((counts < 0).any()):
+            raise ValueError(
+                f"counts: shape {tuple(counts.shape)}, {counts.dtype}; want int64 (s, c), none below 0"
+            )
         row = ledger.charge(self.noise, 1)
         noise = self.noise_source.stream("counts", row)
         noisy: Tensor = self.noise.add_noise(counts, noise)  # type: ignore[attr-defined]

@@ -1,0 +1,204 @@
+"""Write tables of measured results into pages of docs/: render_docs.py [--check].
+
+Each table stands between ``<!-- NAME: rendered by benchmarks/render_docs.py -->`` and ``<!-- end of NAME -->`` and is
+made from files of ``benchmarks/results/`` alone, so none can differ from what was measured. ``docs/ind_knn.md`` and
+``docs/papers.md`` have scripts of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from render import DOCS, HERE, row, runs
+
+RESULTS = HERE / "results"
+
+
+def read(name: str) -> Any:
+    """A stored result."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    """A table of Markdown."""
+    names = list(header)
+    rows = [names, ["---"] * len(names), *lines]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in rows)
+
+
+def students() -> str:
+    """Students with 1,000 labels."""
+    return _accuracies("student", read("students")["unlabeled"])
+
+
+def noisy_labels() -> str:
+    """Ways to deal with wrong labels."""
+    return _accuracies("labels and loss", read("students")["noise"])
+
+
+def _accuracies(name: str, found: dict[str, Any]) -> str:
+    return markdown(
+        [name, "test accuracy", "seeds"],
+        [
+            [who, f"{one['accuracy']:.3f} ± {one['deviation']:.3f}", len(one["accuracies"])]
+            for who, one in found.items()
+        ],
+    )
+
+
+def curator() -> str:
+    """Runs of reverse kNN with a curator."""
+    names = ("run", "data", "teacher", "ε", "δ", "answered", "label accuracy", "test accuracy", "seeds")
+    chosen = {
+        name: summaries
+        for name, summaries in runs().items()
+        if name.startswith("fashion_mnist_reverse_knn_eps")
+    }
+    lines = [
+        [cell.strip() for cell in row(name, summaries).strip("|").split("|")]
+        for name, summaries in chosen.items()
+    ]
+    keep = [0, 3, 6, 7, 8]
+    return markdown([names[i] for i in keep], [[line[i] for i in keep] for line in lines])
+
+
+def smoothing() -> str:
+    """What asking about means and smoothing counts do to labels."""
+    return markdown(
+        ["ε", "queries", "asked about", "counts", "label accuracy"],
+        [
+            [
+                f"{one['epsilon']:g}",
+                one["queries"],
+                one["ask"],
+                "of the nearest query" if one["spread"] == "nearest" else "smoothed",
+                f"{one['label_accuracy']:.3f} ± {one['label_accuracy_deviation']:.3f}",
+            ]
+            for one in read("reverse_knn")["labels"]
+        ],
+    )
+
+
+def connections() -> str:
+    """Balance and accuracy of four ways to connect records with queries."""
+    return markdown(
+        [
+            "connections",
+            "guarantee",
+            "records a query, least and most",
+            "deviation / mean",
+            "label accuracy ε 0.1, nearest",
+            "smoothed",
+            "ε 1, nearest",
+            "smoothed",
+        ],
+        [
+            [
+                one["connections"],
+                "yes" if one["guarantee"] == "unconditional" else "none",
+                f"{one['degree_min']} – {one['degree_max']}",
+                one["degree_deviation_over_mean"],
+                *(
+                    f"{one[f'label_accuracy_{spread}_epsilon_{epsilon}']:.3f}"
+                    for epsilon in ("0.1", "1")
+                    for spread in ("nearest", "kernel")
+                ),
+            ]
+            for one in read("reverse_knn")["connections"]
+        ],
+    )
+
+
+def reverse_speed() -> str:
+    """One round of reverse kNN beside the bare product."""
+    one = read("reverse_knn")["speed"]
+    return (
+        f"Labelling {read('reverse_knn')['records']:,} records of {read('reverse_knn')['dimensions']:,} dimensions "
+        f"against {one['queries']} queries takes {one['ratio']:.2f} times the bare matrix product (median of "
+        f"{one['repeat']} pairs; {one['ratio_min']:.2f} to {one['ratio_max']:.2f}; {one['threads']} threads)."
+    )
+
+
+def opacus() -> str:
+    """NoisySGD beside Opacus' loop."""
+    lines = []
+    for one in read("noisy_sgd")["rows"]:
+        for who, name in (("opacus", "Opacus' loop"), ("ours", "`NoisySGD`")):
+            run = one[who]
+            tight = run.get("epsilon_pld", run.get("epsilon_prv"))
+            lines.append(
+                [
+                    one["clipping"],
+                    name,
+                    f"{run['epsilon_rdp']:.4f}",
+                    f"{tight:.4f}",
+                    f"{run['accuracy']:.3f} ± {run['accuracy_deviation']:.3f}",
+                    f"{run['examples_per_second']:,.0f}",
+                    "1" if who == "opacus" else f"{one['speed_ratio']:.2f}",
+                ]
+            )
+    names = ["clipping", "loop", "ε (RDP)", "ε (PRV / PLD)", "test accuracy", "examples a second", "ratio"]
+    return markdown(names, lines)
+
+
+def pate_speed() -> str:
+    """Stacked teachers beside teachers trained one after another."""
+    return markdown(
+        ["teachers", "at once", "one after another", "ratio", "of processor seconds"],
+        [
+            [
+                name,
+                f"{one['at_once_s']:.2f} s",
+                f"{one['one_after_another_s']:.2f} s",
+                f"{one['ratio']:.1f}",
+                f"{one['processor_ratio']:.1f}",
+            ]
+            for name, one in read("pate_speed")["cases"].items()
+        ],
+    )
+
+
+#: Page, name of the table, what makes it.
+TABLES: list[tuple[str, str, Callable[[], str]]] = [
+    ("students.md", "students", students),
+    ("students.md", "noisy labels", noisy_labels),
+    ("reverse_knn.md", "curator", curator),
+    ("reverse_knn.md", "smoothing", smoothing),
+    ("reverse_knn.md", "connections", connections),
+    ("reverse_knn.md", "speed", reverse_speed),
+    ("noisy_sgd.md", "opacus", opacus),
+    ("pate.md", "stacked", pate_speed),
+]
+
+
+def rendered(page: str, text: str) -> str:
+    """The text of a page with its tables fresh."""
+    for name, make in [(name, make) for where, name, make in TABLES if where == page]:
+        start, end = f"<!-- {name}: rendered by benchmarks/render_docs.py -->", f"<!-- end of {name} -->"
+        if text.count(start) != 1 or text.count(end) != 1:
+            raise SystemExit(f"{page}: want one line {start!r} and one line {end!r} after it")
+        before, rest = text.split(start)
+        _, after = rest.split(end)
+        text = f"{before}{start}\n{make()}\n{end}{after}"
+    return text
+
+
+def main() -> None:
+    """Render, or check what is rendered."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a page is not up to date")
+    parsed = parser.parse_args()
+    for page in dict.fromkeys(where for where, _, _ in TABLES):
+        path = DOCS / page
+        text = path.read_text(encoding="utf-8")
+        fresh = rendered(page, text)
+        if parsed.check and fresh != text:
+            raise SystemExit(f"docs/{page} is not up to date; run benchmarks/render_docs.py")
+        path.write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
