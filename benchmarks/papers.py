@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 from pathlib import Path
 from typing import Any
+
+from render import runs, spread
 
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accountant import read_records
@@ -30,10 +33,9 @@ TABLES = {
         for name in ("Private-kNN", "Reverse kNN", "Ind-KNN", "Guided PATE")
     ],
 }
-HEADER = (
-    "| where | what | printed ε | classic | RDP | PLD | exact | **ε** | printed accuracy | remark |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
-)
+COLUMNS = ["where", "what", "printed ε", "classic", "RDP", "PLD", "exact", "**ε**", "printed accuracy"]
+#: Of the page with all papers.
+FURTHER = ["run by", "our nearest run, on Fashion-MNIST"]
 
 
 def rows() -> list[dict[str, Any]]:
@@ -49,7 +51,33 @@ def rows() -> list[dict[str, Any]]:
     return document
 
 
-def line(row: dict[str, Any]) -> str:
+def measured(row: dict[str, Any]) -> str:
+    """Our nearest run: mean accuracy over seeds, its spread, and its ε."""
+    name = row["measured"]
+    if name is None:
+        return "–"
+    if isinstance(name, str):
+        found = runs()[name]
+        epsilon = max(summary["epsilon"] for summary in found)
+        return f"{spread([summary['test_accuracy'] for summary in found])} at ε {epsilon:.3g}"
+    if "ind_knn" in name:
+        wanted = {"queries": 2000, "epsilon": name["ind_knn"], "method": "density", "accounting": "gdp"}
+        stored = _result("ind_knn_accuracy_hog")["rows"]
+        (one,) = [one for one in stored if all(one[key] == value for key, value in wanted.items())]
+        return f"answers {one['mean']:.3f} ± {one['spread']:.3f}, HOG, 2,000 queries"
+    settings = _result("pate_figures")["settings"]["100 teachers, LNMAX 1/γ = 10"]
+    cells = [
+        settings[partition][name["guided_pate"]]["student_accuracy"]["mean"]
+        for partition in ("RandomPartition", "ClassBalancedPartition", "GuidedPartition")
+    ]
+    return ", ".join(f"{cell:.3f}" for cell in cells)
+
+
+def _result(name: str) -> Any:
+    return json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def line(row: dict[str, Any], further: bool) -> str:
     """One line of a table."""
     report, printed = row["report"], row["printed"]
     exact = report.epsilon_exact
@@ -61,17 +89,22 @@ def line(row: dict[str, Any]) -> str:
         *["–" if value is None else f"{value:.4g}" for value in figures],
         f"**{report.epsilon:.4g}**",
         str(printed.get("accuracy", "–")),
-        row.get("note", ""),
     ]
+    if further:
+        config = row["config"]
+        cells += ["–" if config is None else f"`{config}`", measured(row)]
+    cells.append(row.get("note", ""))
     return f"| {' | '.join(cells)} |"
 
 
-def table(found: list[dict[str, Any]], paper: str, places: tuple[str, ...]) -> str:
+def table(found: list[dict[str, Any]], paper: str, places: tuple[str, ...], further: bool) -> str:
     """The table of one paper, of some places in it or of all."""
     chosen = [row for row in found if row["paper"].startswith(paper)]
     if places:
         chosen = [row for row in chosen if row["where"].startswith(places)]
-    return "\n".join([HEADER, *map(line, chosen)])
+    names = [*COLUMNS, *(FURTHER if further else []), "remark"]
+    head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    return "\n".join([*head, *(line(row, further) for row in chosen)])
 
 
 def rendered(page: str, text: str, found: list[dict[str, Any]]) -> str:
@@ -79,7 +112,7 @@ def rendered(page: str, text: str, found: list[dict[str, Any]]) -> str:
     for mark, (paper, places) in TABLES[page]:
         before, rest = text.split(mark)
         _, after = rest.split(END, 1)
-        text = f"{before}{mark}\n{table(found, paper, places)}\n{END}{after}"
+        text = f"{before}{mark}\n{table(found, paper, places, page == 'papers.md')}\n{END}{after}"
     return text
 
 
