@@ -127,9 +127,15 @@ def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(make)
 
 def test_individual_budgets_let_their_noisy_votes_out_on_one_scale():
     queries, _ = table(30, seed=1)
-    teacher = IndKNN(threshold=0.2, sigma2=0.3, epsilon=5.0, num_queries=30, noise_source=SeededNoise(0))
+    given = {"threshold": 0.2, "sigma2": 0.3, "epsilon": 5.0, "num_queries": 30}
+    silent = IndKNN(**given, noise_source=SeededNoise(0))
+    silent.fit(*table(), 3)
+    hidden = silent.label(queries, ListLedger(), max_answers=20)
+    assert hidden.scores is None
+    teacher = IndKNN(**given, noise_source=SeededNoise(0), release_counts=True)
     teacher.fit(*table(), 3)
     release = teacher.label(queries, ListLedger(), max_answers=20)
+    assert torch.equal(release.labels, hidden.labels)
     assert release.score_deviation == 0.3
     assert torch.equal(release.scores[:20].argmax(dim=1), release.labels[:20])
     assert bool(torch.isnan(release.scores[20:]).all())

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn._checks import check_switch
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.ind_knn_core import (
     PAPER_BANDWIDTH,
@@ -74,6 +75,8 @@ class IndKNN(Labeler):
         state_dir: folder of the budgets, **private**, for this labeler and this data set alone; None keeps
             them in memory.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        release_counts: let out the noisy votes of answered queries, over √K so that their noise is alike, to be
+            smoothed over neighbouring queries; they are paid for anyway.
 
     Raises:
         ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
@@ -100,6 +103,7 @@ class IndKNN(Labeler):
         ids: Any = None,
         state_dir: str | Path | None = None,
         noise_source: NoiseSource | None = None,
+        release_counts: bool = False,
     ) -> None:
         super().__init__(noise_source)
         if min_count is None:
@@ -119,6 +123,7 @@ class IndKNN(Labeler):
         )
         self.switches = IndKNNSwitches(density, reuse, hashing, abstain)
         self.soft = soft
+        self.release_counts = check_switch("release_counts", release_counts)
         self.ids = ids
         self.state_dir = None if state_dir is None else Path(state_dir)
         self._state: LabelerState | None = None
@@ -189,6 +194,8 @@ class IndKNN(Labeler):
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
             if soft is not None:
                 soft[: len(asked)] = probabilities(answers.noisy)
+        if not self.release_counts:
+            return Release(labels, soft)
         return Release(labels, soft, scores, self.parameters.sigma2)
 
     # ------------------------------------------------------------------ beyond the contract
