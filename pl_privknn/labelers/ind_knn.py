@@ -62,8 +62,8 @@ class IndKNN(Labeler):
         min_count: floor under the noisy number of neighbours; 30 as in the paper, or with ``density`` the number
             of neighbours that it aims at, unless given.
         density: :class:`~pl_privknn.labelers.ind_knn_core.PublicDensity` for a threshold of its own for each
-            query; None for the paper's fixed one. Public examples are those given to :meth:`use_public`, or
-            else the queries asked so far (then let ``query_batch_size`` be large).
+            query; None for the paper's fixed one. Public examples are all of those in the data module, or in
+            other uses those given to :meth:`use_public`, or else the queries asked so far.
         reuse: let earlier answers take part as public records, while the features stay the same.
         hashing: :class:`~pl_privknn.neighbors.hashing.SignProjections` to look only at records in the same
             bucket; None for all.
@@ -129,9 +129,14 @@ class IndKNN(Labeler):
         self._state: LabelerState | None = None
         self._engine: IndKNNEngine | None = None
         self._public: Tensor | None = None
+        self._offered: Tensor | None = None
         self._calls = 0
 
     # ------------------------------------------------------------------ the labeler's contract
+
+    def fit_public(self, features: Tensor) -> None:
+        """Take the features of all public examples, float32 ``(n, d)``, for ``density``; before :meth:`fit`."""
+        self._offered = None if self.switches.density is None else features
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`.
@@ -157,6 +162,8 @@ class IndKNN(Labeler):
                 engine.answered, engine.reference = then.answered, then.reference
             else:
                 self._public = None  # those were public examples in other features
+        if self._offered is not None:
+            self._public, self._offered = unit_rows(self._offered), None
         if self._public is not None:
             check_queries(self._public, features.shape[1])
             engine.reference = self._public
