@@ -18,7 +18,7 @@ from pl_privknn.labelers.multilabel import (
 )
 from pl_privknn.labelers.multilabel_rules import FixedThresholds, denoised
 from pl_privknn.labelers.voting import noise_deviation
-from pl_privknn.neighbors import top_k
+from pl_privknn.neighbors import assign
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Laplace, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
@@ -154,7 +154,7 @@ class MultiLabelReverseKNN(Labeler):
             raise ValueError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
-        _, nearest = top_k(self._features, queries, self.k)
+        nearest = assign(self._features, queries, self.k)
         given = torch.cat([self._votes, torch.ones(len(self._votes), 1, dtype=torch.float64)], dim=1)
         sums = torch.zeros(len(queries), given.shape[1], dtype=torch.float64)
         for rank in range(self.k):

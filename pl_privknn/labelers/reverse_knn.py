@@ -31,7 +31,7 @@ from pl_privknn.labelers.reverse_knn_shuffle import (
     calibrated_shares,
 )
 from pl_privknn.labelers.voting import complete_noise, noise_deviation, secure_noise
-from pl_privknn.neighbors import top_k
+from pl_privknn.neighbors import assign
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Laplace, Mechanism, NegativeBinomial
 from pl_privknn.privacy.mechanisms.base import check_adjacency
@@ -218,14 +218,14 @@ class ReverseKNN(Labeler):
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
         if self.balance is None:
-            _, nearest = top_k(self._features, queries, self.k)
+            nearest = assign(self._features, queries, self.k)
         else:
             if self._public is None:
                 raise RuntimeError("balance='prices' needs fit_public(features of the public examples) first")
             nearest = priced_neighbors(
                 self._features, queries, learn_prices(self._public, queries, self.k), self.k
             )
-        return nearest.long(), self._labels[:, None]
+        return nearest, self._labels[:, None]
 
 
 @dataclasses.dataclass

@@ -1,5 +1,6 @@
 """Nearest neighbours over feature tables. Everything here handles private data and releases nothing."""
 
+from pl_privknn.neighbors.assignment import assign
 from pl_privknn.neighbors.poisson import PoissonNeighbors, RankedLists
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
 from pl_privknn.neighbors.sums import PoissonSums
@@ -11,6 +12,7 @@ __all__ = [
     "PoissonSums",
     "RadiusNeighbors",
     "RankedLists",
+    "assign",
     "knn_votes",
     "nearest",
     "radius_votes",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.neighbors.search import nearest
+from pl_privknn.neighbors.assignment import assign
 
 _STEPS = 300
 # Steps shrink geometrically: the first cross whole clusters, the last settle single examples.
@@ -110,7 +110,7 @@ def priced_neighbors(records: Tensor, queries: Tensor, prices: Tensor, k: int = 
         ValueError: for shapes that do not fit or more neighbours than queries.
     """
     _check(records, queries, check_int("k", k))
-    return nearest(without_prices(records), with_prices(queries, prices), k).long()
+    return assign(without_prices(records), with_prices(queries, prices), k)
 
 
 def _check(features: Tensor, queries: Tensor, k: int) -> None:
