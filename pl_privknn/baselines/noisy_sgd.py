@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import (
     check_choice,
-    check_finite,
     check_int,
-    check_non_negative,
     check_open_unit,
     check_positive,
     check_rate,
@@ -25,21 +23,20 @@ from pl_privknn.baselines.books import TrainingBooks, TrainingPlan, run_folder
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.clipping import ClippedGradients, check_network
 from pl_privknn.baselines.heads import build_head
+from pl_privknn.baselines.reporting import ReportsBooks
 from pl_privknn.baselines.trainer_checks import check_data, check_trainer
+from pl_privknn.baselines.updates import build_optimizer, check_updates, scheduled
 from pl_privknn.features.base import Extractor
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import quiet_lr
 
-OPTIMIZERS = ("sgd", "adam")
-SCHEDULERS = ("none", "cosine", "linear")
 BATCH_NORM = ("refuse", "group_norm")
 ON_BUDGET = ("error", "stop")
 
 _IMAGES_AT_ONCE = 1024
 
 
-class NoisySGD(Classifier):
+class NoisySGD(ReportsBooks, Classifier):
     """A classifier trained on the private records by noisy SGD (Abadi et al. 2016).
 
     At each step every private record is drawn with probability ``sampling_rate``, independently; its gradient
@@ -156,13 +153,8 @@ class NoisySGD(Classifier):
         self.sampling_rate = None if sampling_rate is None else check_rate("sampling_rate", sampling_rate)
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         check_choice("batch_norm", batch_norm, BATCH_NORM)
-        check_choice("optimizer", optimizer, OPTIMIZERS)
-        check_choice("scheduler", scheduler, SCHEDULERS)
-        check_positive("lr", lr)
-        self.noise_limit = None if noise_limit is None else check_positive("noise_limit", noise_limit)
-        if not 0 <= check_finite("momentum", momentum) < 1:
-            raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
-        check_non_negative("weight_decay", weight_decay)
+        check_updates(optimizer, lr, momentum, weight_decay, scheduler, noise_limit)
+        self.noise_limit = noise_limit
         self.save_hyperparameters(
             ignore=["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
         )
@@ -189,32 +181,6 @@ class NoisySGD(Classifier):
         self._private: Any = None
         self._loaded: dict[str, Any] | None = None
         self._rate = float(lr)
-
-    # ------------------------------------------------------------------ what people read
-
-    @property
-    def epsilon(self) -> float:
-        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
-        return 0.0 if self._books is None else self._books.reports()[0].epsilon
-
-    @property
-    def epsilon_spent(self) -> float:
-        """ε of the steps that were paid for so far; for information."""
-        return 0.0 if self._books is None else self._books.reports()[1].epsilon
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The ledger, once the fit has started."""
-        return None if self._books is None else self._books.ledger
-
-    @property
-    def planned_steps(self) -> int:
-        """Number of steps that the guarantee covers; 0 before the fit."""
-        return 0 if self._books is None else self._books.planned
-
-    def privacy_summary(self) -> dict[str, Any] | None:
-        """What a report of the run says of its privacy, in plain types; None before the fit."""
-        return None if self._books is None else self._books.summary()
 
     # ------------------------------------------------------------------ private training
 
@@ -294,23 +260,15 @@ class NoisySGD(Classifier):
         optimizer.step()
         optimizer.zero_grad()
 
-    def on_train_epoch_end(self) -> None:
-        """Log ε beside the accuracy."""
-        if self._books is None:
-            return
-        guarantee, spent = self._books.reports()
-        self.log("privacy/epsilon", guarantee.epsilon, on_epoch=True, batch_size=1)
-        self.log("privacy/epsilon_spent", spent.epsilon, on_epoch=True, batch_size=1)
-        self.log("privacy/delta", self.delta, on_epoch=True, batch_size=1)
-
     def configure_optimizers(self) -> Any:
         """The optimizer over the trained parameters; each step sets its learning rate."""
         hparams = self.hparams
-        options = {"lr": hparams["lr"], "weight_decay": hparams["weight_decay"]}
-        return (
-            torch.optim.SGD(self._clipped.parameters, momentum=hparams["momentum"], **options)
-            if hparams["optimizer"] == "sgd"
-            else torch.optim.Adam(self._clipped.parameters, betas=(hparams["momentum"], 0.999), **options)
+        return build_optimizer(
+            hparams["optimizer"],
+            self._clipped.parameters,
+            hparams["lr"],
+            hparams["momentum"],
+            hparams["weight_decay"],
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -371,11 +329,7 @@ class NoisySGD(Classifier):
         peak = quiet_lr(
             hparams["lr"], self.noise_limit, books.noise_multiplier, books.planned, self.batch_size
         )
-        if hparams["scheduler"] == "none":
-            return peak
-        # By what is left of the plan: after a crash the schedule still ends where the training does.
-        left = books.steps.left / books.planned
-        return peak * (left if hparams["scheduler"] == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+        return scheduled(peak, hparams["scheduler"], books.steps.left / books.planned)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
