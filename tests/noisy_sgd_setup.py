@@ -1,0 +1,95 @@
+"""What the tests of noisy SGD share: small data, modules, trainers and a folder's charges."""
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+
+from pl_privknn.baselines import NoisySGD
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.features import Extractor
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+
+PRIVATE = 90
+
+
+class Flat(Extractor):
+    def __call__(self, images):
+        return images.flatten(1)
+
+
+def make_data(cls=ArraysDataModule, **kwargs):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(PRIVATE + 60, 1, 8, 8, generator=generator)
+    labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()
+    images[labels == 1] = (images[labels == 1] + 0.5).clamp(max=1)
+    a, b = PRIVATE, PRIVATE + 40
+    return cls(
+        private_images=images[:a],
+        private_labels=labels[:a],
+        public_images=images[a:b],
+        public_truth=labels[a:b],
+        test_images=images[b:],
+        test_labels=labels[b:],
+        num_classes=2,
+        **kwargs,
+    )
+
+
+def make(extractor=True, **kwargs):
+    options = {"num_classes": 2, "image_size": 8, "batch_size": 30, "lr": 1.0, "noise_source": SeededNoise(1)}
+    if "noise_multiplier" not in kwargs and "target_epsilon" not in kwargs:
+        options["noise_multiplier"] = 1.0
+    if extractor:
+        options["extractor"] = Flat()
+    else:
+        options["network"] = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 2))
+    return NoisySGD(**{**options, **kwargs})
+
+
+def make_trainer(folder, epochs=2, **kwargs):
+    return pl.Trainer(
+        **{
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "logger": False,
+            "default_root_dir": folder,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in kwargs.get("callbacks", [])),
+            **kwargs,
+        }
+    )
+
+
+def fit(module, folder, epochs=2, data=None, ckpt_path=None, **kwargs):
+    trainer = make_trainer(folder, epochs, **kwargs)
+    trainer.fit(module, data or make_data(), ckpt_path=ckpt_path)
+    return trainer
+
+
+def charged(folder):
+    """(mechanism, count) of every charge row, in order."""
+    ledger = Ledger.open_readonly(folder / "ledger.sqlite")
+    return [(charge.mechanism, charge.count) for charge in ledger.report().charged]
+
+
+# ---------------------------------------------------------------------- epsilon and the budget
+
+
+class NoNoise(NoiseSource):
+    def random_words(self, count):
+        raise AssertionError("something was drawn")
+
+    def stream(self, *key):
+        return self
+
+
+# ---------------------------------------------------------------------- interruption
+
+
+def keep_last(folder):
+    return ModelCheckpoint(
+        dirpath=folder / "ckpt", filename="last", enable_version_counter=False, save_on_train_epoch_end=True
+    )
