@@ -127,8 +127,10 @@ class Student(pl.LightningModule, abc.ABC):
         self.save_hyperparameters({"mean": mean, "std": std})
         self.num_classes = num_classes
         self._network_name = network if isinstance(network, str) else None
+        # Convolutions and pooling with channels last take about two thirds of the time, on CPUs as well. A network of the
+        # user's own may reshape its activations in a way that does not allow it.
         self.network = (
-            build_network(network, num_classes, in_channels, image_size)
+            build_network(network, num_classes, in_channels, image_size).to(memory_format=torch.channels_last)
             if isinstance(network, str)
             else network
         )
@@ -156,7 +158,11 @@ class Student(pl.LightningModule, abc.ABC):
 
     def normalize(self, images: Tensor) -> Tensor:
         """``(images - mean) / std`` with the public constants, or ``images`` where there are none."""
-        return images if self.mean is None or self.std is None else (images - self.mean) / self.std
+        if self.mean is not None and self.std is not None:
+            images = (images - self.mean) / self.std
+        if self._network_name is not None and images.ndim == 4:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images
 
     @property
     def evaluation_network(self) -> nn.Module:

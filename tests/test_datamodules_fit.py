@@ -1,0 +1,99 @@
+"""Training loaders inside a fit: labels of each epoch, resumption, checkpoints."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from datamodule_setup import CLASSES, PUBLIC, Recorder, make_data, trainer
+from test_datamodules import data
+
+
+@pytest.fixture
+def data():
+    module = make_data()
+    module.setup("fit")
+    return module
+
+
+class Relabel(pl.Callback):
+    """Plays the private teacher: labels at the start of the fit, others after each epoch."""
+
+    def __init__(self, soft_from=99):
+        self.soft_from, self.plan = soft_from, {}
+
+    def label(self, trainer, epoch):
+        indices = torch.arange(epoch * 5, epoch * 5 + 6)
+        labels = (indices + epoch) % CLASSES
+        soft = torch.full((6, CLASSES), 0.1).scatter(1, labels[:, None], 0.8)
+        public = trainer.datamodule.public
+        public.clear_labels()
+        public.set_labels(indices, labels, soft if epoch >= self.soft_from else None)
+        self.plan[epoch] = dict(zip(indices.tolist(), labels.tolist(), strict=True))
+
+    def on_fit_start(self, trainer, pl_module):
+        self.label(trainer, trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.label(trainer, trainer.current_epoch + 1)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_each_epoch_trains_on_the_labels_of_its_beginning(tmp_path, workers, persistent):
+    module = make_data(num_workers=workers, persistent_workers=persistent)
+    # The scheduler has the loader made before on_fit_start, when there is no label at all.
+    model, teacher = Recorder(scheduled=True), Relabel()
+    trainer(tmp_path, callbacks=[teacher], limit_val_batches=0).fit(model, module)
+    for epoch in range(3):
+        assert model.seen(epoch) == teacher.plan[epoch]
+        assert sorted(torch.cat(model.unlabeled[epoch]).tolist()) == list(range(PUBLIC))
+    assert [batch.tolist() for batch in model.unlabeled[0]] != [b.tolist() for b in model.unlabeled[1]]
+
+
+def test_running_workers_see_soft_labels_that_come_later(tmp_path):
+    module = make_data(num_workers=1, persistent_workers=True)
+    model, teacher = Recorder(), Relabel(soft_from=1)
+    trainer(tmp_path, epochs=2, callbacks=[teacher], limit_val_batches=0).fit(model, module)
+    assert all(y.dtype == torch.int64 for _, y in model.labeled[0])
+    for _, y in model.labeled[1]:
+        assert y.shape == (4, CLASSES)
+        torch.testing.assert_close(y.max(1).values, torch.full((4,), 0.8))
+    found = {n: int(row.argmax()) for x, y in model.labeled[1] for n, row in zip(x.tolist(), y, strict=True)}
+    assert found == teacher.plan[1]
+
+
+def test_a_resumed_run_goes_on_with_the_order_of_an_unbroken_one(tmp_path):
+    def labeled_data():
+        module = make_data()
+        module.setup("fit")
+        module.public.set_labels(torch.arange(9), torch.arange(9) % CLASSES)
+        return module
+
+    unbroken, first, second = Recorder(), Recorder(), Recorder()
+    trainer(tmp_path, epochs=4).fit(unbroken, labeled_data())
+    stopped = trainer(tmp_path, epochs=2)
+    stopped.fit(first, labeled_data())
+    stopped.save_checkpoint(tmp_path / "two.ckpt")
+    trainer(tmp_path, epochs=4).fit(second, labeled_data(), ckpt_path=tmp_path / "two.ckpt")
+    assert sorted(second.unlabeled) == [2, 3]
+    for epoch in (2, 3):
+        for left, right in zip(unbroken.labeled[epoch], second.labeled[epoch], strict=True):
+            assert torch.equal(left[0], right[0])
+        for left, right in zip(unbroken.unlabeled[epoch], second.unlabeled[epoch], strict=True):
+            assert torch.equal(left, right)
+
+
+def test_replaced_samplers_are_noticed(tmp_path, data):
+    data.public.set_labels([1, 2], [0, 1])
+    with pytest.raises(RuntimeError, match="overfit_batches"):
+        trainer(tmp_path, overfit_batches=2).fit(Recorder(), data)
+
+
+def test_checkpoints_hold_nothing_of_the_data(tmp_path, data):
+    data.public.set_labels([1, 2], [0, 1])
+    stopped = trainer(tmp_path, epochs=1)
+    stopped.fit(Recorder(), data)
+    stopped.save_checkpoint(tmp_path / "last.ckpt")
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert not dict(data.hparams)
+    assert not [key for key in checkpoint if "datamodule" in key.lower()]
+    assert "ArraysDataModule" not in checkpoint
+    assert "1." not in repr(data.private)

@@ -1,0 +1,174 @@
+"""Data modules of folders of images."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pl_privknn.datamodules import ImageFolderDataModule
+
+
+def draw(path, seed, size=(6, 8), mode="RGB"):
+    """A file of ``size`` (height, width)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = size if mode == "L" else (*size, len(mode))
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two classes; the pixels by path relative to the folder."""
+    root, pixels, seed = tmp_path / "faces", {}, 0
+    for part, names in {
+        "private": ["cat/a.png", "cat/deep/b.png", "dog/c.PNG", "dog/d.png", "dog/e.bmp"],
+        "public": ["u.png", "v.png", "w.bmp"],
+        "test": ["cat/x.png", "dog/y.png"],
+    }.items():
+        for name in names:
+            seed += 1
+            pixels[f"{part}/{name}"] = draw(root / part / name, seed)
+    (root / "private" / "cat" / "notes.txt").write_text("not an image")
+    (root / "private" / ".cache").mkdir()
+    (root / "public" / ".hidden.png").write_bytes(b"")
+    return root, pixels
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_folders_hold_what_was_drawn(folders, cache):
+    root, pixels = folders
+    data = ImageFolderDataModule(root, (6, 8), cache=cache)
+    assert (data.num_classes, data.image_shape, data.class_names) == (2, (3, 6, 8), ("cat", "dog"))
+    data.setup("fit")
+    assert data.private.labels.tolist() == [0, 0, 1, 1, 1]
+    assert data.public.truth is None
+    assert data.test.labels.tolist() == [0, 1]
+    for part in ("private", "public", "test"):
+        names = sorted(name for name in pixels if name.startswith(part))
+        drawn = np.stack([pixels[name] for name in names]).transpose(0, 3, 1, 2)
+        for indices in ([len(names) - 1, 0, 0], list(range(len(names)))):  # also what is cached by then
+            images = getattr(data, part).images(indices)
+            torch.testing.assert_close(images, torch.from_numpy(drawn[indices]).float() / 255)
+
+
+def test_folders_bring_every_kind_of_image_to_one_form(folders):
+    root, _ = folders
+    grey = draw(root / "public" / "u.png", 50, mode="L")
+    draw(root / "public" / "v.png", 51, size=(12, 5), mode="RGBA")
+    Image.fromarray(grey).convert("P").save(root / "public" / "palette.gif")
+    data = ImageFolderDataModule(root, (6, 8))
+    data.setup("fit")
+    images = data.public.images()
+    assert images.shape == (4, 3, 6, 8)
+    expected = torch.from_numpy(grey).float().expand(3, 6, 8) / 255
+    torch.testing.assert_close(images[1], expected)  # order: palette.gif, u.png, v.png, w.bmp
+    torch.testing.assert_close(images[0], expected)
+    small = ImageFolderDataModule(root, 4, grayscale=True)
+    small.setup("fit")
+    assert small.image_shape == (1, 4, 4) == tuple(small.private.images().shape[1:])
+    reference = (
+        Image.open(root / "private" / "cat" / "a.png").convert("L").resize((4, 4), Image.Resampling.BILINEAR)
+    )
+    torch.testing.assert_close(small.private.images([0])[0, 0], torch.from_numpy(np.array(reference)) / 255)
+
+
+def test_folders_turn_photographs_upright(folders):
+    root, _ = folders
+    pixels = draw(root / "public" / "u.png", 60, size=(8, 6))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held so that the image must be turned clockwise
+    Image.fromarray(pixels).save(root / "public" / "u.png", exif=exif)
+    data = ImageFolderDataModule(root, (6, 8))
+    data.setup("fit")
+    upright = np.ascontiguousarray(np.rot90(pixels, -1).transpose(2, 0, 1))
+    torch.testing.assert_close(data.public.images([0])[0], torch.from_numpy(upright) / 255)
+
+
+def test_public_class_folders_are_truth_and_optional_parts_are_used(folders):
+    root, _ = folders
+    draw(root / "public" / "dog" / "z.png", 70)
+    draw(root / "val" / "cat" / "1.png", 71)
+    draw(root / "predict" / "2.png", 72)
+    data = ImageFolderDataModule(root, (6, 8))
+    data.setup(None)
+    assert data.public.truth.tolist() == [1, -1, -1, -1]  # dog/z.png comes first
+    assert [len(loader.dataset) for loader in (data.val_dataloader(), data.predict_dataloader())] == [1, 1]
+    shutil.rmtree(root / "test")
+    without = ImageFolderDataModule(root, (6, 8))
+    without.setup("fit")
+    assert len(without.test) == 0
+
+
+def test_folders_train_with_workers(folders):
+    root, _ = folders
+    data = ImageFolderDataModule(root, (6, 8), batch_size=2, num_workers=1)
+    data.setup("fit")
+    data.public.set_labels([0, 2], [1, 0])
+    batch = next(iter(data.train_dataloader()))[0]
+    images, labels = batch["labeled"]
+    for image, label in zip(images, labels.tolist(), strict=True):
+        torch.testing.assert_close(image, data.public.images([0 if label else 2])[0])
+
+
+def test_folder_mistakes_say_what_to_do(folders, tmp_path):
+    root, _ = folders
+    with pytest.raises(FileNotFoundError, match="no folder 'private' there; want private/<class>"):
+        ImageFolderDataModule(tmp_path / "nowhere")
+    draw(root / "test" / "bird" / "b.png", 80)
+    with pytest.raises(ValueError, match=r"1 folders \(bird\) that aren't among the classes cat, dog"):
+        ImageFolderDataModule(root, class_names=["cat", "dog"]).setup("fit")
+    shutil.rmtree(root / "test" / "bird")
+    draw(root / "test" / "stray.png", 81)
+    with pytest.raises(ValueError, match="outside the class folders"):
+        ImageFolderDataModule(root).setup("fit")
+    (root / "test" / "stray.png").unlink()
+    shutil.rmtree(root / "test" / "dog")
+    draw(root / "test" / "bird" / "b.png", 82)
+    # The names of private folders stay private: classes are those of the other parts.
+    assert ImageFolderDataModule(root).class_names == ("bird", "cat")
+    with pytest.raises(ValueError, match="has 1 folders that aren't") as caught:
+        ImageFolderDataModule(root).setup("fit")
+    assert "dog" not in str(caught.value)
+    with pytest.raises(ValueError, match="has 1 folders that aren't") as caught:
+        ImageFolderDataModule(root, class_names=["cat", "bird"]).setup("fit")
+    assert "dog" not in str(caught.value)
+    shutil.rmtree(root / "test")
+    assert ImageFolderDataModule(root).class_names == ("cat", "dog")
+    shutil.rmtree(root / "private" / "dog")
+    with pytest.raises(ValueError, match="1 class folders, want 2 or more"):
+        ImageFolderDataModule(root)
+    data = ImageFolderDataModule(root, class_names=["dog", "cat"])
+    data.setup("fit")
+    assert data.private.labels.tolist() == [1, 1]
+    with pytest.raises(ValueError, match="image_size=0"):
+        ImageFolderDataModule(root, 0, class_names=["dog", "cat"])
+
+
+def test_broken_images_are_named_unless_they_are_private(folders):
+    root, _ = folders
+    for path in (root / "public" / "v.png", root / "private" / "dog" / "d.png"):
+        path.write_bytes(path.read_bytes()[:60])
+    Image.fromarray(np.zeros((6, 8), np.uint16)).save(root / "public" / "deep.png")
+    data = ImageFolderDataModule(root, (6, 8))
+    data.setup("fit")
+    for index, name in ((0, "deep.png"), (2, "v.png")):
+        with pytest.raises(ValueError, match=f"{name} is not a readable image with 8 bits"):
+            data.public.images([index])
+    with pytest.raises(
+        ValueError, match=f"file number 4, .* of {re.escape(str(root / 'private'))} "
+    ) as caught:
+        list(data.private_batches())
+    assert caught.value.__suppress_context__
+    for secret in ("dog", "d.png"):
+        assert secret not in str(caught.value)
+
+
+def test_one_file_in_public_and_test_is_noticed(folders):
+    root, _ = folders
+    shutil.copy(root / "public" / "v.png", root / "test" / "cat" / "copy.png")
+    with pytest.raises(ValueError, match="test image 0 is public image 1"):
+        ImageFolderDataModule(root).setup("fit")
