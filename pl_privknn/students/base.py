@@ -127,8 +127,8 @@ class Student(pl.LightningModule, abc.ABC):
         self.save_hyperparameters({"mean": mean, "std": std})
         self.num_classes = num_classes
         self._network_name = network if isinstance(network, str) else None
-        # Convolutions and pooling with channels last take about two thirds of the time, on CPUs as well. A network of the
-        # user's own may reshape its activations in a way that does not allow it.
+        # Convolutions and pooling with channels last take about two thirds of the time, on CPUs as well. A network
+        # of the user's own may reshape its activations in a way that does not allow it.
         self.network = (
             build_network(network, num_classes, in_channels, image_size).to(memory_format=torch.channels_last)
             if isinstance(network, str)
