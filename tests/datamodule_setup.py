@@ -89,3 +89,9 @@ def trainer(tmp_path, epochs=3, callbacks=(), **kwargs):
         enable_model_summary=False,
         **{**options, **kwargs},
     )
+
+
+def loaded():
+    module = make_data()
+    module.setup("fit")
+    return module

@@ -1,7 +1,6 @@
 """What the tests of the papers' data sets share: all of them written small, and comparisons by bytes."""
 
 import numpy as np
-import pytest
 import torch
 from paper_data import write_celeba, write_cifar10, write_cifar100, write_market, write_svhn
 
@@ -9,19 +8,6 @@ SVHN_SMALL = {"num_public": 25, "num_test": 10, "verify": False}
 CIFAR_SMALL = {"num_private": 30, "num_public": 29, "num_test": 10, "verify": False}
 CELEBA_SMALL = {"num_public": 20, "image_size": 24, "verify": False}
 MARKET_SMALL = {"num_public_people": 4, "image_size": 32, "verify": False}
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    contents = {
-        "svhn": write_svhn(root),
-        "cifar10": write_cifar10(root),
-        "celeba": write_celeba(root),
-        "market": write_market(root),
-    }
-    write_cifar100(root)
-    return root, contents
 
 
 def as_bytes(images):
@@ -49,3 +35,15 @@ def source(images, labels):
 def assert_labels_stay_with_images(part, labels, known):
     for image, label in zip(as_bytes(part.images()), labels.tolist(), strict=True):
         assert known[image] == label
+
+
+def write_papers(root):
+    """All data sets; what each was made of."""
+    contents = {
+        "svhn": write_svhn(root),
+        "cifar10": write_cifar10(root),
+        "celeba": write_celeba(root),
+        "market": write_market(root),
+    }
+    write_cifar100(root)
+    return contents

@@ -6,7 +6,18 @@ import sys
 import numpy as np
 import pytest
 import torch
-from datamodule_setup import CLASSES, PRIVATE, PUBLIC, TEST, Recorder, make_data, number_of, numbered, trainer
+from datamodule_setup import (
+    CLASSES,
+    PRIVATE,
+    PUBLIC,
+    TEST,
+    Recorder,
+    loaded,
+    make_data,
+    number_of,
+    numbered,
+    trainer,
+)
 from torch.utils.data import DataLoader
 
 from pl_privknn.datamodules import (
@@ -20,9 +31,7 @@ from pl_privknn.datamodules.images import fixed_shuffle
 
 @pytest.fixture
 def data():
-    module = make_data()
-    module.setup("fit")
-    return module
+    return loaded()
 
 
 # ---------------------------------------------------------------------------- evaluation and parts

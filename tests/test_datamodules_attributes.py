@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from paper_checks import CELEBA_SMALL, MARKET_SMALL, disjoint, sizes, written
+from paper_checks import CELEBA_SMALL, MARKET_SMALL, disjoint, sizes, write_papers
 from PIL import Image
 from scipy.io import savemat
 

@@ -3,15 +3,12 @@
 import pytest
 import pytorch_lightning as pl
 import torch
-from datamodule_setup import CLASSES, PUBLIC, Recorder, make_data, trainer
-from test_datamodules import data
+from datamodule_setup import CLASSES, PUBLIC, Recorder, loaded, make_data, trainer
 
 
 @pytest.fixture
 def data():
-    module = make_data()
-    module.setup("fit")
-    return module
+    return loaded()
 
 
 class Relabel(pl.Callback):

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from datamodule_setup import CLASSES, PUBLIC, make_data, number_of, numbered
-from test_datamodules import data
+from datamodule_setup import CLASSES, PUBLIC, loaded, make_data, number_of, numbered
 from torch.utils.data.distributed import DistributedSampler
 
 from pl_privknn.datamodules import NoLabeledExamplesError, TensorImages
@@ -13,9 +12,7 @@ from pl_privknn.datamodules.loading import LabeledSampler, UnlabeledBatches, Unl
 
 @pytest.fixture
 def data():
-    module = make_data()
-    module.setup("fit")
-    return module
+    return loaded()
 
 
 # ---------------------------------------------------------------------------- labels

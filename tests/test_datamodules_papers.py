@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from paper_checks import CELEBA_SMALL, CIFAR_SMALL, MARKET_SMALL, SVHN_SMALL, sizes, written
+from paper_checks import CELEBA_SMALL, CIFAR_SMALL, MARKET_SMALL, SVHN_SMALL, sizes, write_papers
 
 from pl_privknn.cli import main
 

@@ -15,7 +15,7 @@ from paper_checks import (
     disjoint,
     sizes,
     source,
-    written,
+    write_papers,
 )
 from scipy.io import savemat
 
