@@ -1,0 +1,13 @@
+"""What the tests of per-record budgets share."""
+
+import numpy as np
+
+from pl_privknn.privacy.individual import IndividualFilter
+
+ALL = np.arange(20)
+
+
+def opened(path, budget=1.0, ids=ALL):
+    state = IndividualFilter(budget, path)
+    state.add(ids)
+    return state

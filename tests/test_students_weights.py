@@ -1,0 +1,190 @@
+"""Weights of students over a training: their average, fresh ones, learning rates."""
+
+import copy
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from student_setup import loaders, shuffled_digits, trainer
+from torch import nn
+
+from pl_privknn.networks import build_network
+from pl_privknn.students import FixMatchStudent, SupervisedStudent
+from pl_privknn.students.ema import EMA
+from pl_privknn.students.optim import lr_factor
+
+
+@pytest.fixture(scope="session")
+def digits():
+    return shuffled_digits()
+
+
+def test_average_follows_its_recursion():
+    network = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    average = EMA(network, decay=0.3)
+    want = {name: value.clone().double() for name, value in network.state_dict().items()}
+    for update in range(6):
+        network(torch.randn(8, 3))
+        with torch.no_grad():
+            network[0].weight.add_(torch.randn(3, 3))
+        average.update(network)
+        decay = min(0.3, (1 + update) / (10 + update))
+        for name, value in network.state_dict().items():
+            if value.is_floating_point():
+                want[name] = decay * want[name] + (1 - decay) * value.double()
+    got = average.network.state_dict()
+    assert got["1.num_batches_tracked"] == 6
+    for name in ("0.weight", "0.bias", "1.weight", "1.running_mean", "1.running_var"):
+        assert torch.allclose(got[name].double(), want[name], atol=1e-5)
+    assert average.updates == 6
+    assert not any(parameter.requires_grad for parameter in average.parameters())
+
+
+def test_tied_weights_are_averaged_once():
+    shared = nn.Linear(2, 2, bias=False)
+    network = nn.Sequential(shared, shared)
+    average = EMA(network, decay=0.05)
+    start = shared.weight.detach().clone()
+    with torch.no_grad():
+        shared.weight.add_(1.0)
+    average.update(network)
+    assert torch.allclose(average.network[0].weight, 0.05 * start + 0.95 * shared.weight, atol=1e-6)
+
+
+def test_the_average_serves_evaluation_and_the_network_training(digits, tmp_path):
+    module = SupervisedStudent(image_size=8, ema_decay=0.9)
+    trainer(tmp_path).fit(module, loaders(digits))
+    images = digits[0][:40]
+    module.eval()
+    with torch.no_grad():
+        assert torch.equal(module(images), module.ema.network(images))
+        assert torch.equal(module.features(images), module.ema.network.features(images))
+        assert not torch.equal(module(images), module.network(images))
+    module.train()
+    assert module.evaluation_network is module.network
+    module.ema = None
+    module.eval()
+    with torch.no_grad():
+        assert torch.equal(module(images), module.network(images))
+
+
+def test_the_average_moves_once_per_optimizer_step(digits, tmp_path):
+    module = SupervisedStudent(image_size=8, ema_decay=0.9)
+    run = trainer(tmp_path, accumulate_grad_batches=2, max_epochs=3)
+    run.fit(module, loaders(digits, unlabeled=384))
+    assert run.global_step == 9  # 6 batches an epoch
+    assert module.ema.updates == 9
+
+
+@pytest.mark.parametrize("network", ["small_cnn", "module"])
+def test_reinitialize_draws_into_the_same_tensors(network, digits, tmp_path):
+    chosen = build_network("small_cnn", 10, 1, 8) if network == "module" else network
+    module = FixMatchStudent(network=chosen, image_size=8, ema_decay=0.9, alignment=True)
+    tensors = {name: id(tensor) for name, tensor in module.network.named_parameters()}
+    trainer(tmp_path).fit(module, loaders(digits))
+    trained = copy.deepcopy(module.state_dict())
+    module.reinitialize()
+    assert {name: id(tensor) for name, tensor in module.network.named_parameters()} == tensors
+    state = module.state_dict()
+    assert not torch.equal(state["network.classifier.weight"], trained["network.classifier.weight"])
+    assert state["network.encoder.1.running_mean"].abs().sum() == 0
+    assert state["network.encoder.1.num_batches_tracked"] == 0
+    assert all(
+        torch.equal(state[f"network.{name}"], value)
+        for name, value in module.ema.network.state_dict().items()
+    )
+    assert module.ema.updates == 0
+    assert torch.equal(module.prediction_mean, torch.full((10,), 0.1))
+    first = state["network.encoder.0.weight"].clone()
+    module.reinitialize()
+    assert not torch.equal(first, module.state_dict()["network.encoder.0.weight"])
+
+
+class Retrain(Callback):
+    def __init__(self, epoch):
+        self.epoch, self.rates, self.moments = epoch, [], None
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == self.epoch:
+            pl_module.reinitialize()
+            self.moments = len(trainer.optimizers[0].state)
+
+
+@pytest.mark.parametrize(("schedule_epochs", "totals"), [(None, (16, 8)), (2, (8, 8))])
+def test_retraining_restarts_optimizer_and_schedule(schedule_epochs, totals, digits, tmp_path):
+    retrain = Retrain(epoch=1)
+    module = SupervisedStudent(image_size=8, lr=0.1, optimizer="sgd", schedule_epochs=schedule_epochs)
+    trainer(tmp_path, max_epochs=4, callbacks=[retrain]).fit(module, loaders(digits))
+    want = [0.1 * lr_factor("cosine", step, total, 0) for total in totals for step in range(8)]
+    assert retrain.rates == pytest.approx(want)
+    assert retrain.rates[8] == 0.1
+    assert retrain.moments == 0
+
+
+def test_a_second_training_has_a_schedule_of_its_own(digits, tmp_path):
+    module, rates = SupervisedStudent(image_size=8, lr=0.1), []
+    for _ in range(2):
+        retrain = Retrain(epoch=1)
+        trainer(tmp_path, max_epochs=3, callbacks=[retrain]).fit(module, loaders(digits))
+        rates.append(retrain.rates)
+    assert rates[0] == rates[1]
+
+
+def test_the_start_of_the_schedule_survives_a_resume(digits, tmp_path):
+    whole, rest = Retrain(epoch=1), Retrain(epoch=1)
+    arguments = {"image_size": 8, "lr": 0.1}
+    keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    run = trainer(tmp_path, max_epochs=5, callbacks=[whole, keep], enable_checkpointing=True)
+    run.fit(SupervisedStudent(**arguments), loaders(digits))
+    trainer(tmp_path, max_epochs=5, callbacks=[rest]).fit(
+        SupervisedStudent(**arguments), loaders(digits), ckpt_path=tmp_path / "epoch=2.ckpt"
+    )
+    assert len(rest.rates) == 8
+    assert rest.rates == pytest.approx(whole.rates[12:])
+
+
+def test_parameters_that_nobody_draws_are_named():
+    class Token(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(3))
+
+    module = SupervisedStudent(network=nn.Sequential(nn.Flatten(), nn.Linear(4, 2), Token()), num_classes=2)
+    with pytest.raises(ValueError, match=r"no reset_parameters\(\) draws parameter '2.token'"):
+        module.reinitialize()
+
+
+def test_schedules():
+    assert [lr_factor("none", step, 10, 2) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
+    assert [lr_factor("linear", step, 4, 0) for step in range(6)] == pytest.approx([1, 0.75, 0.5, 0.25, 0, 0])
+    assert lr_factor("cosine", 5, 10, 0) == pytest.approx(0.5)
+
+
+def test_a_schedule_without_an_end_is_refused(digits, tmp_path):
+    with pytest.raises(ValueError, match=r"set max_epochs or max_steps, or the student's schedule_epochs"):
+        trainer(tmp_path, max_epochs=-1).fit(SupervisedStudent(image_size=8), loaders(digits))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind"),
+    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
+)
+def test_optimizers_by_name(optimizer, kind):
+    module = SupervisedStudent(
+        image_size=8,
+        optimizer=optimizer,
+        lr=0.3,
+        momentum=0.8,
+        weight_decay=0.01,
+        scheduler="none",
+        ema_decay=0.9,
+    )
+    built = module.configure_optimizers()
+    (group,) = built.param_groups
+    assert type(built) is kind
+    assert (group["lr"], group["weight_decay"]) == (0.3, 0.01)
+    assert (group["momentum"] if optimizer == "sgd" else group["betas"][0]) == 0.8
+    assert {id(p) for p in group["params"]} == {id(p) for p in module.network.parameters()}
