@@ -2,125 +2,33 @@
 
 import csv
 import json
-import math
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import yaml
+from compare_setup import (
+    SIGMA,
+    compare,
+    folder,
+    guided,
+    knn,
+    own_folder,  # noqa: F401 - used by itself
+    result,
+    sgd,
+    write,
+)
 from test_cli import wandb_records
 
 from pl_privknn.cli import main
-from pl_privknn.comparison import markdown_table, read_comparison, read_results
-from pl_privknn.comparison.planning import Planner
-from pl_privknn.comparison.plot import digest_of, draw, figure_of
-from pl_privknn.comparison.results import Result
-from pl_privknn.comparison.runner import choose
+from pl_privknn.comparison import read_results
+from pl_privknn.comparison.plot import digest_of
 from pl_privknn.privacy.noisy_steps import PaidSteps
 from pl_privknn.privacy.report import audit_ledger
-
-ROOT = Path(__file__).resolve().parents[1]
-SMOKE = {"max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "limit_val_batches": 1}
-SIGMA = "labeling.labeler.init_args.noise.init_args.sigma"
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-def knn(name="knn", class_path="PrivateKNN"):
-    return {
-        "name": name,
-        "labeling": {
-            "labeler": {
-                "class_path": class_path,
-                "init_args": {"k": 30, "sampling_rate": 0.5, "noise": {"class_path": "Gaussian"}},
-            },
-            "queries_per_round": 30,
-            "query_batch_size": 10,
-        },
-        "calibrate": {"parameter": SIGMA, "low": 1.0, "high": 1000.0},
-    }
-
-
-def guided():
-    return {
-        "name": "guided",
-        "title": "Guided PATE",
-        "labeling": {
-            "labeler": {
-                "class_path": "PATE",
-                "init_args": {
-                    "num_teachers": 20,
-                    "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
-                    "partitioner": {"class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200}},
-                    "aggregator": {"class_path": "GNMAX"},
-                },
-            },
-            "queries_per_round": 10,
-        },
-        "calibrate": {"parameter": "labeling.labeler.init_args.aggregator.init_args.sigma", "low": 1, "high": 1000},
-    }  # fmt: skip
-
-
-def sgd():
-    return {
-        "name": "sgd",
-        "model": {
-            "class_path": "NoisySGD",
-            "init_args": {
-                "extractor": {"class_path": "HOG"},
-                "batch_size": 200,
-                "components": 10,
-                "steps_per_charge": 1,
-            },
-        },
-        "trainer": {"max_epochs": 2, "limit_train_batches": 1.0},
-        "epsilon_to": "model.init_args.target_epsilon",
-    }
-
-
-def write(methods, **changes):
-    whole = {
-        "name": "tiny",
-        "base": {
-            "data": {"class_path": "DigitsDataModule", "init_args": {"batch_size": 32, "num_public": 100}},
-            "student": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
-            "trainer": SMOKE,
-            "labeling": {"features": {"class_path": "pl_privknn.features.hog.HOG"}},
-        },
-        "delta": 1e-4,
-        "noise_seeded": True,
-        "seeds": [0],
-        "epsilons": [1, 4],
-        "methods": methods,
-    }
-    path = Path("tiny.yaml")
-    path.write_text(yaml.safe_dump({**whole, **changes}, allow_unicode=True, sort_keys=False))
-    return str(path)
-
-
-def compare(config, *words):
-    return main(["compare", config, "--workers", "0", *words])
-
-
-def folder(method, epsilon, seed=0):
-    return Path(f"runs/compare/tiny/{method}/eps_{epsilon}/seed_{seed}")
-
-
-def result(method, epsilon, seed=0):
-    return json.loads(
-        Path(f"runs/compare/tiny/results/{method}__eps_{epsilon}__seed_{seed}.json").read_text()
-    )
 
 
 def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
@@ -339,115 +247,3 @@ def test_wandb_has_a_run_each_in_one_group_with_its_ledger(tmp_path):
         files = [file.path for artifact in kinds["artifact"] for file in artifact.manifest.contents]
         assert files == ["ledger.sqlite"]
     assert len(ids) == 2
-
-
-def made(method, target, accuracy, seed=0, guarantee="unconditional", place=0, epsilon=None):
-    values = {
-        "comparison": "made", "method": method, "title": method.upper(), "place": place, "kind": "labeler",
-        "target_epsilon": "inf" if target == math.inf else target, "seed": seed, "delta": 1e-5,
-        "epsilon": None if target == math.inf else (epsilon or 0.98 * target), "adjacency": "add_remove",
-        "guarantee": "none" if target == math.inf else guarantee, "test_accuracy": accuracy, "records": [],
-    }  # fmt: skip
-    return Result(method, method.upper(), place, target, seed, accuracy, values)
-
-
-ACCURACIES = {
-    "a": {0.5: [0.6, 0.7, 0.65], 2: [0.8, 0.82, 0.81]},
-    "b": {0.5: [0.5, 0.6, 0.7], 2: [0.83, 0.83, 0.86]},
-}
-CONDITIONAL = {0.5: [0.9, 0.92, 0.94], 2: [0.7, 0.72, 0.71]}
-
-
-def made_results():
-    results = [
-        made(method, target, accuracy, seed, place=place)
-        for place, (method, cells) in enumerate(ACCURACIES.items())
-        for target, accuracies in cells.items()
-        for seed, accuracy in enumerate(accuracies)
-    ]
-    results += [
-        made("c", target, accuracy, seed, "conditional", 2)
-        for target, accuracies in CONDITIONAL.items()
-        for seed, accuracy in enumerate(accuracies)
-    ]
-    return [*results, made("b", math.inf, 0.9, place=1), made("top", math.inf, 0.95, place=3)]
-
-
-def test_table_names_the_best_and_keeps_conditions_apart():
-    lines = markdown_table(made_results()).splitlines()
-    assert lines[0] == "| method | ε ≤ 0.5 | ε ≤ 2 | without privacy |"
-    assert lines[2] == "| A | **0.650 ± 0.050** | 0.810 ± 0.010 | – |"
-    assert lines[3] == "| B | 0.600 ± 0.100 | **0.840 ± 0.017** | 0.900 (1 of 3 seeds) |"
-    assert lines[4] == "| C † | 0.920 ± 0.020 † | 0.710 ± 0.010 † | – |"
-    assert lines[5] == "| TOP | – | – | 0.950 (1 of 3 seeds) |"
-    assert lines[6] == "| *best* | A (C † is ahead) | B |  |"
-    assert "at least 0.98 of it" in lines[8]
-
-
-def test_plot_draws_conditions_hollow_and_bounds_as_lines(tmp_path):
-    results = made_results()
-    (axes,) = figure_of(results).axes
-    assert axes.get_xscale() == "log"
-    series = {container.get_label(): container for container in axes.containers}
-    assert set(series) == {"A", "B", "C (conditional)"}
-    for name, container in series.items():
-        line, _, (bars,) = container
-        cells = CONDITIONAL if "conditional" in name else ACCURACIES[name.lower()]
-        assert line.get_xdata() == pytest.approx([0.49, 1.96])
-        assert line.get_ydata() == pytest.approx([statistics.mean(each) for each in cells.values()])
-        halves = [np.diff(segment[:, 1])[0] / 2 for segment in bars.get_segments()]
-        assert halves == pytest.approx([statistics.stdev(each) for each in cells.values()])
-        hollow = "conditional" in name
-        assert (line.get_markerfacecolor() == "none") == hollow
-        assert line.get_linestyle() == ("--" if hollow else "-")
-    levels = {float(line.get_ydata()[0]) for line in axes.get_lines() if list(line.get_xdata()) == [0, 1]}
-    assert levels == {0.9, 0.95}
-    draw(results, tmp_path / "one")
-    draw(results, tmp_path / "two")
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    assert digest_of(results) != digest_of(results[1:])
-
-
-def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import render
-
-    folder = tmp_path / "results" / "compare_made"
-    folder.mkdir(parents=True)
-    for each in made_results():
-        (folder / f"{each.method}{each.target}{each.seed}.json").write_text(json.dumps(each.values))
-    monkeypatch.setattr(render, "comparisons", lambda: [folder])
-    monkeypatch.setattr(render, "runs", dict)
-    monkeypatch.setattr(render, "DOCS", tmp_path)
-    marks = (render.START, render.END, render.COMPARE_START, render.COMPARE_END)
-    text = render.rendered("before\n" + "\n".join(marks) + "\nafter")
-    assert "docs/compare_made.png" in text
-    assert "| *best* | A (C † is ahead) | B |  |" in text
-    assert render.rendered(text) == text
-    with pytest.raises(SystemExit, match="comparisons"):
-        render.rendered("\n".join(marks[:2]))
-    assert render.old_plots() == ["compare_made.svg"]
-    draw(read_results(folder), tmp_path / "compare_made")
-    assert render.old_plots() == []
-    first = next(folder.glob("a0.5*.json"))
-    first.write_text(json.dumps({**json.loads(first.read_text()), "test_accuracy": 0.1}))
-    assert render.old_plots() == ["compare_made.svg"]
-    assert render.rendered(text) != text
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare_*.yaml")), ids=lambda path: path.stem)
-def test_shipped_comparison_is_understood(path, capsys):
-    # Plans of those that ask about all public images need the data, which may not be there.
-    methods = [
-        method for method in read_comparison(path).methods if "all" not in (method.labeling or {}).values()
-    ]
-    names = [method.name for method in methods]
-    assert main(["compare", str(path), "--dry-run", "--seeds", "0", "--epsilons", "1", "--only", *names]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("missing") for line in lines)
-    planned = [float(line.rsplit("plan ε=", 1)[1]) for line in lines if "plan ε=" in line]
-    assert len(planned) == sum(method.kind == "labeler" for method in methods)
-    assert all(0.9 < epsilon <= 1 for epsilon in planned)
-    planner = Planner(read_comparison(path).base["data"])
-    for run in choose(read_comparison(path), seeds=[0]):
-        planner.check(run)

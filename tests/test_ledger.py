@@ -1,4 +1,4 @@
-"""Totals, budget and rules of the ledger. What happens to its file is in test_ledger_store.py."""
+"""Totals, budget and rules of the ledger. Its file is in test_ledger_store.py and test_ledger_processes.py."""
 
 import json
 import math

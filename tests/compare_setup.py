@@ -1,0 +1,104 @@
+"""What the tests of comparisons share: three methods, a small configuration, its results."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pl_privknn.cli import main
+
+SMOKE = {"max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "limit_val_batches": 1}
+SIGMA = "labeling.labeler.init_args.noise.init_args.sigma"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def knn(name="knn", class_path="PrivateKNN"):
+    return {
+        "name": name,
+        "labeling": {
+            "labeler": {
+                "class_path": class_path,
+                "init_args": {"k": 30, "sampling_rate": 0.5, "noise": {"class_path": "Gaussian"}},
+            },
+            "queries_per_round": 30,
+            "query_batch_size": 10,
+        },
+        "calibrate": {"parameter": SIGMA, "low": 1.0, "high": 1000.0},
+    }
+
+
+def guided():
+    return {
+        "name": "guided",
+        "title": "Guided PATE",
+        "labeling": {
+            "labeler": {
+                "class_path": "PATE",
+                "init_args": {
+                    "num_teachers": 20,
+                    "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
+                    "partitioner": {"class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200}},
+                    "aggregator": {"class_path": "GNMAX"},
+                },
+            },
+            "queries_per_round": 10,
+        },
+        "calibrate": {"parameter": "labeling.labeler.init_args.aggregator.init_args.sigma", "low": 1, "high": 1000},
+    }  # fmt: skip
+
+
+def sgd():
+    return {
+        "name": "sgd",
+        "model": {
+            "class_path": "NoisySGD",
+            "init_args": {
+                "extractor": {"class_path": "HOG"},
+                "batch_size": 200,
+                "components": 10,
+                "steps_per_charge": 1,
+            },
+        },
+        "trainer": {"max_epochs": 2, "limit_train_batches": 1.0},
+        "epsilon_to": "model.init_args.target_epsilon",
+    }
+
+
+def write(methods, **changes):
+    whole = {
+        "name": "tiny",
+        "base": {
+            "data": {"class_path": "DigitsDataModule", "init_args": {"batch_size": 32, "num_public": 100}},
+            "student": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
+            "trainer": SMOKE,
+            "labeling": {"features": {"class_path": "pl_privknn.features.hog.HOG"}},
+        },
+        "delta": 1e-4,
+        "noise_seeded": True,
+        "seeds": [0],
+        "epsilons": [1, 4],
+        "methods": methods,
+    }
+    path = Path("tiny.yaml")
+    path.write_text(yaml.safe_dump({**whole, **changes}, allow_unicode=True, sort_keys=False))
+    return str(path)
+
+
+def compare(config, *words):
+    return main(["compare", config, "--workers", "0", *words])
+
+
+def folder(method, epsilon, seed=0):
+    return Path(f"runs/compare/tiny/{method}/eps_{epsilon}/seed_{seed}")
+
+
+def result(method, epsilon, seed=0):
+    return json.loads(
+        Path(f"runs/compare/tiny/results/{method}__eps_{epsilon}__seed_{seed}.json").read_text()
+    )

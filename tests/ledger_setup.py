@@ -1,0 +1,24 @@
+"""What the tests of the ledger's file share."""
+
+import os
+
+import pytest
+
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+
+G = Gaussian(20.0)
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+
+
+def fill(path):
+    ledger = Ledger(path)
+    run = ledger.run("a", plan=[Charge(G, 50)])
+    for count in (10, 20, 15):
+        run.charge(G, count)
+    ledger.close()
+
+
+def charged(path):
+    ledger = Ledger.open_readonly(path)
+    return sum(charge.count for charge in ledger.report().charged)
