@@ -1,0 +1,21 @@
+"""What the tests of mechanisms share."""
+
+import math
+
+import numpy as np
+
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
+
+ADD_REMOVE = "add_remove"
+ORDERS = np.array([1.1, 1.5, 2.0, 2.7, 5.0, 16.0, 33.3, 128.0])
+FEW_ORDERS = np.array([1.2, 2.0, 5.5, 32.0])
+ALL = [
+    Gaussian(sigma=3.0, l2_sensitivity=math.sqrt(2), sampling_rate=0.2),
+    Gaussian(sigma=3.0),
+    Laplace(scale=4.0, l1_sensitivity=2.0),
+    Laplace(scale=4.0, sampling_rate=0.3),
+    NoisyScreening(k=30, threshold=18, sigma=5.0, num_classes=4),
+    NoisyScreening(k=30, threshold=18, sigma=5.0, num_classes=4, sampling_rate=0.2),
+    ExponentialArgmax(scale=3.0, votes="add", sampling_rate=0.2),
+    ExponentialArgmax(scale=3.0, votes="swap"),
+]

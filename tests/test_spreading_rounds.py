@@ -1,0 +1,143 @@
+"""Answers spread over rounds of a fit: what is asked, paid and told."""
+
+import math
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.callbacks.round_settings import extractor_of, features_of_rounds, probabilities_of
+from pl_privknn.callbacks.selection import ClusterSelection
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers.base import Release
+from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent
+
+
+class _CountingKNN(ReverseKNN):
+    """Releases its noisy counts and remembers what it was asked."""
+
+    def label(self, queries, ledger, max_answers=None):
+        self.asked = [*getattr(self, "asked", []), queries]
+        ledger.charge(self.noise, 1)
+        noisy = self.noise.add_noise(self.counts(queries), self.noise_source.stream(len(self.asked)))
+        return Release(noisy.argmax(dim=1), None, noisy, math.sqrt(2) * self.noise.scale)
+
+
+def _data():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.rand(3, 1, 8, 8, generator=generator)
+
+    def draw(n):
+        labels = torch.arange(n) % 3
+        return (centres[labels] + 0.1 * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
+
+    (private, y), (public, truth), (test, z) = draw(300), draw(60), draw(30)
+    return ArraysDataModule(private, y, public, truth, test, z, num_classes=3, batch_size=16)
+
+
+def _fit(folder, labeler, epochs=2, ckpt_path=None, **kwargs):
+    callback = PrivateLabeler(
+        labeler,
+        rounds=2,
+        epochs_per_round=1,
+        selection=ClusterSelection(components=8, ask="means", spread="kernel"),
+        features=[torch.nn.Flatten(), [torch.nn.Flatten(), "student"]],
+        run_dir=folder / "run",
+        progress=False,
+        **kwargs,
+    )
+    trainer = pl.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, default_root_dir=folder, callbacks=[callback],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    data = _data()
+    student = SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8)
+    trainer.fit(student, data, ckpt_path=ckpt_path)
+    return callback, data, trainer
+
+
+def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
+    labeler = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(0))
+    callback, data, trainer = _fit(tmp_path, labeler, queries_per_round=[12, 0])
+    assert [len(queries) for queries in labeler.asked] == [12]
+    # Pure ε = 0.5 at δ = 1e-5, however many rounds smooth the counts.
+    assert callback.epsilon == callback.epsilon_spent
+    assert 0.49 < callback.epsilon <= 0.5
+    assert bool((data.public.labels >= 0).all())
+    assert callback.metrics["labels/accuracy"] > 0.9
+    # The second round's probabilities come from the first one's counts, smoothed in another space.
+    first = callback._run.store.answers(1)
+    second = callback._run.store.answers(2)
+    assert not torch.equal(first[2], second[2])
+    assert torch.equal(data.public.soft_labels, second[2])
+    # A resumed run reads all of it back and asks nothing.
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    again = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(1))
+    resumed, data_again, _ = _fit(
+        tmp_path, again, epochs=3, ckpt_path=tmp_path / "last.ckpt", queries_per_round=[12, 0]
+    )
+    assert not hasattr(again, "asked")
+    assert resumed.epsilon_spent == callback.epsilon_spent
+    assert torch.equal(data_again.public.soft_labels, data.public.soft_labels)
+
+
+def test_asking_twice_costs_twice(tmp_path):
+    labeler = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(0))
+    callback, _, _ = _fit(tmp_path, labeler, queries_per_round=[12, 6])
+    assert [len(queries) for queries in labeler.asked] == [12, 6]
+    assert labeler.asked[1].shape[1] == 64 + 128
+    assert 0.95 < callback.epsilon <= 1.0
+
+
+def test_a_teacher_without_counts_is_told_and_gives_its_labels_to_clusters(tmp_path):
+    class Silent(_CountingKNN):
+        def label(self, queries, ledger, max_answers=None):
+            return Release(super().label(queries, ledger, max_answers).labels)
+
+    with pytest.warns(UserWarning, match="noisy counts"):
+        callback, data, _ = _fit(
+            tmp_path, Silent(k=1, epsilon=1.0, noise_source=SeededNoise(0)), queries_per_round=[12, 6]
+        )
+    assert bool((data.public.labels >= 0).all())
+    assert callback.metrics["labels/accuracy"] > 0.9
+
+
+def test_balanced_teacher_gets_the_public_features_of_each_round(tmp_path):
+    labeler = _CountingKNN(k=1, epsilon=1.0, balance="prices", noise_source=SeededNoise(0))
+    callback, _, _ = _fit(tmp_path, labeler, queries_per_round=[12, 6])
+    assert labeler._public.shape == (60, 64 + 128)
+    assert callback.metrics["labels/accuracy"] > 0.9
+    prices = learn_prices(labeler._public, labeler.asked[1])
+    chosen = priced_neighbors(labeler._features, labeler.asked[1], prices)[:, 0]
+    degrees = torch.bincount(chosen, minlength=len(labeler.asked[1]))
+    assert torch.equal(labeler.counts(labeler.asked[1]).sum(dim=1), degrees)
+
+
+def test_probabilities_and_joined_features_of_a_student_leave_it_as_it_was():
+    student = SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8).train()
+    before = {name: value.clone() for name, value in student.state_dict().items()}
+    images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    probabilities = probabilities_of(student, images)
+    joined = extractor_of([torch.nn.Flatten(), "student"], student)(images)
+    assert torch.allclose(probabilities.sum(dim=1), torch.ones(5))
+    # Each part is scaled to unit length, so that neither drowns the other.
+    assert torch.allclose(joined[:, :64].norm(dim=1), torch.ones(5))
+    assert torch.allclose(joined[:, 64:].norm(dim=1), torch.ones(5))
+    assert student.training
+    assert student.network.training
+    assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
+
+
+@pytest.mark.parametrize("features", [[], [[]], ["teacher"], [[torch.nn.Flatten(), "teacher"]]])
+def test_features_that_are_none_are_refused(features):
+    with pytest.raises(ValueError, match="features"):
+        features_of_rounds(features)
+
+
+def test_first_round_must_ask():
+    with pytest.raises(ValueError, match="queries_per_round"):
+        PrivateLabeler(None, rounds=2, queries_per_round=[0, 10])
