@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from pl_privknn.datamodules.loading import (
     UnlabeledSampler,
     take_batch,
 )
+from pl_privknn.datamodules.parts import check_groups, check_overlap, check_part, known_truth, present
 from pl_privknn.datamodules.private_loader import PrivateTraining
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -174,39 +174,21 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         """
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
-            self._private = self._checked("private", self.load_private())
-            self._check_groups(len(self._private))
+            self._private = check_part(
+                self, "private", self.load_private(), may_be_empty=not self.needs_private
+            )
+            check_groups(self.private_groups, len(self._private))
         if stage in ("fit", "validate", None) and self._public is None:
-            self._public = self._checked("public", self.load_public())
+            self._public = check_part(self, "public", self.load_public())
             if self.train_on_truth:
-                self._public.set_labels(slice(None), _known(self._public.truth))
+                self._public.set_labels(slice(None), known_truth(self._public.truth))
             self._validation = self.load_validation()
         if stage in ("fit", "test", "predict", None) and self._test is None:
-            self._test = self._of_task("test", self.load_test())
+            self._test = check_part(self, "test", self.load_test(), may_be_empty=True)
         if stage in ("predict", None) and self._predict is None:
             self._predict = self.load_predict()
         if not compared and self._public is not None and self._test is not None:
-            self._check_overlap(self._public, self._test)
-
-    def _checked(self, name: str, part: Any) -> Any:
-        if len(part) == 0 and (name != "private" or self.needs_private):
-            raise ValueError(f"{type(self).__name__}: the {name} set is empty; it needs at least one image")
-        return self._of_task(name, part)
-
-    def _of_task(self, name: str, part: Any) -> Any:
-        if part.task != self.task:
-            raise ValueError(
-                f"{type(self).__name__}: the {name} set was made with task={part.task!r}, the data module is "
-                f"{self.task!r}; pass task= to LabeledImages and PublicDataset"
-            )
-        return part
-
-    def _check_groups(self, records: int) -> None:
-        groups = self.private_groups
-        if groups is not None and (groups.shape != (records,) or groups.dtype != torch.int64):
-            raise ValueError(
-                f"private_groups: shape {tuple(groups.shape)}, {groups.dtype}; want int64 of shape ({records},)"
-            )
+            check_overlap(self.overlap, self._public, self._test)
 
     @property
     def private(self) -> LabeledImages:
@@ -215,17 +197,17 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         Whatever reads it owes the privacy accounting; nothing derived from it may be logged, stored or shown
         without having been released through a charged mechanism.
         """
-        return _present("private", "fit", self._private)
+        return present("private", "fit", self._private)
 
     @property
     def public(self) -> PublicDataset:
         """The public images and their released labels, after ``setup("fit")`` or ``setup("validate")``."""
-        return _present("public", "fit", self._public)
+        return present("public", "fit", self._public)
 
     @property
     def test(self) -> LabeledImages:
         """The test images and labels, after ``setup("fit")`` or ``setup("test")``; may be empty."""
-        return _present("test", "test", self._test)
+        return present("test", "test", self._test)
 
     def private_images(self, start: int, stop: int) -> Tensor:
         """Private images ``start … stop - 1`` as float32; for labelers and baselines alone."""
@@ -256,18 +238,6 @@ class PrivatePublicDataModule(pl.LightningDataModule):
             "private/test": (private, test),
         }
         return {name: len(common_images(*pair)) for name, pair in pairs.items()}
-
-    def _check_overlap(self, public: PublicDataset, test: LabeledImages) -> None:
-        if self.overlap == "ignore" or not (common := common_images(public.store, test.store)):
-            return
-        message = (
-            f"{len(common)} test images are public images too (test image {common[0][1]} is public image "
-            f"{common[0][0]}): accuracy on them says nothing about unseen images. Take them out of one of "
-            'the two, or set overlap="warn" or overlap="ignore"'
-        )
-        if self.overlap == "error":
-            raise ValueError(message)
-        warnings.warn(message, stacklevel=2)
 
     # ------------------------------------------------------------------ the loaders
 
@@ -360,15 +330,3 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         if pin_memory is None:
             pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
-
-
-def _known(truth: Tensor | None) -> Tensor:
-    if truth is None:
-        raise ValueError("train_on_truth=True, but the truth of the public images isn't known; leave it out")
-    return truth
-
-
-def _present(name: str, stage: str, part: Any) -> Any:
-    if part is None:
-        raise RuntimeError(f'the {name} data isn\'t loaded; call setup("{stage}") first (a trainer does)')
-    return part

@@ -7,18 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_choice, check_finite, check_int, check_non_negative, check_positive
 from pl_privknn.networks import build_network
 from pl_privknn.students.augment import WeakAugmentation
 from pl_privknn.students.batch import split_batch
 from pl_privknn.students.ema import EMA
+from pl_privknn.students.evaluation import EvaluatedModule
 from pl_privknn.students.losses import weighted_mean
-from pl_privknn.students.metrics import AttributeAccuracy
 from pl_privknn.students.optim import OPTIMIZERS, SCHEDULERS, build_optimizer, lr_factor
 from pl_privknn.students.reset import fresh_weights
 from pl_privknn.students.tasks import TASKS, accuracy_metric
@@ -26,7 +24,7 @@ from pl_privknn.students.tasks import TASKS, accuracy_metric
 AUGMENT = ("none", "weak")
 
 
-class Student(pl.LightningModule, abc.ABC):
+class Student(EvaluatedModule, abc.ABC):
     """A classifier trained on public images and released labels; subclasses say by what objective.
 
     A training batch is ``{"labeled": (x, y), "unlabeled": x}``, or without ``"unlabeled"``, or a plain
@@ -232,27 +230,6 @@ class Student(pl.LightningModule, abc.ABC):
                 batch_size=batch_size,
             )
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``val/accuracy`` and ``val/loss``."""
-        self._evaluate(batch, "val", self.val_accuracy)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``test/accuracy`` and ``test/loss``."""
-        self._evaluate(batch, "test", self.test_accuracy)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the accuracy of each attribute, where there are attributes."""
-        self._log_attributes("val", self.val_accuracy)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the accuracy of each attribute, where there are attributes."""
-        self._log_attributes("test", self.test_accuracy)
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Probabilities of classes, or of attributes, float32 ``(n, num_classes)``."""
-        images = batch if isinstance(batch, Tensor) else batch[0]
-        return self.outputs.probabilities(self(images))
-
     def configure_optimizers(self) -> Any:
         """The named optimizer over the trained network, and its schedule per optimizer step."""
         hparams = self.hparams
@@ -320,30 +297,6 @@ class Student(pl.LightningModule, abc.ABC):
         return build_network(
             hparams["network"], hparams["num_classes"], hparams["in_channels"], hparams["image_size"]
         )
-
-    def _log_attributes(self, stage: str, accuracy: MulticlassAccuracy | AttributeAccuracy) -> None:
-        if not isinstance(accuracy, AttributeAccuracy):
-            return
-        each = accuracy.compute()
-        accuracy.reset()
-        names = getattr(getattr(self.trainer, "datamodule", None), "attribute_names", ())
-        if len(names) != len(each):
-            names = tuple(map(str, range(len(each))))
-        self.log(f"{stage}/accuracy", each.nanmean(), prog_bar=True)
-        for name, value in zip(names, each, strict=True):
-            if bool(value.isfinite()):
-                self.log(f"{stage}/accuracy_{name}", value)
-
-    def _evaluate(self, batch: Any, stage: str, accuracy: MulticlassAccuracy | AttributeAccuracy) -> None:
-        x, y = batch[0], batch[1]
-        logits = self(x)
-        if isinstance(accuracy, MulticlassAccuracy) and y.ndim == 2:
-            y = y.argmax(dim=1)
-        accuracy.update(logits, y)
-        loss = weighted_mean(self.outputs.losses(logits, y), self.outputs.known(logits, y))
-        if isinstance(accuracy, MulticlassAccuracy):  # of attributes, see _log_attributes
-            self.log(f"{stage}/accuracy", accuracy, prog_bar=True, batch_size=len(x))
-        self.log(f"{stage}/loss", loss, batch_size=len(x), sync_dist=True)
 
     def _lr_factor(self, step: int) -> float:
         step -= self._schedule_start
