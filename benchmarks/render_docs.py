@@ -49,20 +49,27 @@ def _accuracies(name: str, found: dict[str, Any]) -> str:
     )
 
 
+def _runs(chosen: list[str], keep: list[int]) -> str:
+    names = ("run", "data", "teacher", "ε", "δ", "answered", "label accuracy", "test accuracy", "seeds")
+    found = runs()
+    lines = [[cell.strip() for cell in row(name, found[name]).strip("|").split("|")] for name in chosen]
+    return markdown([names[i] for i in keep], [[line[i] for i in keep] for line in lines])
+
+
 def curator() -> str:
     """Runs of reverse kNN with a curator."""
-    names = ("run", "data", "teacher", "ε", "δ", "answered", "label accuracy", "test accuracy", "seeds")
-    chosen = {
-        name: summaries
-        for name, summaries in runs().items()
-        if name.startswith("fashion_mnist_reverse_knn_eps")
-    }
-    lines = [
-        [cell.strip() for cell in row(name, summaries).strip("|").split("|")]
-        for name, summaries in chosen.items()
+    chosen = [name for name in runs() if name.startswith("fashion_mnist_reverse_knn_eps")]
+    return _runs(chosen, [0, 3, 6, 7, 8])
+
+
+def same_queries() -> str:
+    """Three teachers on 1,000 random queries, with the same student."""
+    chosen = [
+        "fashion_mnist_pate",
+        "fashion_mnist_private_knn_one_round_uda",
+        "fashion_mnist_reverse_knn_random_queries",
     ]
-    keep = [0, 3, 6, 7, 8]  # the rest is the same for all
-    return markdown([names[i] for i in keep], [[line[i] for i in keep] for line in lines])
+    return _runs(chosen, [2, 3, 5, 6, 7, 8])
 
 
 def smoothing() -> str:
@@ -183,6 +190,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("reverse_knn.md", "local", local),
     ("noisy_sgd.md", "opacus", opacus),
     ("pate.md", "stacked", pate_speed),
+    ("pate.md", "same queries", same_queries),
 ]
 
 
