@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.datamodules.datasets import TASKS, ImageShape, LabeledImages, PublicDataset, known_rows
+from pl_privknn.datamodules.datasets import ImageShape, LabeledImages, PublicDataset
 from pl_privknn.datamodules.images import ImageStore, common_images
 from pl_privknn.datamodules.loading import (
     LabeledBatches,
@@ -24,6 +24,7 @@ from pl_privknn.datamodules.loading import (
 )
 from pl_privknn.datamodules.parts import check_groups, check_overlap, check_part, known_truth, present
 from pl_privknn.datamodules.private_loader import PrivateTraining
+from pl_privknn.datamodules.targets import TASKS, known_rows
 from pl_privknn.privacy.noise import NoiseSource
 
 Overlap = Literal["error", "warn", "ignore"]
