@@ -229,12 +229,14 @@ def test_wandb_has_a_run_each_in_one_group_with_its_ledger(tmp_path):
     assert compare(write([knn()], wandb=wandb, epsilons=[1, 4])) == 0
     ids = set()
     for epsilon in (1, 4):
-        (path,) = folder("knn", epsilon).rglob("*.wandb")
-        for _ in range(200):  # W&B's own process writes the file; it may end a moment later
-            records = list(wandb_records(path))
+        records = []
+        for _ in range(600):  # W&B's own process makes and writes the file; it may end a moment later
+            paths = list(folder("knn", epsilon).rglob("*.wandb"))
+            records = list(wandb_records(paths[0])) if paths else []
             if records and records[-1].WhichOneof("record_type") == "exit":
                 break
             time.sleep(0.1)
+        assert len(paths) == 1
         kinds = {kind: [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
                  for kind in ("run", "summary", "artifact", "request")}  # fmt: skip
         started = kinds["run"][0]
