@@ -141,10 +141,10 @@ def wandb_records(path):
 def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):
     arguments = ["--trainer.logger", "WandbLogger", "--trainer.logger.offline", "true"]
     assert main(["fit", *DIGITS, *SMALL, *arguments, "--run_dir", "runs/wandb"]) == 0
-    (path,) = Path("runs/wandb").rglob("*.wandb")
-    # W&B's own process writes the file; it may end a moment after the run was finished.
-    for _ in range(200):
-        records = list(wandb_records(path))
+    # W&B's own process makes and writes the file; it may end a moment after the run was finished.
+    for _ in range(600):
+        paths = list(Path("runs/wandb").rglob("*.wandb"))
+        records = list(wandb_records(paths[0])) if paths else []
         if records and records[-1].WhichOneof("record_type") == "exit":
             break
         time.sleep(0.1)
