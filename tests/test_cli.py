@@ -1,3 +1,4 @@
+import importlib
 import json
 import struct
 import time
@@ -139,6 +140,8 @@ def wandb_records(path):
 
 
 def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):
+    # W&B's process takes relative paths from where it was started, perhaps by an earlier test in another folder.
+    importlib.import_module("wandb").teardown()
     arguments = ["--trainer.logger", "WandbLogger", "--trainer.logger.offline", "true"]
     assert main(["fit", *DIGITS, *SMALL, *arguments, "--run_dir", "runs/wandb"]) == 0
     # W&B's own process makes and writes the file; it may end a moment after the run was finished.

@@ -1,6 +1,7 @@
 """Comparisons that run: whole, interrupted, with a fault, and what they leave."""
 
 import csv
+import importlib
 import json
 import os
 import signal
@@ -225,6 +226,8 @@ def test_folder_of_another_configuration_is_refused(capsys):
 
 
 def test_wandb_has_a_run_each_in_one_group_with_its_ledger(tmp_path):
+    # W&B's process takes relative paths from where it was started, perhaps by an earlier test in another folder.
+    importlib.import_module("wandb").teardown()
     wandb = {"project": "comparisons", "mode": "offline", "attach_ledger": True}
     assert compare(write([knn()], wandb=wandb, epsilons=[1, 4])) == 0
     ids = set()
