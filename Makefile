@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint install clean
+.PHONY: demo test names lint install clean
 
 install: $(STAMP)
 
@@ -20,6 +20,12 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+# Two collections under different hash seeds must name the same tests in the same order.
+names: $(STAMP)
+	PYTHONHASHSEED=1 $(BIN)/python -m pytest --collect-only --quiet | grep :: > $(VENV)/names.1
+	PYTHONHASHSEED=2 $(BIN)/python -m pytest --collect-only --quiet | grep :: > $(VENV)/names.2
+	cmp $(VENV)/names.1 $(VENV)/names.2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

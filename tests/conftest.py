@@ -16,3 +16,8 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed_everything() -> None:
     torch.manual_seed(0)
+
+
+def pytest_make_parametrize_id(config, val, argname):
+    """Number parameters that are bytes: gzip writes the time into them, and workers must agree on names."""
+    return argname if isinstance(val, bytes) else None
