@@ -4,29 +4,17 @@ import dataclasses
 import math
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from opacus.accountants import RDPAccountant
+from small_fit import ListLedger, fit_student
 from torch.nn import functional as F
 
-from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import NoisySGDTeacher
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
-from pl_privknn.students import SupervisedStudent
-
-
-class ListLedger:
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1):
-        self.rows.append((mechanism, count))
-        return len(self.rows) - 1
 
 
 class Silent(NoiseSource):
@@ -186,28 +174,13 @@ def test_answers_are_capped_and_the_rest_refused():
 
 
 def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(3, 1, 8, 8, generator=generator)
-
-    def draw(n):
-        labels = torch.arange(n) % 3
-        return (centres[labels] + 0.1 * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
-
-    (private, y), (public, truth), (test, z) = draw(300), draw(60), draw(30)
-    data = ArraysDataModule(private, y, public, truth, test, z, num_classes=3, batch_size=16)
     teacher = NoisySGDTeacher(
         sampling_rate=0.2, batch_size=60, steps=30, target_epsilon=2.0, components=8, lr=4.0,
         noise_source=SeededNoise(0),
     )  # fmt: skip
-    callback = PrivateLabeler(
-        teacher, epochs_per_round=1, queries_per_round=60, query_batch_size=7, selection="all",
-        features=torch.nn.Flatten(), run_dir=tmp_path / "run", progress=False,
-    )  # fmt: skip
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[callback],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    trainer.fit(SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8), data)
+    callback, data = fit_student(
+        tmp_path, teacher, 0.1, queries_per_round=60, query_batch_size=7, selection="all"
+    )
     charged = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().charged
     assert sum(charge.count for charge in charged) == 30
     assert callback.epsilon == callback.epsilon_spent <= 2.0

@@ -3,28 +3,16 @@
 import math
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from small_fit import ListLedger, fit_student
 
-from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection
-from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN
 from pl_privknn.labelers.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.ind_knn_core import PublicDensity
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.students import SupervisedStudent
-
-
-class ListLedger:
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1):
-        self.rows.append((mechanism, count))
-        return len(self.rows) - 1
 
 
 def table(n=400, d=5, classes=3, seed=0):
@@ -143,36 +131,16 @@ def test_individual_budgets_let_their_noisy_votes_out_on_one_scale():
 
 
 def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(3, 1, 8, 8, generator=generator)
-
-    def draw(n):
-        labels = torch.arange(n) % 3
-        return (centres[labels] + 0.3 * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
-
-    (private, y), (public, truth), (test, z) = draw(300), draw(90), draw(30)
-    data = ArraysDataModule(private, y, public, truth, test, z, num_classes=3, batch_size=16)
-    callback = PrivateLabeler(
-        PrivateKNN(
-            k=40,
-            sampling_rate=0.5,
-            screening=Screening(40, 4.0),
-            noise=Gaussian(8.0),
-            noise_source=SeededNoise(0),
-            release_counts=True,
-        ),
-        epochs_per_round=1,
-        queries_per_round=30,
-        selection=ClusterSelection(components=8, ask="means", spread="kernel"),
-        features=torch.nn.Flatten(),
-        run_dir=tmp_path / "run",
-        progress=False,
+    teacher = PrivateKNN(
+        k=40,
+        sampling_rate=0.5,
+        screening=Screening(40, 4.0),
+        noise=Gaussian(8.0),
+        noise_source=SeededNoise(0),
+        release_counts=True,
     )
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[callback],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    trainer.fit(SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8), data)
+    selection = ClusterSelection(components=8, ask="means", spread="kernel")
+    callback, data = fit_student(tmp_path, teacher, 0.3, public=90, queries_per_round=30, selection=selection)
     counts = callback._run.store.counts()
     assert 0 < counts["answered"] < 30
     # Examples of refused clusters follow their neighbours' counts.
@@ -181,28 +149,14 @@ def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path)
 
 
 def test_thresholds_come_from_all_public_examples_when_means_are_asked_about(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(3, 1, 8, 8, generator=generator)
-
-    def draw(n):
-        labels = torch.arange(n) % 3
-        return (centres[labels] + 0.3 * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
-
-    (private, y), (public, truth), (test, z) = draw(2000), draw(300), draw(30)
-    data = ArraysDataModule(private, y, public, truth, test, z, num_classes=3, batch_size=16)
     teacher = IndKNN(
         threshold=0.01, sigma2=0.5, epsilon=3.0, num_queries=12, density=PublicDensity(100, 2000),
         noise_source=SeededNoise(0), release_counts=True,
     )  # fmt: skip
-    callback = PrivateLabeler(
-        teacher, epochs_per_round=1, queries_per_round=12, features=torch.nn.Flatten(), run_dir=tmp_path / "run",
-        selection=ClusterSelection(components=8, ask="means", spread="kernel"), progress=False,
-    )  # fmt: skip
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[callback],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    trainer.fit(SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8), data)
+    selection = ClusterSelection(components=8, ask="means", spread="kernel")
+    callback, _ = fit_student(
+        tmp_path, teacher, 0.3, private=2000, public=300, queries_per_round=12, selection=selection
+    )
     # Taken from the twelve means, which lie close together, thresholds would leave no record near any of them.
     assert len(teacher._engine.reference) == 300
     assert callback.metrics["labels/accuracy"] > 0.9

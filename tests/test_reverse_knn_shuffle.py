@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from small_fit import ListLedger
 
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import Table, true_counts
@@ -227,12 +228,3 @@ def test_counts_are_released_by_a_curator_alone():
         with pytest.raises(ValueError, match="counts"):
             ReverseKNN(epsilon=1.0).release(counts, ledger)
         assert ledger.rows == []
-
-
-class ListLedger:
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1):
-        self.rows.append((mechanism, count))
-        return len(self.rows) - 1
