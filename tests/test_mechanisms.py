@@ -93,11 +93,11 @@ def test_added_votes_are_no_replacement():
         ExponentialArgmax(scale=1.0, votes="add").rdp(ORDERS, "replace_one")
 
 
-def test_screening_refuses_a_table_with_fewer_than_k_records():
+def test_screening_refuses_a_table_of_k_records():
     plain = NoisyScreening(k=30, threshold=18, sigma=5.0, num_classes=4)
-    plain.check_table_size(30)
+    plain.check_table_size(31)
     with pytest.raises(ValueError, match="k=30"):
-        plain.check_table_size(29)
+        plain.check_table_size(30)
     dataclasses.replace(plain, sampling_rate=0.5).check_table_size(3)
 
 

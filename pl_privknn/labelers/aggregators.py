@@ -27,9 +27,8 @@ class Aggregator:
     """Releases the arg-max of noisy votes, for queries that pass a noisy screening where there is one.
 
     One changed vote moves the histogram by √2 in L2 and 2 in L1, and the largest count by at most 1. An
-    abstention is one more choice of a teacher and moves less. The screening compares
-    max(largest count, ⌈k/c⌉): k votes for c classes can't stay below that, and with abstentions it keeps the
-    counts within the range that :class:`~pl_privknn.privacy.mechanisms.NoisyScreening` accounts for.
+    abstention is one more choice of a teacher and moves less; the screening takes a largest count that
+    abstentions leave below ⌈k/c⌉ for ⌈k/c⌉ (:class:`~pl_privknn.privacy.mechanisms.NoisyScreening`).
 
     Args:
         noise: ``Gaussian``, ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
@@ -117,8 +116,7 @@ class Aggregator:
         passed = torch.ones(len(votes), dtype=torch.bool)
         if screening is not None:
             row = ledger.charge(bill(screening), len(votes))
-            floor = math.ceil(num_teachers / votes.shape[1])
-            largest = votes.max(dim=1).values.clamp_min(floor)
+            largest = votes.max(dim=1).values
             passed = screening.passes(largest, noise_source.stream("screening", row))
         answered = torch.nonzero(passed).flatten()[:max_answers]
         if not len(answered):

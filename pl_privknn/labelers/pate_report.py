@@ -75,8 +75,7 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     curve = np.zeros(len(orders))
     screening = pate.aggregator.screening_mechanism(pate.num_teachers, votes.shape[1])
     if screening is not None:
-        floor = -(-pate.num_teachers // votes.shape[1])
-        curve += screening_rdp(screening, counts.max(axis=1).clip(floor), orders).sum(axis=0)
+        curve += screening_rdp(screening, counts.max(axis=1).clip(screening.lowest), orders).sum(axis=0)
     noise, chosen = pate.aggregator.noise, counts[answered.numpy()]
     both = curve + answers_rdp(noise, chosen, orders, "both").sum(axis=0)
     one = curve + answers_rdp(noise, chosen, orders, "one").sum(axis=0)

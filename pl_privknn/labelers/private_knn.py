@@ -103,15 +103,18 @@ class PrivateKNN(Labeler):
         """Take the private table; see :meth:`Labeler.fit`.
 
         Raises:
-            ValueError: also for a table of fewer than ``k`` records without sampling, where screening's
-                guarantee would not cover the vote counts that can occur.
+            ValueError: also, without sampling, for a table of fewer than ``k`` records, or of ``k`` where there is
+                a screening: its guarantee is for exactly k votes, with and without any one record.
         """
         check_table(features, labels, num_classes)
+        screening = self._bind(num_classes)
+        if screening is not None:
+            screening.check_table_size(len(features))
         if len(features) < self.k and self.sampling_rate == 1.0:
             raise ValueError(
                 f"the private table holds fewer than k={self.k} records; lower k or collect more records"
             )
-        self._screening = self._bind(num_classes)
+        self._screening = screening
         self._neighbors = PoissonNeighbors(features, labels, num_classes, self.k, self.sampling_rate)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:

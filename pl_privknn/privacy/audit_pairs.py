@@ -101,8 +101,7 @@ def _laplace(mechanism: Laplace | DiscreteLaplace, taking_part: Tensor, noise: N
 @_run.register
 def _screening(mechanism: NoisyScreening, taking_part: Tensor, noise: NoiseSource) -> Floats:
     """The count, of those that can occur, at which one vote more tells most; found by comparing all."""
-    lowest = 0 if mechanism.sampling_rate < 1 else -(-mechanism.k // mechanism.num_classes)
-    counts = np.arange(lowest, mechanism.k + 1)
+    counts = np.arange(mechanism.lowest, mechanism.k + 1)
     passing, failing = mechanism.log_outcomes(counts).T
     if len(counts) == 1:
         return np.zeros(taking_part.shape)

@@ -31,9 +31,9 @@ class NoisyScreening(OutcomeMechanism):
     occur (Zhu, Yu, Chandraker, Wang 2020, Theorem 7):
 
     - sampled (``sampling_rate`` < 1): t from 0 to k, since a sample may hold fewer than k records;
-    - not sampled: t from ⌈k/c⌉ to k, by the pigeon-hole principle. **This assumes at least k records in both
-      neighbouring tables**, so that exactly k votes are cast; whoever draws must call
-      :meth:`check_table_size` once (:class:`~pl_privknn.labelers.PrivateKNN` does).
+    - not sampled: t from ⌈k/c⌉ to k. By the pigeon-hole principle k votes can't stay below :attr:`lowest`;
+      where fewer are cast (a table of fewer than k records, teachers that abstain), :meth:`passes` compares
+      max(t, ⌈k/c⌉), which one record also moves by at most 1. So every pair of tables lies in the family.
 
     Attributes:
         k: number of neighbours that vote, at least 1.
@@ -72,11 +72,17 @@ class NoisyScreening(OutcomeMechanism):
                 "secure=True; use less noise or secure=False"
             )
 
+    @property
+    def lowest(self) -> int:
+        """The smallest count that is accounted for; :meth:`passes` takes smaller ones for it."""
+        return 0 if self.sampling_rate < 1 else -(-self.k // self.num_classes)
+
     def passes(self, max_votes: Tensor, noise: NoiseSource) -> Tensor:
         """Draw the noise and compare.
 
         Args:
-            max_votes: largest vote count of each query, any shape; whole numbers where ``secure``.
+            max_votes: largest vote count of each query, any shape; whole numbers where ``secure``. Counts below
+                :attr:`lowest` are raised to it.
             noise: where the noise comes from.
 
         Returns:
@@ -85,6 +91,7 @@ class NoisyScreening(OutcomeMechanism):
         Raises:
             ValueError: for counts in floating point where ``secure``.
         """
+        max_votes = max_votes.clamp_min(self.lowest)
         if self.secure:
             if max_votes.is_floating_point():
                 raise ValueError(
@@ -96,22 +103,21 @@ class NoisyScreening(OutcomeMechanism):
         return max_votes.double() + drawn >= self.threshold
 
     def check_table_size(self, num_records: int) -> None:
-        """Raise ``ValueError`` where the family of pairs would not cover a table of this size.
+        """Raise ``ValueError`` for a table of at most k records, without sampling.
 
-        That a table holds at least k records counts as public knowledge.
+        With one record less, fewer than k would vote, and ⌈k/c⌉ would stand for a count that is not there. That
+        a table holds more than k records counts as public knowledge.
         """
-        if self.sampling_rate == 1.0 and num_records < self.k:
+        if self.sampling_rate == 1.0 and num_records <= self.k:
             raise ValueError(
-                f"k={self.k} exceeds the number of private records, so without sampling fewer than k "
-                "vote and the accounting of the screening does not hold; use a smaller k or a "
-                "sampling_rate below 1"
+                f"k={self.k}: screening without sampling needs more than k private records, so that k vote also "
+                "where one is taken away; use a smaller k, a sampling_rate below 1, or no screening"
             )
 
     def log_outcome_pairs(self, adjacency: Adjacency) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Log-probabilities of (pass, fail) for counts t, t+1 and t+1, t; see the class."""
         require_unsampled(self.kind, self.sampling_rate, adjacency)
-        lowest = 0 if self.sampling_rate < 1 else -(-self.k // self.num_classes)
-        counts = np.arange(lowest, self.k + 1, dtype=np.int64)
+        counts = np.arange(self.lowest, self.k + 1, dtype=np.int64)
         log_p = self.log_outcomes(counts)
         if len(counts) == 1:  # k = 1 without sampling: the count is always 1 and tells nothing
             return log_p, log_p
