@@ -35,7 +35,7 @@ ONE_BY_ONE = 64
 class Free:
     """A ledger for simulations: what the stream costs is known beforehand."""
 
-    def charge(self, mechanism: Any, count: int = 1) -> int:
+    def charge(self, mechanism: Any, count: int = 1, **stated: Any) -> int:
         """Nothing to pay."""
         return 0
 

@@ -110,7 +110,7 @@ def measure_reverse(
 class _Unpaid:
     """Stands in for a ledger, where accuracy is looked at and nothing leaves the script."""
 
-    def charge(self, mechanism: Mechanism, count: int = 1) -> int:
+    def charge(self, mechanism: Mechanism, count: int = 1, **stated: object) -> int:
         return 0
 
 

@@ -53,7 +53,7 @@ class Payments:
     def __init__(self) -> None:
         self.rows: list[Charge] = []
 
-    def charge(self, mechanism: Mechanism, count: int = 1) -> int:
+    def charge(self, mechanism: Mechanism, count: int = 1, **stated: object) -> int:
         """Note a payment."""
         self.rows.append(Charge(mechanism, count))
         return len(self.rows) - 1

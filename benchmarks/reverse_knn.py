@@ -49,7 +49,7 @@ console = Console(stderr=True)
 class FreeOfCharge:
     """A ledger that takes note of nothing: for measuring, never for a release."""
 
-    def charge(self, mechanism: object, count: int = 1) -> int:
+    def charge(self, mechanism: object, count: int = 1, **stated: object) -> int:
         """No row is written; every charge is the first."""
         return 0
 

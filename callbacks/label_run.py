@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.privacy.accountant import PrivacyReport
+from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
@@ -56,7 +57,8 @@ class LabelRun:
         self.store = LabelStore(
             folder / "labels.sqlite",
             {
-                "plan": [charge.to_record() for charge in plan],
+                # As it is without marks: what they say of the noise is in the ledger, and never stops a resume.
+                "plan": [Charge(charge.mechanism, charge.count).to_record() for charge in plan],
                 "delta": delta,
                 "adjacency": adjacency,
                 "public_examples": public_examples,
@@ -105,6 +107,7 @@ class LabelRun:
             "privacy/epsilon": guarantee.epsilon,
             "privacy/epsilon_spent": spent.epsilon,
             "privacy/delta": self.delta,
+            "privacy/guarantee": float(strength(guarantee.guarantee)),
             "labels/queried": float(counts["queried"]),
             "labels/answered": float(counts["answered"]),
         }

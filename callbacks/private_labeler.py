@@ -25,6 +25,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.accountant import PrivacyReport
+from pl_privknn.privacy.guarantee import Level
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
@@ -133,6 +134,12 @@ class PrivateLabeler(pl.Callback):
     def epsilon_spent(self) -> float:
         """ε of what was released in fact; for information, it is not a promise made beforehand."""
         return self._metrics.get("privacy/epsilon_spent", 0.0)
+
+    @property
+    def guarantee(self) -> Level:
+        """The word beside :attr:`epsilon`; :meth:`report` has the reasons."""
+        report = self.report(exact=False)
+        return "unconditional" if report is None else report[0].guarantee
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -265,7 +272,7 @@ class PrivateLabeler(pl.Callback):
         queries = self._queries(len(data.public))
         return LabelRun(
             folder,
-            plan=self.labeler.plan(
+            plan=self.labeler.stated_plan(
                 sum(queries), self._answers(queries), data.num_classes, rounds=sum(map(bool, queries))
             ),
             public_examples=len(data.public),

@@ -68,10 +68,14 @@ class RunReport(pl.Callback):
         summary = self.summary
         rows = []
         if summary.get("epsilon") is not None:
-            guarantee = f"ε = {summary['epsilon']:.4g} at δ = {summary['delta']:g} ({summary['adjacency']})"
-            rows.append(("guarantee", guarantee))
+            rows.append(
+                ("ε", f"{summary['epsilon']:.4g} at δ = {summary['delta']:g} ({summary['adjacency']})")
+            )
+            rows.append(("guarantee", summary["guarantee"]))
             if summary["guarantee"] != "unconditional":
-                rows.append(("holds only if", summary["reason"]))
+                rows.append(
+                    ("because" if summary["guarantee"] == "none" else "holds only if", summary["reason"])
+                )
             rows.append(("spent in fact", f"ε = {summary['epsilon_spent']:.4g}"))
             if "queried" in summary:
                 rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))

@@ -6,8 +6,11 @@ import pytest
 
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import SystemNoise
 
 G = Gaussian(20.0)
+#: What a charge says for its guarantee to be unconditional.
+PROTECTED = {"noise": SystemNoise(), "adjacencies": ("add_remove",)}
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 

@@ -14,7 +14,7 @@ class ListLedger:
     def __init__(self):
         self.rows = []
 
-    def charge(self, mechanism, count=1):
+    def charge(self, mechanism, count=1, **stated):
         self.rows.append((mechanism, count))
         return len(self.rows) - 1
 

@@ -38,7 +38,7 @@ class Free:
 
     rows = itertools.count()
 
-    def charge(self, mechanism, count=1):
+    def charge(self, mechanism, count=1, **stated):
         return next(self.rows)
 
 

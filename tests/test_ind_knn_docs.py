@@ -99,7 +99,7 @@ def test_the_simulated_stream_is_the_labelers(benchmark):
     labeler.fit(tables.private.features, tables.private.labels, features.CLASSES)
 
     class Free:
-        def charge(self, mechanism, count=1):
+        def charge(self, mechanism, count=1, **stated):
             return 0
 
     released = labeler.label(tables.pool.features, Free()).labels

@@ -24,7 +24,7 @@ class ListLedger:
     def __init__(self, limit=10**9):
         self.rows, self.limit = [], limit
 
-    def charge(self, mechanism, count=1):
+    def charge(self, mechanism, count=1, **stated):
         if len(self.rows) >= self.limit:
             raise OverflowError("budget")
         self.rows.append(Charge(mechanism, count))
@@ -76,9 +76,9 @@ def test_one_entry_for_all_calls_and_it_comes_before_the_first_draw():
             return self
 
     class Noting(ListLedger):
-        def charge(self, mechanism, count=1):
+        def charge(self, mechanism, count=1, **stated):
             order.append("charge")
-            return super().charge(mechanism, count)
+            return super().charge(mechanism, count, **stated)
 
     labeler, ledger = _fitted(noise_source=Watched(0)), Noting()
     for size in (5, 1, 60):

@@ -103,7 +103,7 @@ def test_images_need_an_extractor_and_a_ledger_is_charged_once():
     charged = []
 
     class Ledger:
-        def charge(self, mechanism, count=1):
+        def charge(self, mechanism, count=1, **stated):
             charged.append((mechanism, count))
             return len(charged)
 

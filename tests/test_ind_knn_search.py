@@ -10,7 +10,7 @@ from pl_privknn.privacy.noise import SeededNoise
 
 
 class FreeLedger:
-    def charge(self, mechanism, count=1):
+    def charge(self, mechanism, count=1, **stated):
         return 0
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from ledger_setup import G, charged, needs_fork
+from ledger_setup import PROTECTED, G, charged, needs_fork
 
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge
@@ -164,7 +164,7 @@ def test_several_processes_charge_one_planned_run(path):
 
     def pay(index):
         run = Ledger(path).run("a", plan=[Charge(G, 60)])
-        return [run.charge(G) for _ in range(20)]
+        return [run.charge(G, **PROTECTED) for _ in range(20)]
 
     positions = [position for found in _together(3, pay) for position in found]
     assert sorted(positions) == list(range(3, 63))  # each row is one process's

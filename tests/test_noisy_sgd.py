@@ -105,6 +105,7 @@ def test_checkpoints_and_logs_hold_nothing_private(tmp_path, extractor):
     trainer = fit(module, tmp_path, data=data, callbacks=[callback, Names()])
     assert names | set(trainer.callback_metrics) == {
         "val/accuracy", "val/loss", "privacy/epsilon", "privacy/epsilon_spent", "privacy/delta",
+        "privacy/guarantee",
     }  # fmt: skip
     saved = torch.load(tmp_path / "ckpt" / "last.ckpt", weights_only=False)
     everything = []

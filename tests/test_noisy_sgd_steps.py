@@ -50,7 +50,7 @@ class Counter:
     def __init__(self):
         self.rows = []
 
-    def charge(self, mechanism, count=1):
+    def charge(self, mechanism, count=1, **stated):
         self.rows.append((mechanism, count))
         return len(self.rows)
 

@@ -97,7 +97,10 @@ def test_data_dependent_report_is_conditional_and_below_the_independent_figure()
     assert (report.queries, report.answers) == (80, int(released.answered.sum()))
     assert report.epsilon_independent == account(ledger.rows, delta=1e-5, exact=False).epsilon
     assert report.epsilon_one_direction <= report.epsilon < 0.7 * report.epsilon_independent
-    assert report.guarantee == "conditional"
+    # Its noise is seeded here: on top of the condition, nothing is protected.
+    assert report.guarantee == "none"
+    assert "private votes" in report.reason
+    assert "seed" in report.reason
     assert "private votes" in report.to_dict()["reason"]
     # Nothing of it went into the ledger.
     assert {charge.mechanism.kind for charge in ledger.rows} == {"noisy_screening", "gaussian"}

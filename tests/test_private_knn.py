@@ -17,7 +17,7 @@ class ListLedger:
         self.rows: list[Charge] = []
         self.limit = limit
 
-    def charge(self, mechanism, count=1):
+    def charge(self, mechanism, count=1, **stated):
         if len(self.rows) >= self.limit:
             raise OverflowError("budget")
         self.rows.append(Charge(mechanism, count))

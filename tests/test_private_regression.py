@@ -16,7 +16,7 @@ class Payments:
     def __init__(self):
         self.rows = []
 
-    def charge(self, mechanism, count=1):
+    def charge(self, mechanism, count=1, **stated):
         self.rows.append(Charge(mechanism, count))
         return len(self.rows) - 1
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ledger_setup import PROTECTED
 
 from pl_privknn.cli import main
 from pl_privknn.config_plan import plan_of_config
@@ -107,7 +108,7 @@ def test_bad_plans_are_named(tmp_path, text, match):
 @pytest.fixture
 def ledger_path(tmp_path):
     path = tmp_path / "ledger.sqlite"
-    Ledger(path, max_epsilon=3.0).run("a", plan=[Charge(G, 40)]).charge(G, 30)
+    Ledger(path, max_epsilon=3.0).run("a", plan=[Charge(G, 40)]).charge(G, 30, **PROTECTED)
     return path
 
 

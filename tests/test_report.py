@@ -2,6 +2,7 @@ import json
 import math
 
 import pytest
+from ledger_setup import PROTECTED
 
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
@@ -34,8 +35,8 @@ def ledger_path(tmp_path):
     path = tmp_path / "ledger.sqlite"
     ledger = Ledger(path, max_epsilon=4.0)
     a = ledger.run("a", plan=[Charge(G, 50)])
-    ledger.run("b", plan=[Charge(S, 20)]).charge(S, 5)
-    a.charge(G, 45)
+    ledger.run("b", plan=[Charge(S, 20)]).charge(S, 5, **PROTECTED)
+    a.charge(G, 45, **PROTECTED)
     ledger.close()
     return path
 

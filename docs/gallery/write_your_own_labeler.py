@@ -37,8 +37,8 @@ class NoisyPrototypes(Labeler):
     def label(self, queries, ledger, max_answers=None):
         """Pay, draw, answer."""
         if self.prototypes is None:  # answers after the first are post-processing of one release
-            row = ledger.charge(self.mechanism)
-            self.prototypes = self.mechanism.add_noise(self.sums, self.noise_source.stream("sums", row))
+            noise = self.paid(ledger, self.mechanism, 1, "sums")  # charges first, hands out noise then
+            self.prototypes = self.mechanism.add_noise(self.sums, noise)
         similarity = queries.double() @ torch.nn.functional.normalize(self.prototypes).T
         return Release(similarity.argmax(dim=1))
 

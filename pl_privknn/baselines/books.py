@@ -11,8 +11,10 @@ from typing import Any
 
 from pl_privknn.privacy.accountant import PrivacyReport
 from pl_privknn.privacy.calibration import CalibrationError
+from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 
 _FILE = "noisy_sgd.json"
@@ -72,6 +74,7 @@ class TrainingBooks:
         ledger_path: a ledger that several runs share, or None for the run's own.
         steps_per_charge: steps that are paid by one row.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
+        noise: the source that will draw; the plan says whether it is cryptographic.
 
     Raises:
         BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
@@ -90,8 +93,10 @@ class TrainingBooks:
         ledger_path: Path | None,
         steps_per_charge: int,
         checkpoint: dict[str, Any] | None,
+        noise: NoiseSource,
     ) -> None:
         self.folder, self.plan = folder, plan
+        self._noise_mark = noise_guarantee(noise)
         folder.mkdir(parents=True, exist_ok=True)
         found = self._read(checkpoint)
         path = ledger_path or folder / "ledger.sqlite"
@@ -168,7 +173,7 @@ class TrainingBooks:
         description = {"training": "NoisySGD", **dataclasses.asdict(self.plan)}
 
         def state(steps: int) -> int:
-            self.ledger.run(self.run_id, [Charge(self.mechanism, steps)], description)
+            self.ledger.run(self.run_id, [Charge(self.mechanism, steps, self._noise_mark)], description)
             return steps
 
         try:

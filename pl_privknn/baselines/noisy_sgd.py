@@ -227,6 +227,7 @@ class NoisySGD(ReportsBooks, Classifier):
             ledger_path=self.ledger_path,
             steps_per_charge=self.steps_per_charge,
             checkpoint=resumed,
+            noise=self.noise_source,
         )
         if self._books.lost:
             rank_zero_info(f"{self._books.lost} paid steps were lost; the training is shorter by them")

@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from pl_privknn.baselines.books import TrainingBooks
+from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger import Ledger
 
 
@@ -48,3 +49,4 @@ class ReportsBooks(pl.LightningModule):
         self.log("privacy/epsilon", guarantee.epsilon, on_epoch=True, batch_size=1)
         self.log("privacy/epsilon_spent", spent.epsilon, on_epoch=True, batch_size=1)
         self.log("privacy/delta", self.delta, on_epoch=True, batch_size=1)
+        self.log("privacy/guarantee", float(strength(guarantee.guarantee)), on_epoch=True, batch_size=1)

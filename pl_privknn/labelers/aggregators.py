@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_positive, check_switch
-from pl_privknn.labelers.base import ChargesLedger, Release
+from pl_privknn.labelers.base import Release
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.labelers.voting import answer_votes, check_releases_counts, complete_noise, secure_noise
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism, NoisyScreening
@@ -21,6 +21,8 @@ PATE_VOTES_L1 = 2.0
 
 #: Turns the mechanism that draws into the one that is written into the ledger.
 Bill = Callable[[Mechanism], Mechanism]
+#: Charges so many releases of a mechanism and returns the noise for the purpose named last.
+Pay = Callable[[Mechanism, int, str], NoiseSource]
 
 
 class Aggregator:
@@ -92,20 +94,16 @@ class Aggregator:
         self,
         votes: Tensor,
         num_teachers: int,
-        ledger: ChargesLedger,
-        noise_source: NoiseSource,
+        pay: Pay,
         max_answers: int | None,
-        bill: Bill,
     ) -> Release:
         """Screen and answer, paying before each draw.
 
         Args:
             votes: int64 histograms, shape ``(m, c)``.
             num_teachers: number of teachers, those that abstain included.
-            ledger: pays.
-            noise_source: where protective randomness comes from.
+            pay: see :data:`Pay`.
             max_answers: answer at most so many; all if None.
-            bill: see :data:`Bill`.
 
         Returns:
             Labels, -1 where refused, and counts where they are released.
@@ -115,14 +113,12 @@ class Aggregator:
         screening = self.screening_mechanism(num_teachers, votes.shape[1])
         passed = torch.ones(len(votes), dtype=torch.bool)
         if screening is not None:
-            row = ledger.charge(bill(screening), len(votes))
-            largest = votes.max(dim=1).values
-            passed = screening.passes(largest, noise_source.stream("screening", row))
+            noise = pay(screening, len(votes), "screening")
+            passed = screening.passes(votes.max(dim=1).values, noise)
         answered = torch.nonzero(passed).flatten()[:max_answers]
         if not len(answered):
             return Release(torch.full((len(votes),), -1, dtype=torch.int64))
-        row = ledger.charge(bill(self.noise), len(answered))
-        noise = noise_source.stream("aggregation", row)
+        noise = pay(self.noise, len(answered), "aggregation")
         chosen = torch.zeros(len(votes), dtype=torch.bool)
         chosen[answered] = True
         return answer_votes(self.noise, votes[answered], chosen, noise, self.release_counts)

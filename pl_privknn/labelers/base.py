@@ -5,21 +5,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.paying import ChargesLedger, paid
 
-
-class ChargesLedger(Protocol):
-    """What a labeler needs of a ledger: to pay before it draws."""
-
-    def charge(self, mechanism: Mechanism, count: int = 1) -> int:
-        """Record ``count`` releases durably, or raise ``BudgetExceeded``; returns the row's position."""
-        ...
+__all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "merge"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +46,9 @@ class Release:
 class Labeler(abc.ABC):
     """A private teacher: holds a private table of features and labels, answers queries about public ones.
 
-    A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It charges the ledger before
-    each draw of noise, with the very mechanism object that draws, and never writes an ε formula of its own.
+    A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
+    :meth:`paid`, which charges the ledger first, for the very mechanism object that draws, and never writes an ε
+    formula of its own.
 
     Args:
         noise_source: where protective randomness comes from; the operating system's cryptographic generator
@@ -102,6 +98,26 @@ class Labeler(abc.ABC):
             num_classes: number of classes, a public constant.
             rounds: number of rounds, for teachers that pay by the round.
         """
+
+    def stated_plan(
+        self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1
+    ) -> list[Charge]:
+        """:meth:`plan`, with the guarantee that this labeler's noise leaves it."""
+        mark = noise_guarantee(self.noise_source)
+        charges = self.plan(num_queries, max_answers, num_classes, rounds=rounds)
+        return [charge.marked(mark) for charge in charges]
+
+    def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
+        """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
+
+        See :func:`~pl_privknn.privacy.paying.paid`; the charge states this labeler's :attr:`adjacencies` and
+        whether its noise is cryptographic.
+
+        Raises:
+            BudgetExceeded: if the charge would pass the budget; nothing was drawn.
+            ValueError: where the ledger counts under another adjacency.
+        """
+        return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:

@@ -190,7 +190,7 @@ class IndKNN(Labeler):
         scores = torch.full((len(queries), engine.num_classes), torch.nan, dtype=torch.float64)
         asked = queries[:max_answers]
         if len(asked):
-            stream = state.pay_for(ledger)
+            stream = state.pay_for(ledger, self.noise_source, self.adjacencies)
             if self.switches.density is not None and self._public is None:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
             noise = self.noise_source.stream("ind_knn", *stream, self._calls)

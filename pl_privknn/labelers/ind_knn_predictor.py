@@ -100,7 +100,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         self._usable = True
         self._turn = threading.RLock()
         if ledger is not None:
-            ledger.charge(parameters.total, 1)
+            ledger.charge(parameters.total, 1, noise=self.noise_source, adjacencies=("add_remove",))
         self._engine = self._new_engine(IndividualFilter(parameters.budget))
 
     # ------------------------------------------------------------------ what users get

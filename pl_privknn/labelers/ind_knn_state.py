@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.ind_knn_core import IndKNNParameters
 from pl_privknn.privacy.individual import IndividualFilter
 from pl_privknn.privacy.journal import JournalError
+from pl_privknn.privacy.mechanisms import Adjacency
+from pl_privknn.privacy.noise import NoiseSource
 
 
 class LabelerState:
@@ -71,8 +74,15 @@ class LabelerState:
             self._content["records"] = fingerprint
             self._save()
 
-    def pay_for(self, ledger: ChargesLedger) -> tuple[int, int]:
+    def pay_for(
+        self, ledger: ChargesLedger, noise: NoiseSource, adjacencies: Sequence[Adjacency]
+    ) -> tuple[int, int]:
         """Charge the whole stream to a ledger, unless this run has paid for it already.
+
+        Args:
+            ledger: pays.
+            noise: the source that will draw.
+            adjacencies: under which the stream's cost is stated.
 
         Returns:
             A key for the stream of noise, different for every process.
@@ -83,7 +93,7 @@ class LabelerState:
         run = getattr(ledger, "run_id", None)
         paid = run in self._content["paid_runs"] if run is not None else False
         if not paid and not any(ledger is other for other in self._paid_here):
-            self._row = ledger.charge(self.parameters.total, 1)
+            self._row = ledger.charge(self.parameters.total, 1, noise=noise, adjacencies=adjacencies)
             if run is None:
                 self._paid_here.append(ledger)
             else:

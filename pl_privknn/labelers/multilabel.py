@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from pl_privknn.labelers.base import ChargesLedger, Release
+from pl_privknn.labelers.base import Release
 from pl_privknn.labelers.voting import complete_noise, noise_deviation
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -134,10 +134,8 @@ def release_attributes(
     num_attributes: int,
     decide: Callable[[Tensor, float], Tensor],
     mechanism: Mechanism,
-    billed: Mechanism,
+    pay: Callable[[int], NoiseSource],
     soft: bool,
-    ledger: ChargesLedger,
-    noise_source: NoiseSource,
     max_answers: int | None,
 ) -> Release:
     """Pay, add noise to sums of clipped votes, and decide every attribute of the first queries.
@@ -149,17 +147,15 @@ def release_attributes(
         num_attributes: a.
         decide: probabilities of attributes, from noisy sums and the standard deviation of their noise.
         mechanism: draws the noise.
-        billed: the mechanism that is charged for each answer.
+        pay: charges so many answers and returns their noise.
         soft: give the probabilities too.
-        ledger: pays.
-        noise_source: protective randomness.
         max_answers: answer the first so many; all if None.
     """
     answered = num_queries if max_answers is None else min(num_queries, max_answers)
     labels = torch.full((num_queries, num_attributes), -1, dtype=torch.int64)
     probabilities = torch.full(labels.shape, 0.5)
     if answered:
-        noise = noise_source.stream("attributes", ledger.charge(billed, answered))
+        noise = pay(answered)
         noisy: Tensor = mechanism.add_noise(votes(answered, noise), noise)  # type: ignore[attr-defined]
         decided = decide(noisy, noise_deviation(mechanism))
         labels[:answered] = (decided > 0.5).long()

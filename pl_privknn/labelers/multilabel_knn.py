@@ -116,16 +116,15 @@ class MultiLabelKNN(Labeler):
             raise RuntimeError(
                 "MultiLabelKNN.label needs the private table: call fit(features, labels) first"
             )
-        neighbors, ranked = self._neighbors, self._neighbors.rank(queries[:max_answers])
+        neighbors, mechanism = self._neighbors, self._mechanism
+        ranked = neighbors.rank(queries[:max_answers])
         return release_attributes(
             lambda count, coins: neighbors.sums(ranked[:count], coins.bernoulli),
             len(queries),
             neighbors.width,
             lambda noisy, deviation: self.rule(noisy, self.k, self.tau, deviation),
-            self._mechanism,
-            self._mechanism,
+            mechanism,
+            lambda count: self.paid(ledger, mechanism, count, "attributes"),
             self.soft,
-            ledger,
-            self.noise_source,
             max_answers,
         )

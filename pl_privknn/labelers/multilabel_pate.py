@@ -186,7 +186,7 @@ class MultiLabelPATE(Labeler):
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One noisy sum an answer; see :meth:`Labeler.plan`."""
         answers = min(num_queries, max_answers)
-        return [Charge(self.mechanism(num_classes), answers)] if answers else []
+        return [Charge(self.partitioner.billed(self.mechanism(num_classes)), answers)] if answers else []
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
@@ -205,10 +205,8 @@ class MultiLabelPATE(Labeler):
             self._num_attributes,
             lambda noisy, deviation: self.rule(noisy, self.num_teachers, self.tau, deviation),
             mechanism,
-            mechanism,
+            lambda count: self.paid(ledger, self.partitioner.billed(mechanism), count, "attributes"),
             self.soft,
-            ledger,
-            self.noise_source,
             max_answers,
         )
 

@@ -126,7 +126,7 @@ class MultiLabelReverseKNN(Labeler):
         """
         sums = self.sums(queries)
         mechanism = self.mechanism(sums.shape[1] - 1)
-        noise = self.noise_source.stream("sums", ledger.charge(mechanism, 1))
+        noise = self.paid(ledger, mechanism, 1, "sums")
         noisy: Tensor = mechanism.add_noise(sums, noise)  # type: ignore[attr-defined]
         deviation = noise_deviation(mechanism)
         refused = noisy[:, -1] < self.abstain * deviation

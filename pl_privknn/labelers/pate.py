@@ -17,7 +17,7 @@ from pl_privknn.labelers.pate_cache import PrivateCache
 from pl_privknn.labelers.pate_networks import LinearTeachers
 from pl_privknn.labelers.pate_partition import Partitioner, RandomPartition
 from pl_privknn.labelers.pate_teachers import Teachers, TrainedTeachers, progress_bar
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Conditional, Mechanism
+from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ class PATE(Labeler):
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One screening a query (where there is one) and one noisy arg-max an answer; see the base class."""
-        return self.aggregator.plan(num_queries, max_answers, self.num_teachers, num_classes, self._bill)
+        return self.aggregator.plan(
+            num_queries, max_answers, self.num_teachers, num_classes, self.partitioner.billed
+        )
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Let the teachers vote, screen and answer; see :meth:`Labeler.label`.
@@ -137,7 +139,10 @@ class PATE(Labeler):
         """
         votes = self.votes(queries)
         release = self.aggregator.release(
-            votes, self.num_teachers, ledger, self.noise_source, max_answers, self._bill
+            votes,
+            self.num_teachers,
+            lambda mechanism, count, key: self.paid(ledger, self.partitioner.billed(mechanism), count, key),
+            max_answers,
         )
         self._asked.append(votes)
         self._answered.append(release.answered)
@@ -211,11 +216,6 @@ class PATE(Labeler):
     def _keep(self, trained: TrainedTeachers | None, num_classes: int) -> None:
         self._trained = trained
         self._num_classes = num_classes
-
-    def _bill(self, mechanism: Mechanism) -> Mechanism:
-        if not self.partitioner.condition:
-            return mechanism
-        return Conditional(mechanism, self.partitioner.condition)
 
     def _train(
         self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None

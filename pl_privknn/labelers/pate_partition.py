@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.privacy.mechanisms.base import Adjacency
+from pl_privknn.privacy.mechanisms import Conditional
+from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 
 
@@ -35,6 +36,10 @@ class Partitioner(abc.ABC):
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "replace_one")
     condition: ClassVar[str] = ""
     takes_groups: ClassVar[bool] = False
+
+    def billed(self, mechanism: Mechanism) -> Mechanism:
+        """What the ledger is charged for a release of ``mechanism``: with the condition, where there is one."""
+        return Conditional(mechanism, self.condition) if self.condition else mechanism
 
     def assign(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.privacy import rdp
 from pl_privknn.privacy.accountant import account, epsilon_curve
+from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.mechanisms import DataDependent
 from pl_privknn.privacy.pate_analysis import answers_rdp, screening_rdp
 
@@ -32,8 +33,8 @@ class DataDependentReport:
         delta: δ of all of them.
         queries: screenings, or questions where nothing is screened.
         answers: questions that were answered.
-        guarantee: always ``"conditional"``.
-        reason: why.
+        guarantee: ``"conditional"``, or ``"none"`` where the noise came from a seed.
+        reason: why; the condition of the partition, where there is one, included.
     """
 
     epsilon: float
@@ -70,6 +71,10 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     votes, answered = pate.asked_votes()
     if not len(votes):
         return DataDependentReport(0.0, 0.0, 0.0, 0.0, delta, 0, 0)
+    charges = pate.stated_plan(len(votes), int(answered.sum()), votes.shape[1])
+    guarantee = weakest(
+        [Guarantee("conditional", (DataDependent.reason,)), *(charge.guarantee for charge in charges)]
+    )
     counts = votes.numpy()
     orders = rdp.ORDERS
     curve = np.zeros(len(orders))
@@ -79,7 +84,6 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     noise, chosen = pate.aggregator.noise, counts[answered.numpy()]
     both = curve + answers_rdp(noise, chosen, orders, "both").sum(axis=0)
     one = curve + answers_rdp(noise, chosen, orders, "one").sum(axis=0)
-    charges = pate.plan(len(votes), len(chosen), votes.shape[1])
     independent = account(charges, delta=delta, adjacency=pate.adjacencies[0], exact=False).epsilon
     return DataDependentReport(
         epsilon=min(independent, rdp.epsilon_improved(orders, both, delta)),
@@ -89,6 +93,8 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
         delta=delta,
         queries=len(votes),
         answers=len(chosen),
+        guarantee=guarantee.level,
+        reason=guarantee.reason,
     )
 
 

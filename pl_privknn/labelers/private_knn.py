@@ -140,15 +140,13 @@ class PrivateKNN(Labeler):
         ranked = self._neighbors.rank(queries)
         passed = torch.ones(len(queries), dtype=torch.bool)
         if self._screening is not None:
-            row = ledger.charge(self._screening, len(queries))
-            noise = self.noise_source.stream("screening", row)
+            noise = self.paid(ledger, self._screening, len(queries), "screening")
             votes = self._neighbors.votes(ranked, noise.bernoulli)
             passed = self._screening.passes(votes.max(dim=1).values, noise)
         answered = torch.nonzero(passed).flatten()[:max_answers]
         if not len(answered):
             return Release(refused)
-        row = ledger.charge(self.noise, len(answered))
-        noise = self.noise_source.stream("aggregation", row)
+        noise = self.paid(ledger, self.noise, len(answered), "aggregation")
         votes = self._neighbors.votes(ranked[answered], noise.bernoulli)
         chosen = torch.zeros(len(queries), dtype=torch.bool)
         chosen[answered] = True

@@ -12,6 +12,7 @@ from pl_privknn.labelers.voting import complete_noise
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.paying import paid
 
 STATISTICS = ("mean", "median")
 
@@ -142,7 +143,7 @@ class PrivateRegression:
         if len(queries) == 0:
             return torch.empty(0, dtype=torch.float64)
         ranked = self._neighbors.rank(queries)
-        noise = self.noise_source.stream("regression", ledger.charge(self.noise, len(queries)))
+        noise = paid(ledger, self.noise_source, self.noise, len(queries), "regression", ("add_remove",))
         sums = self._neighbors.sums(ranked, noise.bernoulli)
         if isinstance(self.noise, ExponentialArgmax):
             return self.candidates[self.noise.argmax(-sums.abs() / 2, noise)]

@@ -176,8 +176,7 @@ class ReverseKNN(Labeler):
             raise ValueError(
                 f"counts: shape {tuple(counts.shape)}, {counts.dtype}; want int64 (s, c), none below 0"
             )
-        row = ledger.charge(self.noise, 1)
-        noise = self.noise_source.stream("counts", row)
+        noise = self.paid(ledger, self.noise, 1, "counts")
         noisy: Tensor = self.noise.add_noise(counts, noise)  # type: ignore[attr-defined]
         return decide(noisy.double(), noise_deviation(self.noise), self.abstain, self.soft, max_answers)
 
@@ -205,8 +204,8 @@ class ReverseKNN(Labeler):
         nearest, labels = self._votes(queries)
         self._channel.check_clients(len(labels))
         protocol = self._channel.protocol(self._table(queries))
-        row = ledger.charge(protocol.mechanism, 1)
-        noisy = protocol.simulate(nearest, labels, self.noise_source.stream("messages", row))
+        noise = self.paid(ledger, protocol.mechanism, 1, "messages")
+        noisy = protocol.simulate(nearest, labels, noise)
         return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
 
     def _votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_open_unit
 from pl_privknn.privacy import composition, pld, rdp
+from pl_privknn.privacy.guarantee import Level, weakest
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
-    Guarantee,
     Mechanism,
     check_adjacency,
+    merged,
 )
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class PrivacyReport:
         epsilon_exact: exact worst case; None where it was not asked for or does not apply.
         delta: δ of all of them.
         adjacency: neighbouring relation of all of them.
-        guarantee: ``"conditional"`` if any charge is.
-        reason: conditions and the mechanisms that they belong to; empty if unconditional.
+        guarantee: that of the weakest charge: ``"unconditional"``, ``"conditional"`` or ``"none"``
+            (see :class:`~pl_privknn.privacy.guarantee.Guarantee`).
+        reason: what weakens it, with the mechanisms that it belongs to; empty if unconditional.
         conditional: names of the conditional mechanisms.
     """
 
@@ -61,7 +63,7 @@ class PrivacyReport:
     epsilon_exact: float | None
     delta: float
     adjacency: Adjacency
-    guarantee: Guarantee = "unconditional"
+    guarantee: Level = "unconditional"
     reason: str = ""
     conditional: tuple[str, ...] = ()
 
@@ -90,11 +92,8 @@ def read_records(records: Sequence[dict[str, Any]]) -> list[Charge]:
 
 
 def merge_charges(charges: Iterable[Charge]) -> list[Charge]:
-    """Add up the counts of equal mechanisms, in order of first appearance."""
-    counts: dict[Mechanism, int] = {}
-    for charge in charges:
-        counts[charge.mechanism] = counts.get(charge.mechanism, 0) + charge.count
-    return [Charge(mechanism, count) for mechanism, count in counts.items()]
+    """Add up the counts of equal mechanisms and compose their marks, in order of first appearance."""
+    return list(merged(charges).values())
 
 
 def account(
@@ -119,15 +118,15 @@ def account(
     """
     delta = check_open_unit("delta", delta)
     adjacency = check_adjacency(adjacency)
-    merged = merge_charges(charges)
-    if not merged:
+    releases = merge_charges(charges)
+    if not releases:
         return PrivacyReport(0.0, 0.0, 0.0, 0.0, 0.0 if exact else None, delta, adjacency)
-    curve = total_rdp(merged, adjacency)
-    by_rdp = _rdp_epsilon(merged, delta, adjacency)
-    by_pld = _pld_epsilon(merged, delta, adjacency)
-    by_induction = _exact(merged, delta, adjacency) if exact else None
-    conditional = [c.mechanism for c in merged if c.mechanism.guarantee == "conditional"]
-    conditions = dict.fromkeys((mechanism.label, mechanism.reason) for mechanism in conditional)
+    curve = total_rdp(releases, adjacency)
+    by_rdp = _rdp_epsilon(releases, delta, adjacency)
+    by_pld = _pld_epsilon(releases, delta, adjacency)
+    by_induction = _exact(releases, delta, adjacency) if exact else None
+    guarantee = weakest(charge.guarantee for charge in releases)
+    conditional = [c.mechanism.label for c in releases if c.mechanism.guarantee == "conditional"]
     return PrivacyReport(
         epsilon=min(value for value in (by_rdp, by_pld, by_induction) if value is not None),
         epsilon_rdp=by_rdp,
@@ -136,9 +135,9 @@ def account(
         epsilon_exact=by_induction,
         delta=delta,
         adjacency=adjacency,
-        guarantee="conditional" if conditions else "unconditional",
-        reason="; ".join(f"{label}: {reason}" for label, reason in conditions),
-        conditional=tuple(dict.fromkeys(label for label, _ in conditions)),
+        guarantee=guarantee.level,
+        reason=guarantee.reason,
+        conditional=tuple(dict.fromkeys(conditional)),
     )
 
 
@@ -152,14 +151,14 @@ def epsilon_for_delta(
     """
     delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
     check_choice("method", method, METHODS)
-    merged = merge_charges(charges)
-    if not merged:
+    releases = merge_charges(charges)
+    if not releases:
         return 0.0
     totals = []
     if method != "pld":
-        totals.append(_rdp_epsilon(merged, delta, adjacency))
+        totals.append(_rdp_epsilon(releases, delta, adjacency))
     if method != "rdp":
-        totals.append(_pld_epsilon(merged, delta, adjacency))
+        totals.append(_pld_epsilon(releases, delta, adjacency))
     return min(totals)
 
 
@@ -173,20 +172,20 @@ def delta_for_epsilon(
     """
     epsilon, adjacency = check_non_negative("epsilon", epsilon), check_adjacency(adjacency)
     check_choice("method", method, METHODS)
-    merged = merge_charges(charges)
-    if not merged:
+    releases = merge_charges(charges)
+    if not releases:
         return 0.0
-    log_delta = float(rdp.log_delta_improved(rdp.ORDERS, total_rdp(merged, adjacency), epsilon))
+    log_delta = float(rdp.log_delta_improved(rdp.ORDERS, total_rdp(releases, adjacency), epsilon))
     by_rdp = math.exp(log_delta)
     if method == "rdp":
         return by_rdp
-    mu, parts = _parts(merged, adjacency)
+    mu, parts = _parts(releases, adjacency)
     if not parts:
         by_pld = pld.gaussian_delta(mu, epsilon)
     else:
         # The composition is accurate near the δ that RDP points to.
         near = math.exp(min(max(log_delta - 1, -600.0), -1.0))
-        by_pld = float(_compose(merged, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
+        by_pld = float(_compose(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
     return by_pld if method == "pld" else min(by_rdp, by_pld)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.privacy.ledger_books import Books, Counts, RunBooks, charges_of, merged
+from pl_privknn.privacy.ledger_books import Books, Releases, RunBooks, beyond, larger
 from pl_privknn.privacy.ledger_gate import (
     BudgetExceeded,
     LedgerReport,
@@ -17,8 +17,10 @@ from pl_privknn.privacy.ledger_gate import (
     make_report,
     reached,
 )
+from pl_privknn.privacy.ledger_run import LedgerRun
 from pl_privknn.privacy.ledger_store import LedgerCorrupt, RowStore
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.renyi_filter import best_order
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "LedgerReport", "LedgerRun"]
@@ -173,24 +175,22 @@ class Ledger:
         wanted = merged(plan)
         content = {
             "run": run_id,
-            "plan": [charge.to_record() for charge in charges_of(wanted)],
+            "plan": [charge.to_record() for charge in wanted.values()],
             "description": description or {},
         }
         with self._store.writing():
             self._sync()
             run, known = self._books.run(run_id), run_id in self._books.runs
-            if not known or (wanted and wanted != run.planned):
-                grows = any(count > run.planned.get(mechanism, 0) for mechanism, count in wanted.items())
-                if run.planned and not (extend and grows):
+            if not known or beyond(wanted, run.planned) or (wanted and beyond(run.planned, wanted)):
+                if run.planned and not (extend and beyond(wanted, run.planned)):
                     raise ValueError(
                         f"run_id={run_id!r} has another plan in the ledger {self.path}; continue it with the "
                         "same parameters, use another run_id, or pass extend=True with a plan that is larger "
                         "in some mechanism"
                     )
                 granted = run.guaranteed()
-                asked = {m: n for m, n in wanted.items() if n > granted.get(m, 0)}
-                if asked:
-                    self._check(run_id, charges_of(asked), {**granted, **asked}, "the plan of")
+                if asked := beyond(wanted, granted):
+                    self._check(run_id, asked, larger(granted, wanted), "the plan of")
                 self._append("plan", content)
         return LedgerRun(self, run_id)
 
@@ -213,7 +213,7 @@ class Ledger:
         """
         run = self._run_books(run_id)
         return make_report(
-            self._books, charges_of(run.guaranteed()), charges_of(run.charged), run.late, delta, exact
+            self._books, [*run.guaranteed().values()], [*run.charged.values()], run.late, delta, exact
         )
 
     def within_budget(self) -> bool | None:
@@ -234,16 +234,31 @@ class Ledger:
 
     # ------------------------------------------------------------------ for LedgerRun
 
-    def _charge(self, run_id: str, mechanism: Mechanism, count: int) -> int:
+    def _charge(
+        self,
+        run_id: str,
+        mechanism: Mechanism,
+        count: int,
+        noise: NoiseSource | None,
+        adjacencies: Sequence[Adjacency] | None,
+    ) -> int:
         charge = Charge(mechanism, check_int("count", count))
         check_known(charge)
+        if adjacencies is not None and self.adjacency not in adjacencies:
+            raise ValueError(
+                f"adjacency={self.adjacency!r} of the ledger {self.path}: this charge ({mechanism.label}) states its "
+                f"cost under {' or '.join(map(repr, adjacencies))} only; use a ledger of that adjacency, or "
+                "parameters that hold under the ledger's. Nothing was charged and nothing was drawn"
+            )
+        stated = {}
+        if noise is not None and adjacencies is not None:
+            stated = {"noise": "cryptographic" if noise.cryptographic else "seeded"}
         with self._store.writing():
             self._sync()
             run = self._books.run(run_id)
-            if run.unplanned(charge):
-                after = {mechanism: run.charged.get(mechanism, 0) + charge.count}
-                self._check(run_id, [charge], {**run.guaranteed(), **after}, "a charge of")
-            return self._append("charge", {"run": run_id, "charge": charge.to_record()})
+            if (after := run.after(charge)) is not None:
+                self._check(run_id, [charge], {**run.guaranteed(), mechanism: after}, "a charge of")
+            return self._append("charge", {"run": run_id, "charge": charge.to_record(), **stated})
 
     def _run_books(self, run_id: str) -> RunBooks:
         self._sync()
@@ -266,7 +281,7 @@ class Ledger:
         except (TypeError, ValueError) as error:
             raise ValueError(f"description: must be JSON without NaN or infinity ({error})") from error
 
-    def _check(self, run_id: str, asked: list[Charge], run_after: Counts, what: str) -> None:
+    def _check(self, run_id: str, asked: list[Charge], run_after: Releases, what: str) -> None:
         releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
         # Whatever comes after the first charge may have been chosen in view of its answers.
         late = self._books.num_charges > 0
@@ -296,50 +311,6 @@ class Ledger:
                 budget = {**budget, "filter_order": self._books.order}
             self._append("budget", budget)
         self._sync()
-
-
-class LedgerRun:
-    """One run's handle on a ledger: what labelers and baselines pay with. Get it from :meth:`Ledger.run`."""
-
-    def __init__(self, ledger: Ledger, run_id: str) -> None:
-        self.ledger = ledger
-        self.run_id = run_id
-
-    def charge(self, mechanism: Mechanism, count: int = 1) -> int:
-        """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
-
-        Within the plan this takes milliseconds. Beyond it the budget is checked again. Several processes may
-        charge the same run.
-
-        Returns:
-            position of the row, which no other charge will ever have.
-
-        Raises:
-            BudgetExceeded: if the charge would pass the budget; nothing was written.
-            ValueError: for a count that is not a whole number of at least 1, or a mechanism that is not
-                defined under the ledger's adjacency.
-            OSError: if the disk refuses; nothing may be drawn then.
-        """
-        return self.ledger._charge(self.run_id, mechanism, count)
-
-    @property
-    def num_charges(self) -> int:
-        """How many charges the run has made."""
-        return self.ledger._run_books(self.run_id).num_charges
-
-    def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
-        """Totals of this run alone; ``run.ledger.report()`` has those of everybody."""
-        return self.ledger.run_report(self.run_id, delta, exact)
-
-    @property
-    def epsilon(self) -> float:
-        """ε of this run's guarantee alone, at the budget's δ."""
-        return self.report().epsilon
-
-    @property
-    def epsilon_spent(self) -> float:
-        """ε of what this run charged in fact, at the budget's δ."""
-        return self.report().epsilon_spent
 
 
 def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,20 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pl_privknn.privacy.guarantee import SEEDED_NOISE, UNSTATED_NOISE, Guarantee
 from pl_privknn.privacy.ledger_store import GENESIS, LedgerCorrupt
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
 from pl_privknn.privacy.renyi_filter import RenyiFilter
 
-Counts = dict[Mechanism, int]
+Releases = dict[Mechanism, Charge]
+
+#: What a charge row says of the noise that was drawn for it, and how far its guarantee then holds. Rows of
+#: earlier versions say nothing.
+NOISE_MARKS: dict[str | None, Guarantee] = {
+    "cryptographic": Guarantee(),
+    "seeded": Guarantee("none", (SEEDED_NOISE,)),
+    None: Guarantee("conditional", (UNSTATED_NOISE,)),
+}
 
 
 class RunBooks:
@@ -21,26 +30,23 @@ class RunBooks:
         planned: the most that it stated, for each mechanism.
         charged: what it paid for.
         num_charges: number of its charges.
-        late: positions of rows that raised its guarantee after its own first charge.
+        late: positions of its rows that raised the guarantee after the ledger's first charge, of whichever run.
     """
 
     def __init__(self) -> None:
-        self.planned: Counts = {}
-        self.charged: Counts = {}
+        self.planned: Releases = {}
+        self.charged: Releases = {}
         self.num_charges = 0
         self.late: list[int] = []
 
-    def guaranteed(self) -> Counts:
+    def guaranteed(self) -> Releases:
         """For each mechanism the larger of planned and charged."""
-        return {
-            mechanism: max(self.planned.get(mechanism, 0), self.charged.get(mechanism, 0))
-            for mechanism in {**self.planned, **self.charged}
-        }
+        return larger(self.planned, self.charged)
 
-    def unplanned(self, charge: Charge) -> int:
-        """How many releases of ``charge`` would go beyond the guarantee so far."""
-        after = self.charged.get(charge.mechanism, 0) + charge.count
-        return max(0, after - self.guaranteed().get(charge.mechanism, 0))
+    def after(self, charge: Charge) -> Charge | None:
+        """All charges of a mechanism with this one, where they go beyond the guarantee so far; else None."""
+        total = merged([*self.charged.values(), charge])[charge.mechanism]
+        return total if total.count > count_of(self.guaranteed(), charge.mechanism) else None
 
 
 class Books:
@@ -53,8 +59,6 @@ class Books:
         max_epsilon: the budget in force; None for none.
         order: Rényi order of the filter.
         runs: the runs in order of appearance.
-        late: positions of plans and charges that raised the guarantee after the ledger's first charge, so
-            that whoever wrote them may have seen answers.
         late_budgets: positions of budget rows after the first charge.
         num_charges: number of charges of all runs.
         position: of the last row taken in.
@@ -68,11 +72,18 @@ class Books:
         self.max_epsilon: float | None = None
         self.order = 2.0
         self.runs: dict[str, RunBooks] = {}
-        self.late: list[int] = []
         self.late_budgets: list[int] = []
         self.num_charges = 0
         self.position = 0
         self.head = GENESIS
+
+    @property
+    def late(self) -> list[int]:
+        """Positions of plans and charges that raised the guarantee after the ledger's first charge.
+
+        Whoever wrote them may have seen answers.
+        """
+        return sorted(position for run in self.runs.values() for position in run.late)
 
     @property
     def filter(self) -> RenyiFilter:
@@ -100,7 +111,7 @@ class Books:
             elif kind == "plan":
                 self._apply_plan(position, body["run"], merged(map(_charge, body["plan"])))
             elif kind == "charge":
-                self._apply_charge(position, body["run"], _charge(body["charge"]))
+                self._apply_charge(position, body["run"], _charge(body["charge"]).marked(_noise_mark(body)))
             else:
                 raise ValueError(f"kind={kind!r} is unknown")
             self.position, self.head = position, body["hash"]
@@ -117,18 +128,18 @@ class Books:
         """Totals of a run; empty ones if it is not known."""
         return self.runs.get(run_id, RunBooks())
 
-    def guarantee(self, changes: Mapping[str, Counts] | None = None) -> list[Charge]:
+    def guarantee(self, changes: Mapping[str, Releases] | None = None) -> list[Charge]:
         """For each run and mechanism the larger of planned and charged, added over runs.
 
         Args:
             changes: what some runs would guarantee instead, to try a plan or charge on.
         """
         parts = {name: run.guaranteed() for name, run in self.runs.items()} | dict(changes or {})
-        return charges_of(*parts.values())
+        return in_total(parts.values())
 
     def spent(self) -> list[Charge]:
         """What was charged, added over runs."""
-        return charges_of(*(run.charged for run in self.runs.values()))
+        return in_total(run.charged for run in self.runs.values())
 
     def _apply_budget(self, position: int, body: Mapping[str, Any]) -> None:
         self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]
@@ -137,42 +148,56 @@ class Books:
         else:
             self.order = float(body.get("filter_order", self.order))
 
-    def _apply_plan(self, position: int, run_id: str, plan: Counts) -> None:
+    def _apply_plan(self, position: int, run_id: str, plan: Releases) -> None:
         run = self.runs.setdefault(run_id, RunBooks())
-        before = run.guaranteed()
-        if any(count > before.get(mechanism, 0) for mechanism, count in plan.items()):
+        if beyond(plan, run.guaranteed()):
             self._note_if_late(position, run)
-        run.planned = {m: max(run.planned.get(m, 0), plan.get(m, 0)) for m in {**run.planned, **plan}}
+        run.planned = larger(run.planned, plan)
 
     def _apply_charge(self, position: int, run_id: str, charge: Charge) -> None:
         run = self.runs.setdefault(run_id, RunBooks())
-        if run.unplanned(charge):
+        if run.after(charge) is not None:
             self._note_if_late(position, run)
-        run.charged[charge.mechanism] = run.charged.get(charge.mechanism, 0) + charge.count
+        run.charged = merged([*run.charged.values(), charge])
         run.num_charges += 1
         self.num_charges += 1
 
     def _note_if_late(self, position: int, run: RunBooks) -> None:
         if self.num_charges:
-            self.late.append(position)
-        if run.num_charges:
             run.late.append(position)
 
 
-def merged(charges: Iterable[Charge]) -> Counts:
-    """Counts of each mechanism."""
-    counts: Counts = {}
-    for charge in charges:
-        counts[charge.mechanism] = counts.get(charge.mechanism, 0) + charge.count
-    return counts
+def count_of(releases: Releases, mechanism: Mechanism) -> int:
+    """How many releases of a mechanism there are."""
+    return releases[mechanism].count if mechanism in releases else 0
 
 
-def charges_of(*parts: Counts) -> list[Charge]:
-    """The sum of some counts as charges."""
-    return [
-        Charge(mechanism, count)
-        for mechanism, count in merged(Charge(m, n) for part in parts for m, n in part.items()).items()
-    ]
+def larger(first: Releases, second: Releases) -> Releases:
+    """For each mechanism the larger count of the two, with the marks of both."""
+    found = dict(first)
+    for mechanism, charge in second.items():
+        if mechanism in found:
+            known = found[mechanism]
+            charge = Charge(mechanism, max(known.count, charge.count), known.mark & charge.mark)
+        found[mechanism] = charge
+    return found
+
+
+def beyond(wanted: Releases, granted: Releases) -> list[Charge]:
+    """Those of ``wanted`` whose count is above the one in ``granted``."""
+    return [charge for mechanism, charge in wanted.items() if charge.count > count_of(granted, mechanism)]
+
+
+def in_total(parts: Iterable[Releases]) -> list[Charge]:
+    """The sum of some releases."""
+    return list(merged(charge for part in parts for charge in part.values()).values())
+
+
+def _noise_mark(body: Mapping[str, Any]) -> Guarantee:
+    noise = body.get("noise")
+    if noise not in NOISE_MARKS:
+        raise ValueError(f"noise={noise!r} is unknown")
+    return NOISE_MARKS[noise]
 
 
 class _UnknownMechanism(Exception):

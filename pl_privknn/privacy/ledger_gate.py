@@ -10,6 +10,7 @@ from typing import Any
 
 from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accountant import PrivacyReport, account
+from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.ledger_books import Books
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 
@@ -143,20 +144,18 @@ def make_report(
         books: the ledger.
         guarantee: what was granted.
         spent: what was charged.
-        late: positions of the rows that were chosen after the first of these charges.
+        late: positions of the rows among these charges' that were chosen after the ledger's first charge.
         delta: δ of the report; the budget's by default.
         exact: also compute the exact worst case (seconds).
     """
     delta = books.delta if delta is None else check_open_unit("delta", delta)
-    granted = total(books, guarantee, delta, exact)
-    if late:
-        reasons = [granted.reason] if granted.reason else []
-        granted = dataclasses.replace(
-            granted, guarantee="conditional", reason="; ".join([*reasons, _condition(books, late)])
-        )
+    if late:  # the condition travels with the charges, wherever they go from here
+        condition = Guarantee("conditional", (_condition(books, late),))
+        guarantee = [charge.marked(condition) for charge in guarantee]
+        spent = [charge.marked(condition) for charge in spent]
     by_filter = dataclasses.replace(books.filter, delta=delta)
     return LedgerReport(
-        guarantee=granted,
+        guarantee=total(books, guarantee, delta, exact),
         spent=total(books, spent, delta, exact),
         filter={
             "rule": "renyi filter" if late else "composition",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,19 +10,11 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_positive, check_rate
 from pl_privknn.privacy.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import Mechanism
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.paying import ChargesLedger
 
 # A hair below 1: rounding of a float32 norm must not let a clipped gradient be longer than the bound.
 _INSIDE = 1.0 - 1e-5
-
-
-class Pays(Protocol):
-    """What is needed of a ledger."""
-
-    def charge(self, mechanism: Mechanism, count: int = 1) -> int:
-        """Record ``count`` releases durably and return the row's position."""
-        ...
 
 
 def step_mechanism(noise_multiplier: float, clip_norm: float, sampling_rate: float) -> Gaussian:
@@ -133,7 +124,7 @@ class PaidSteps:
         steps_per_charge: how many are paid together. A crash wastes at most this many.
     """
 
-    def __init__(self, ledger: Pays, mechanism: Gaussian, steps: int, steps_per_charge: int) -> None:
+    def __init__(self, ledger: ChargesLedger, mechanism: Gaussian, steps: int, steps_per_charge: int) -> None:
         self.mechanism = mechanism
         self.left = check_int("steps", steps, 0)
         self._ledger = ledger
@@ -160,7 +151,7 @@ class PaidSteps:
             raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
         if self._paid == 0:
             count = min(self._together, self.left)
-            self.row = self._ledger.charge(self.mechanism, count)
+            self.row = self._ledger.charge(self.mechanism, count, noise=noise, adjacencies=("add_remove",))
             self._paid = count
         self._paid -= 1
         self.left -= 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.guarantee import SEVERAL_FILES, Guarantee
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerReport
 from pl_privknn.privacy.ledger_store import SQLITE_MAGIC
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
@@ -58,7 +59,8 @@ def epsilon_of_files(
     """ε of several files over the same private data together: ledgers, lists and plans, mixed as they come.
 
     Of a ledger, what its runs may release at most is counted. The total is ordinary composition, which holds for
-    plans that were all fixed before any answer was seen; runs that share one ledger need no such condition.
+    plans that were all fixed before any answer was seen: the guarantee is conditional on that, and on whatever
+    the guarantee of each file is conditional on. Runs that share one ledger need no such condition.
 
     Args:
         paths: the files; one alone is :func:`epsilon_of_file`.
@@ -101,6 +103,8 @@ def total(
         delta = deltas.pop()
     assert delta is not None
     charges = [charge for _, part in parts for charge in part.charges]
+    if len(parts) > 1:
+        charges = [charge.marked(Guarantee("conditional", (SEVERAL_FILES,))) for charge in charges]
     delta = check_open_unit("delta", delta)
     return account(charges, delta=delta, adjacency=chosen, exact=exact).to_dict()
 
@@ -187,8 +191,9 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
     """A ledger as plain JSON types, readable by :func:`epsilon_of_file`.
 
     Returns:
-        ``adjacency``, ``delta``, ``max_epsilon``, ``head``, ``rows``, ``releases`` (records of the most that all
-        runs may release together) and ``runs`` (records ``guaranteed`` and ``charged`` of each).
+        ``adjacency``, ``delta``, ``max_epsilon``, ``guarantee``, ``reason``, ``head``, ``rows``, ``releases``
+        (records of the most that all runs may release together, each with what weakens its guarantee) and ``runs``
+        (records ``guaranteed`` and ``charged`` of each).
 
     Raises:
         LedgerCorrupt, FileNotFoundError: as :func:`audit_ledger`.
@@ -199,7 +204,10 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
         for name, run in report["runs"].items()
     }
     return {
-        **{name: report[name] for name in ("adjacency", "delta", "max_epsilon", "head", "rows")},
+        **{
+            name: report[name]
+            for name in ("adjacency", "delta", "max_epsilon", "guarantee", "reason", "head", "rows")
+        },
         "releases": [record for run in runs.values() for record in run["guaranteed"]],
         "runs": runs,
     }

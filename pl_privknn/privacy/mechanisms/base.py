@@ -5,19 +5,20 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int
+from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, Level
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Adjacency = Literal["add_remove", "replace_one"]
 ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one")
-Guarantee = Literal["unconditional", "conditional"]
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
 
@@ -55,7 +56,7 @@ class Mechanism(abc.ABC):
     """
 
     kind: ClassVar[str] = ""
-    guarantee: ClassVar[Guarantee] = "unconditional"
+    guarantee: ClassVar[Level] = "unconditional"
     reason: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -146,19 +147,43 @@ class Mechanism(abc.ABC):
 class Charge:
     """``count`` releases of one mechanism.
 
+    Attributes:
+        mechanism: what is released.
+        count: how often.
+        mark: what weakens the guarantee of these releases beyond the mechanism's own conditions, such as noise
+            from a seed. It travels with the charge: into records, sums and reports.
+
     Raises:
         ValueError: if ``count`` is not a whole number of at least 1.
     """
 
     mechanism: Mechanism
     count: int = 1
+    mark: Guarantee = UNCONDITIONAL
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", check_int("count", self.count))
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """How far the cost of these releases holds: the mechanism's own conditions and the mark."""
+        mechanism = self.mechanism
+        if mechanism.guarantee == "unconditional":
+            return self.mark
+        return Guarantee(mechanism.guarantee, (f"{mechanism.label}: {mechanism.reason}",)) & self.mark
+
+    def marked(self, mark: Guarantee) -> Charge:
+        """The same releases with a guarantee that is no stronger than ``mark``."""
+        return dataclasses.replace(self, mark=self.mark & mark)
+
     def to_record(self) -> dict[str, Any]:
-        """The charge as JSON: the mechanism's record and ``count``."""
-        return {**self.mechanism.to_record(), "count": self.count}
+        """The charge as JSON: the mechanism's record and ``count``; where it is marked, the mark."""
+        marks = (
+            {}
+            if not self.mark.reasons
+            else {"guarantee": self.mark.level, "reasons": list(self.mark.reasons)}
+        )
+        return {**self.mechanism.to_record(), "count": self.count, **marks}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Charge:
@@ -172,6 +197,7 @@ class Charge:
         fields = dict(record)
         kind = fields.pop("mechanism", None)
         count = fields.pop("count", 1)
+        level, reasons = fields.pop("guarantee", "unconditional"), fields.pop("reasons", ())
         if not isinstance(kind, str) or kind not in _REGISTRY:
             raise ValueError(f"mechanism={kind!r} is unknown; known are {', '.join(sorted(_REGISTRY))}")
         mechanism_class = _REGISTRY[kind]
@@ -188,6 +214,19 @@ class Charge:
         if missing:
             raise ValueError(f"{kind}: field {missing[0]!r} is missing from {record!r}")
         try:
-            return cls(mechanism_class(**fields), count)
+            return cls(mechanism_class(**fields), count, Guarantee(level, reasons))
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from error
+
+
+def merged(charges: Iterable[Charge]) -> dict[Mechanism, Charge]:
+    """Charges of equal mechanisms as one: counts add up, marks compose. In order of first appearance."""
+    found: dict[Mechanism, Charge] = {}
+    for charge in charges:
+        known = found.get(charge.mechanism)
+        found[charge.mechanism] = (
+            charge
+            if known is None
+            else Charge(charge.mechanism, known.count + charge.count, known.mark & charge.mark)
+        )
+    return found

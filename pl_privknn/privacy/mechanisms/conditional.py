@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Guarantee, Mechanism
+from pl_privknn.privacy.guarantee import Level
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -32,7 +33,7 @@ class Conditional(Mechanism):
     """
 
     kind: ClassVar[str] = "conditional"
-    guarantee: ClassVar[Guarantee] = "conditional"
+    guarantee: ClassVar[Level] = "conditional"
 
     inner: Mechanism
     condition: str
