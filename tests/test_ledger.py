@@ -313,3 +313,24 @@ def test_a_charge_is_on_disk_when_it_returns(path):
         position = run.charge(G, **PROTECTED)
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
             assert db.execute("SELECT MAX(position) FROM rows").fetchone() == (position,) == (expected,)
+
+
+def test_notes_are_durable_and_cost_nothing(path):
+    ledger = Ledger(path, max_epsilon=1.0)
+    run, other = ledger.run("a", plan=[Charge(G, 5)]), ledger.run("b", plan=[Charge(G, 7)])
+    before = ledger.report()
+    assert run.noted("state") is None
+    run.note("state", "1:aa")
+    run.note("elsewhere", "x")
+    run.note("state", "2:bb")
+    rows = ledger.report().rows
+    run.note("state", "2:bb")  # said already
+    assert ledger.report().rows == rows == before.rows + 3
+    assert other.noted("state") == "2:bb"
+    after = Ledger.open_readonly(path).report()
+    assert (after.guarantee, after.charged, after.filter) == (before.guarantee, (), before.filter)
+    assert ledger.runs == ["a", "b"]
+    assert run.num_charges == 0
+    run.charge(G, 2, **PROTECTED)
+    assert (run.charged(G), run.charged(Gaussian(21.0)), other.charged(G)) == (2, 0, 0)
+    assert Ledger(path, max_epsilon=1.0).run("b").noted("state") == "2:bb"

@@ -260,6 +260,16 @@ class Ledger:
                 self._check(run_id, [charge], {**run.guaranteed(), mechanism: after}, "a charge of")
             return self._append("charge", {"run": run_id, "charge": charge.to_record(), **stated})
 
+    def _note(self, run_id: str, topic: str, text: str) -> None:
+        with self._store.writing():
+            self._sync()
+            if self._books.notes.get(topic) != text:
+                self._append("note", {"run": run_id, "topic": topic, "text": text})
+
+    def _noted(self, topic: str) -> str | None:
+        self._sync()
+        return self._books.notes.get(topic)
+
     def _run_books(self, run_id: str) -> RunBooks:
         self._sync()
         if run_id not in self._books.runs:

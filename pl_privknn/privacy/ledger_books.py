@@ -61,6 +61,7 @@ class Books:
         runs: the runs in order of appearance.
         late_budgets: positions of budget rows after the first charge.
         num_charges: number of charges of all runs.
+        notes: the last note on each topic.
         position: of the last row taken in.
         head: its hash.
     """
@@ -74,6 +75,7 @@ class Books:
         self.runs: dict[str, RunBooks] = {}
         self.late_budgets: list[int] = []
         self.num_charges = 0
+        self.notes: dict[str, str] = {}
         self.position = 0
         self.head = GENESIS
 
@@ -112,6 +114,8 @@ class Books:
                 self._apply_plan(position, body["run"], merged(map(_charge, body["plan"])))
             elif kind == "charge":
                 self._apply_charge(position, body["run"], _charge(body["charge"]).marked(_noise_mark(body)))
+            elif kind == "note":
+                self.notes[body["topic"]] = body["text"]
             else:
                 raise ValueError(f"kind={kind!r} is unknown")
             self.position, self.head = position, body["hash"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pl_privknn.privacy.ledger_books import count_of
 from pl_privknn.privacy.ledger_gate import LedgerReport
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -51,6 +52,26 @@ class LedgerRun:
             OSError: if the disk refuses; nothing may be drawn then.
         """
         return self.ledger._charge(self.run_id, mechanism, count, noise, adjacencies)
+
+    def note(self, topic: str, text: str) -> None:
+        """Write down a public fact, beside the charges and as durably; it costs nothing.
+
+        State that is kept elsewhere (what a teacher has left to spend, for instance) notes here how far it has
+        come, and is found out later where an older copy of it was put back.
+
+        Args:
+            topic: what the note is about. The last one on each topic counts, whichever run wrote it.
+            text: nothing private.
+        """
+        self.ledger._note(self.run_id, topic, text)
+
+    def noted(self, topic: str) -> str | None:
+        """The last note on a topic in the whole ledger, or None."""
+        return self.ledger._noted(topic)
+
+    def charged(self, mechanism: Mechanism) -> int:
+        """How many releases by this mechanism the run has charged."""
+        return count_of(self.ledger._run_books(self.run_id).charged, mechanism)
 
     @property
     def num_charges(self) -> int:
