@@ -310,3 +310,54 @@ def test_filters_are_not_copied(tmp_path, clone):
     for path in (None, tmp_path / "state"):
         with pytest.raises(TypeError, match="copied"):
             clone(IndividualFilter(1.0, path))
+
+
+# ---------------------------------------------------------------- marks
+
+
+def test_marks_tell_an_older_copy(tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    state = opened(path)
+    assert not state.begun
+    marks, copies = [state.mark], [path.read_bytes()]
+    for step in range(6):
+        # Also where nobody pays: the number of marks tells nothing of the records.
+        state.charge([1, 2] if step % 2 else [], 0.0625, marked=True)
+        state.charge([3], 2.0**-10)  # compacted now and then
+        marks.append(state.mark)
+        copies.append(path.read_bytes())
+        assert state.begun
+        if step == 3:
+            monkeypatch.setattr(IndividualFilter, "compact_bytes", 10)
+    with pytest.raises(RuntimeError, match="marked=True"), state.batch():
+        state.charge([1], 0.25, marked=True)
+    wanted = state.remaining([1, 2, 3]).tolist()
+    state.close()
+    assert len(set(marks)) == 7
+    with IndividualFilter(1.0, path) as again:
+        assert again.mark == marks[-1]
+        assert again.remaining([1, 2, 3]).tolist() == wanted
+        assert all(again.has_mark(mark) for mark in marks)
+        assert not any(again.has_mark(mark) for mark in ("", "1:", "x:y", "-1:" + marks[-1][2:], "7:00"))
+    for number, copy_ in enumerate(copies):
+        path.write_bytes(copy_)
+        with IndividualFilter(1.0, path) as older:
+            assert [older.has_mark(mark) for mark in marks] == [later <= number for later in range(7)]
+            older.charge([1], 0.0, marked=True)  # and one that went on by itself is told from the original
+            assert not older.has_mark((marks + ["7:"])[number + 1])
+    with IndividualFilter(1.0, tmp_path / "other") as other:
+        assert not any(other.has_mark(mark) for mark in marks)
+
+
+def test_a_file_without_marks_is_taken_over(tmp_path):
+    path = tmp_path / "state"
+    with opened(path, 1.0, range(3)) as state:
+        state.charge([1], 0.25)
+        body = state._table.snapshot(1.0)[:-8]  # as earlier versions wrote it
+    path.unlink()
+    journal_module.Journal(path, (0, body)).close()
+    with IndividualFilter(1.0, path) as again:
+        name = again.name
+        assert again.remaining(range(3)).tolist() == [1.0, 0.75, 1.0]
+    with IndividualFilter(1.0, path) as again:
+        assert again.name == name != ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +16,22 @@ from numpy.typing import ArrayLike, NDArray
 from pl_privknn._checks import check_choice, check_non_negative, check_positive
 from pl_privknn.privacy import budgets
 from pl_privknn.privacy.budgets import Conversion
+from pl_privknn.privacy.individual_table import (
+    ADD,
+    CHARGE,
+    RELEASE,
+    REMOVE,
+    SNAPSHOT,
+    BadEntry,
+    Ids,
+    SpendingTable,
+    checked_costs,
+    checked_ids,
+    new_mark,
+)
 from pl_privknn.privacy.journal import Journal, JournalError
 
 Excess = Literal["raise", "clip", "exclude"]
-
-_Ids = NDArray[np.int64]
-_SNAPSHOT, _CHARGE, _ADD, _REMOVE = range(4)
-_SNAPSHOT_HEAD = struct.Struct("<dQ")
 
 
 class IndividualBudgetExceeded(RuntimeError):
@@ -75,13 +83,11 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
         self._budget, self._units = float(budget), budgets.BudgetUnits(float(budget))
         self._pid = os.getpid()
         self._mutex = threading.RLock()
-        self._ids: _Ids = np.empty(0, np.int64)
-        self._spent: _Ids = np.empty(0, np.int64)
-        self._present: NDArray[np.bool_] = np.empty(0, bool)
+        self._table = SpendingTable()
         self._batched: list[NDArray[np.intp]] | None = None
         self._unfinished = False
-        self._index()
-        self._journal = Journal(path, (_SNAPSHOT, self._snapshot())) if path is not None else None
+        first = (SNAPSHOT, self._table.snapshot(self._budget))
+        self._journal = Journal(path, first) if path is not None else None
         if self._journal is not None:
             try:
                 self._replay(self._journal)
@@ -111,6 +117,33 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
         """ε of the whole stream, whatever is charged; a public number."""
         return budgets.epsilon_of_budget(self._budget, delta, conversion)
 
+    @property
+    def mark(self) -> str:
+        """How many marked charges there were, and what was drawn for the last one; public.
+
+        Noted where the answers go, it shows later whether the file is an older copy: see :meth:`has_mark`.
+        """
+        with self._reading():
+            return f"{len(self._table.marks)}:{[self._table.name, *self._table.marks][-1]}"
+
+    @property
+    def name(self) -> str:
+        """Drawn when the filter was made, and public; copies of its file share it."""
+        return self._table.name
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was ever charged."""
+        with self._reading():
+            return bool(self._table.marks) or bool(self._table.spent.any())
+
+    def has_mark(self, mark: str) -> bool:
+        """Whether this filter was once at ``mark``; an older copy of its file, or another's, was not."""
+        number, _, drawn = mark.partition(":")
+        with self._reading():
+            known = [self._table.name, *self._table.marks]
+            return number.isdecimal() and int(number) < len(known) and known[int(number)] == drawn
+
     def add(self, ids: ArrayLike) -> None:
         """Admit records. New ones get a full budget, ones removed before get back what they had left.
 
@@ -121,11 +154,11 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
                 come under the same number: a second number would give it a second budget.
         """
         with self._writing():
-            wanted = _check_ids(ids)
-            slots, known = self._find(wanted)
-            change = wanted[~known | ~self._present[slots]] if len(self._ids) else wanted
+            wanted = checked_ids(ids)
+            slots, known = self._table.find(wanted)
+            change = wanted[~known | ~self._table.present[slots]] if len(self._table.ids) else wanted
             if len(change):
-                self._change(_ADD, change.tobytes(), lambda: self._admit(change))
+                self._change(ADD, change.tobytes(), lambda: self._table.admit(change))
 
     def remove(self, ids: ArrayLike) -> None:
         """Take records out of all further releases. Their numbers and what they spent stay on record.
@@ -135,12 +168,14 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
         """
         with self._writing():
             slots = self._slots(ids)
-            slots = slots[self._present[slots]]
+            slots = slots[self._table.present[slots]]
             if len(slots):
-                body = self._ids[slots].tobytes()
-                self._change(_REMOVE, body, lambda: self._present.__setitem__(slots, False))
+                body = self._table.ids[slots].tobytes()
+                self._change(REMOVE, body, lambda: self._table.present.__setitem__(slots, False))
 
-    def charge(self, ids: ArrayLike, costs: ArrayLike, excess: Excess = "raise") -> NDArray[np.float64]:
+    def charge(
+        self, ids: ArrayLike, costs: ArrayLike, excess: Excess = "raise", *, marked: bool = False
+    ) -> NDArray[np.float64]:
         """Take the costs of one release from its records' budgets, before the noise is drawn.
 
         Args:
@@ -149,6 +184,8 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
             excess: where a cost is more than its record has left: ``"raise"`` refuses the whole charge;
                 ``"clip"`` takes what is left, and the caller must scale that record's contribution by
                 √(paid / cost) or less; ``"exclude"`` takes nothing, and the caller must leave the record out.
+            marked: draw a :attr:`mark` for this charge. It is written with it, also where nobody pays, so that
+                the number of marks tells nothing of the records.
 
         Returns:
             What each record paid, float64, shape ``(n,)``. Private.
@@ -157,14 +194,17 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
             IndividualBudgetExceeded: with ``"raise"``, if some cost is more than its record has left.
             ValueError: for records that are unknown, removed or named twice, and for costs that are negative,
                 NaN, infinite or of another shape. Nothing is charged.
+            RuntimeError: for a marked charge inside :meth:`batch`.
             JournalError: if the charge could not be written: release nothing, and open the filter again.
         """
         check_choice("excess", excess, ("raise", "clip", "exclude"))
         with self._writing():
+            if marked and self._batched is not None:
+                raise RuntimeError("marked=True: a batch is open, which is written at its end; end it first")
             slots = self._slots(ids)
-            if not self._present[slots].all():
+            if not self._table.present[slots].all():
                 raise ValueError("ids: some records were removed; leave them out or add them again")
-            amounts = _check_costs(costs, len(slots))
+            amounts = checked_costs(costs, len(slots))
             units = self._units.from_amounts(amounts)
             left = self._left(slots)
             over = units > left
@@ -174,29 +214,30 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
                 units = np.where(over, left if excess == "clip" else 0, units)
                 amounts = np.where(over, self._units.to_amounts(units), amounts)
             paying = units > 0
-            slots, after = slots[paying], (self._spent[slots] + units)[paying]
-            if len(slots):
-                body = np.concatenate([self._ids[slots], after]).tobytes()
-                if self._batched is None:
-                    self._change(_CHARGE, body, lambda: self._spent.__setitem__(slots, after))
-                else:
-                    self._batched.append(slots)  # before the next line, so an interrupt between loses nothing
-                    self._spent[slots] = after
+            slots, after = slots[paying], (self._table.spent[slots] + units)[paying]
+            if marked:
+                self._release(slots, after)
+            elif len(slots) and self._batched is not None:
+                self._batched.append(slots)  # before the next line, so an interrupt between loses nothing
+                self._table.spent[slots] = after
+            elif len(slots):
+                body = self._table.charge_entry(slots, after)
+                self._change(CHARGE, body, lambda: self._table.spent.__setitem__(slots, after))
             return amounts
 
     def remaining(self, ids: ArrayLike) -> NDArray[np.float64]:
         """What records have left, rounded down, float64; 0 for removed ones. Private."""
         with self._reading():
             slots = self._slots(ids)
-            return self._units.to_amounts(np.where(self._present[slots], self._left(slots), 0))
+            return self._units.to_amounts(np.where(self._table.present[slots], self._left(slots), 0))
 
     def active(self, minimum: float) -> NDArray[np.int64]:
         """Sorted ids of the records that can pay a cost of ``minimum``. Private."""
         minimum = check_non_negative("minimum", minimum)
         with self._reading():
-            left = self._units.total - self._spent
-            can_pay = self._present & (left >= self._units.from_amounts(np.array([minimum])))
-            return np.sort(self._ids[can_pay])
+            left = self._units.total - self._table.spent
+            can_pay = self._table.present & (left >= self._units.from_amounts(np.array([minimum])))
+            return np.sort(self._table.ids[can_pay])
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -218,8 +259,8 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
                 touched, self._batched = self._batched, None
                 if touched:
                     slots = np.unique(np.concatenate(touched))
-                    body = np.concatenate([self._ids[slots], self._spent[slots]]).tobytes()
-                    self._change(_CHARGE, body, lambda: None)
+                    body = self._table.charge_entry(slots, self._table.spent[slots])
+                    self._change(CHARGE, body, lambda: None)
 
     def close(self) -> None:
         """Close the file and let others open it. A filter without a file can go on."""
@@ -254,9 +295,9 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
             yield
             journal = self._journal
             if journal is not None and self._batched is None and journal.size > self.compact_bytes:
-                snapshot = self._snapshot()
+                snapshot = self._table.snapshot(self._budget)
                 if journal.size > 8 * len(snapshot):
-                    journal.rewrite(_SNAPSHOT, snapshot)
+                    journal.rewrite(SNAPSHOT, snapshot)
 
     def _change(self, kind: int, body: bytes, apply: Callable[[], None]) -> None:
         """Write a change, then make it; interrupted in between, the filter has to be opened again."""
@@ -266,89 +307,37 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
         apply()
         self._unfinished = False
 
-    def _admit(self, ids: _Ids) -> None:
-        slots, known = self._find(ids)
-        self._present[slots[known]] = True
-        new = ids[~known]
-        self._ids = np.concatenate([self._ids, new])
-        self._spent = np.concatenate([self._spent, np.zeros(len(new), np.int64)])
-        self._present = np.concatenate([self._present, np.ones(len(new), bool)])
-        self._index()
+    def _release(self, slots: NDArray[np.intp], after: Ids) -> None:
+        mark, table = new_mark(), self._table
 
-    def _index(self) -> None:
-        self._order = np.argsort(self._ids)
-        self._sorted = self._ids[self._order]
+        def apply() -> None:
+            table.marks.append(mark)
+            table.spent[slots] = after
 
-    def _find(self, ids: _Ids) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Rows of ids and which of them are known; the rows of the others mean nothing."""
-        if not len(self._ids):
-            return np.zeros(len(ids), np.intp), np.zeros(len(ids), bool)
-        places = np.minimum(np.searchsorted(self._sorted, ids), len(self._ids) - 1)
-        return self._order[places], self._sorted[places] == ids
+        self._change(RELEASE, bytes.fromhex(mark) + table.charge_entry(slots, after), apply)
 
     def _slots(self, ids: ArrayLike) -> NDArray[np.intp]:
-        slots, known = self._find(_check_ids(ids))
+        slots, known = self._table.find(checked_ids(ids))
         if not known.all():
             raise ValueError("ids: some records were never added; add them first")
         return slots
 
-    def _left(self, slots: NDArray[np.intp]) -> _Ids:
-        return np.asarray(self._units.total - self._spent[slots], np.int64)
-
-    def _snapshot(self) -> bytes:
-        head = _SNAPSHOT_HEAD.pack(self._budget, len(self._ids))
-        return head + self._ids.tobytes() + self._spent.tobytes() + self._present.tobytes()
+    def _left(self, slots: NDArray[np.intp]) -> Ids:
+        return np.asarray(self._units.total - self._table.spent[slots], np.int64)
 
     def _replay(self, journal: Journal) -> None:
-        (first, snapshot), *changes = journal.entries
-        if first != _SNAPSHOT:
-            raise JournalError(f"{journal.path} is refused: it is no state of a filter")
-        stored, count = _SNAPSHOT_HEAD.unpack_from(snapshot)
+        try:
+            stored = self._table.restore(journal.entries)
+        except BadEntry as error:
+            raise JournalError(f"{journal.path} is refused: {error}") from None
         if abs(stored - self._budget) > budgets.BUDGET_SPREAD * self._budget:
             raise ValueError(
                 f"budget={self._budget!r} differs from {stored!r}, with which {journal.path} was made; "
                 "a budget can't change under a stream that has begun"
             )
         self._budget, self._units = stored, budgets.BudgetUnits(stored)
-        numbers = np.frombuffer(snapshot, np.int64, 2 * count, _SNAPSHOT_HEAD.size)
-        self._ids, self._spent = numbers[:count].copy(), numbers[count:].copy()
-        self._present = np.frombuffer(snapshot, bool, count, _SNAPSHOT_HEAD.size + 16 * count).copy()
-        self._index()
-        for kind, body in changes:
-            numbers = np.frombuffer(body, np.int64)
-            if kind == _ADD:
-                self._admit(numbers)
-                continue
-            ids = numbers[: len(numbers) // 2] if kind == _CHARGE else numbers
-            slots, known = self._find(ids)
-            if kind not in (_CHARGE, _REMOVE) or not known.all():
-                raise JournalError(f"{journal.path} is refused: it holds an entry that no filter has written")
-            if kind == _REMOVE:
-                self._present[slots] = False
-            else:
-                self._spent[slots] = numbers[len(ids) :]
-        if (self._spent < 0).any() or (self._spent > self._units.total).any():
+        if (self._table.spent < 0).any() or (self._table.spent > self._units.total).any():
             raise JournalError(f"{journal.path} is refused: it holds more than a whole budget")
-
-
-def _check_ids(ids: ArrayLike) -> _Ids:
-    given = np.atleast_1d(np.asarray(ids))
-    whole = given.dtype.kind in "iu" and np.can_cast(given.dtype, np.int64)
-    if given.ndim != 1 or (given.size and not whole):
-        raise ValueError(f"ids: shape {given.shape}, {given.dtype}; want int64 of shape (n,)")
-    checked = given.astype(np.int64)
-    if len(np.unique(checked)) != len(checked):
-        raise ValueError("ids: some record is named twice; add up its costs and name it once")
-    return checked
-
-
-def _check_costs(costs: ArrayLike, count: int) -> NDArray[np.float64]:
-    given = np.asarray(costs)
-    if given.dtype.kind not in "iuf" or given.shape not in ((), (count,)):
-        raise ValueError(
-            f"costs: shape {given.shape}, {given.dtype}; want numbers of shape ({count},) or one"
-        )
-    amounts = np.array(np.broadcast_to(given, (count,)), np.float64)
-    if not (np.isfinite(amounts).all() and (amounts >= 0).all()):
-        raise ValueError("costs: some are negative, NaN or infinite; a cost is Δ² / (2σ²)")
-    return amounts
+        if not self._table.name:  # a file of an earlier version
+            self._table.name = new_mark()
+            journal.rewrite(SNAPSHOT, self._table.snapshot(self._budget))
