@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from pl_privknn.callbacks.selection import Selection
 from pl_privknn.callbacks.spreading import Spread, label_by_spread
 from pl_privknn.labelers.base import Release
+from pl_privknn.privacy.ledger import Ledger
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -74,11 +76,9 @@ class LabelStore:
 
     def _claim(self, fingerprint: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(fingerprint))
-        stored = self.get_meta("fingerprint")
-        if stored is None:
-            self.set_meta("fingerprint", wanted)
-            return
-        differing = [key for key in {**stored, **wanted} if stored.get(key) != wanted.get(key)]
+        stored = self.get_meta("fingerprint") or {}
+        # What a store of an earlier version did not note is noted now.
+        differing = [key for key in stored if stored[key] != wanted.get(key)]
         if differing:
             changes = "; ".join(
                 f"{key}={stored.get(key)!r} then, {wanted.get(key)!r} now" for key in sorted(differing)
@@ -87,6 +87,17 @@ class LabelStore:
                 f"{self.path.parent} holds a run with other parameters ({changes}). "
                 "Repeat the run with its own parameters to continue it, or choose another folder."
             )
+        self.set_meta("fingerprint", wanted)
+
+    @staticmethod
+    def run_id_in(path: Path) -> str | None:
+        """The run that a file belongs to, as far as it can be read."""
+        try:
+            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+                row = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
+        except sqlite3.DatabaseError:
+            return None
+        return None if row is None else str(json.loads(row[0]))
 
     def get_meta(self, key: str) -> Any:
         """The value stored under ``key``, or None."""
@@ -170,6 +181,7 @@ class LabelStore:
                 "UPDATE queries SET asked_at = ? WHERE round = ? AND position = ?",
                 [(charges_now, round_index, position) for position in positions],
             )
+            self.set_meta("in_flight", True)
 
     def put(self, round_index: int, positions: Sequence[int], release: Release) -> None:
         """Commit the answers of a batch, with their noisy counts where the teacher releases them."""
@@ -178,6 +190,7 @@ class LabelStore:
             soft = [json.dumps([float(value) for value in row]) for row in release.soft]
         labels = [_stored(label) for label in release.labels]
         with self._transaction():
+            self.set_meta("in_flight", False)
             self._db.executemany(
                 "UPDATE queries SET released = 1, label = ?, soft = ? WHERE round = ? AND position = ?",
                 [(labels[i], soft[i], round_index, position) for i, position in enumerate(positions)],
@@ -251,6 +264,33 @@ class LabelStore:
         labels, soft = label_by_spread(spread, scores, deviations)
         answers = zip(labels.tolist(), soft.tolist(), strict=True)
         return {i: (label, row) for i, (label, row) in enumerate(answers) if label >= 0}
+
+    def note_head(self, head: str) -> None:
+        """Note the head hash of the ledger after a row of this run: what was asked never gets ahead of it."""
+        self.set_meta("ledger_head", head)
+
+    def check_ledger(self, ledger: Ledger, run_id: str) -> None:
+        """Check that the ledger and this store are of one time.
+
+        The ledger must hold the head noted last, and at most one further charge of the run, which a kill between
+        the charge and its note leaves.
+
+        Raises:
+            LedgerCorrupt: if the ledger is older than this store.
+            LabelStoreError: if this store is older than the ledger.
+        """
+        head = self.get_meta("ledger_head")
+        if head is None:  # a store of an earlier version
+            return
+        noted = ledger.check_head(head, str(self.path))
+        unknown = ledger.charges_after(run_id, noted)
+        if unknown > bool(self.get_meta("in_flight")):
+            raise LabelStoreError(
+                f"{self.path} is an older copy: the ledger {ledger.path} holds {unknown} later charges of this run, "
+                "whose answers are not here. Restore the newest copy of the run's folder, or start a new run with the "
+                "same ledger_path; asked again from here, the same queries would cost twice"
+            )
+        self.set_meta("in_flight", False)
 
     def counts(self) -> dict[str, int]:
         """Numbers of queries: ``queried`` (asked), ``answered``, ``refused`` and ``lost`` to a crash."""

@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.callbacks.label_run import LabelRun
+from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
 from pl_privknn.callbacks.round_settings import (
     RoundFeatures,
@@ -29,6 +29,7 @@ from pl_privknn.privacy.guarantee import Level
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.run_folder import resumed_folder
 
 
 class PrivateLabeler(pl.Callback):
@@ -61,6 +62,8 @@ class PrivateLabeler(pl.Callback):
         retrain: start the student afresh at each later round, as in the paper; False continues it.
         ledger_path: the ledger; may be shared by several runs over the same private data. Default:
             ``ledger.sqlite`` in the run's folder.
+        ledger_head_path: a file, best in another place than the ledger, in which the ledger's head is noted after
+            each charge; a ledger that was put back or rewritten is then refused.
         run_dir: the run's folder; default: the trainer's log folder. Repeating a run in the folder of an
             interrupted one continues it.
         adjacency: neighbouring relation of the guarantee.
@@ -86,6 +89,7 @@ class PrivateLabeler(pl.Callback):
         selection: str | Selector = "random",
         retrain: bool = True,
         ledger_path: str | Path | None = None,
+        ledger_head_path: str | Path | None = None,
         run_dir: str | Path | None = None,
         adjacency: Adjacency = "add_remove",
         query_batch_size: int = 256,
@@ -106,6 +110,7 @@ class PrivateLabeler(pl.Callback):
         self.selects_all = selection == "all"
         self.retrain = retrain
         self.ledger_path = None if ledger_path is None else Path(ledger_path)
+        self.ledger_head_path = None if ledger_head_path is None else Path(ledger_head_path)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.adjacency = check_adjacency(adjacency)
         if labeler is not None and self.adjacency not in labeler.adjacencies:
@@ -250,40 +255,52 @@ class PrivateLabeler(pl.Callback):
         self._restart_due = self.retrain
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Close the label store; the ledger stays readable for reports."""
+        """Leave the run's folder to others; the ledger stays readable for reports."""
         if stage == "fit":
             self._loaded = None
+            self._leave()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the run's folder to others."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._run is not None:
+            self._run.close()
 
     # ------------------------------------------------------------------ work
 
     def _folder(self, trainer: pl.Trainer) -> Path:
-        if self._loaded is not None:
-            stored = Path(self._loaded["run_dir"])
-            if self.run_dir is None and not stored.is_dir():
-                raise FileNotFoundError(
-                    f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. "
-                    "Restore it, or pass run_dir with its new place"
-                )
-            return self.run_dir or stored
-        return self.run_dir or Path(trainer.log_dir or trainer.default_root_dir)
+        if self.run_dir is not None or self._loaded is None:
+            return self.run_dir or Path(trainer.log_dir or trainer.default_root_dir)
+        run_id = self._loaded["run_id"]
+        return resumed_folder(
+            Path(self._loaded["run_dir"]),
+            trainer.ckpt_path,  # type: ignore[attr-defined]
+            lambda folder: stored_run_id(folder) == run_id,
+        )
 
     def _open(self, data: PrivatePublicDataModule, folder: Path) -> LabelRun:
         assert self.labeler is not None
         queries = self._queries(len(data.public))
-        return LabelRun(
-            folder,
+        terms = RunTerms(
             plan=self.labeler.stated_plan(
                 sum(queries), self._answers(queries), data.num_classes, rounds=sum(map(bool, queries))
             ),
             public_examples=len(data.public),
+            public_digest=digest_of(data.public),
             num_classes=data.num_classes,
             delta=self.delta,
             max_epsilon=self.max_epsilon,
             adjacency=self.adjacency,
             ledger_path=self.ledger_path,
+            ledger_head_path=self.ledger_head_path,
             run_id=None if self._loaded is None else self._loaded["run_id"],
             description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
+        return LabelRun(folder, terms)
 
     def _queries(self, public_examples: int) -> list[int]:
         return [public_examples] * self.rounds if self.selects_all else self.queries_per_round

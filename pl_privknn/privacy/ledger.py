@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pl_privknn.privacy.ledger_store import LedgerCorrupt, RowStore
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.renyi_filter import best_order
+from pl_privknn.privacy.run_folder import HeadFile
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "LedgerReport", "LedgerRun"]
 
@@ -55,10 +56,13 @@ class Ledger:
         max_epsilon: the budget; None for no limit.
         allow_budget_change: write a visible budget row where ``delta`` or ``max_epsilon`` differ from those in
             force, instead of refusing.
+        head_path: a file, best in another place, that notes the head hash after every row; a ledger that does
+            not hold the noted head is refused (:class:`~pl_privknn.privacy.run_folder.HeadFile`).
 
     Raises:
         ValueError: for another adjacency or budget than the ledger's, or a new budget that is already passed.
-        LedgerCorrupt: if the file is no ledger or its rows do not fit their hashes.
+        LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
+        FileNotFoundError: if it is missing although ``head_path`` has its head.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Ledger:
         delta: float = 1e-5,
         max_epsilon: float | None = None,
         allow_budget_change: bool = False,
+        head_path: str | Path | None = None,
     ) -> None:
         adjacency = check_adjacency(adjacency)
         delta = check_open_unit("delta", delta)
@@ -80,6 +85,12 @@ class Ledger:
             "filter_order": best_order(max_epsilon or 1.0, delta),
         }
         self._books = Books()
+        kept = None if head_path is None else HeadFile(head_path)
+        if kept is not None and kept.head is not None and not Path(path).exists():
+            raise FileNotFoundError(
+                f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, or "
+                "give a new ledger a head_path of its own"
+            )
         self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, **budget}))
         try:
             self._sync()
@@ -96,6 +107,10 @@ class Ledger:
                         "allow_budget_change=True to write the new budget into the ledger"
                     )
                 self._change_budget(budget)
+            if kept is not None:
+                if kept.head is not None:
+                    self.check_head(kept.head, f"head_path={str(head_path)!r}")
+                self.witness(kept.note)
         except BaseException:
             self._store.close()
             raise
@@ -224,9 +239,44 @@ class Ledger:
             return None
         return reached(self._books, self._books.guarantee(), bool(self._books.late))[0] <= budget
 
-    def has_hash(self, sealed: str) -> bool:
-        """Whether some row carries this hash: a head that was noted earlier must."""
-        return self._store.contains(sealed)
+    @property
+    def head(self) -> str:
+        """Hash of the last row."""
+        self._sync()
+        return self._books.head
+
+    def check_head(self, head: str, where: str) -> int:
+        """Position of the row whose hash was noted earlier.
+
+        Args:
+            head: the hash.
+            where: who noted it, for the message.
+
+        Raises:
+            LedgerCorrupt: if no row carries it.
+        """
+        position = self._store.position_of(head)
+        if position is None:
+            raise LedgerCorrupt(
+                f"{self.path}: no row carries the head {head} noted by {where}; since then the ledger was rewritten, "
+                "cut, or replaced by an older copy or a new one. Restore the ledger of that time or a later one: with "
+                "this one ε would be wrong"
+            )
+        return position
+
+    def witness(self, note: Callable[[str], None]) -> None:
+        """Have the head hash noted now and after each row that is written here, before anybody may draw.
+
+        Args:
+            note: takes the hash and keeps it durably.
+        """
+        note(self.head)
+        self._store.witnesses.append(note)
+
+    def charges_after(self, run_id: str, position: int) -> int:
+        """How many charges of a run stand behind a row."""
+        self._sync()
+        return sum(place > position for place in self._books.run(run_id).charge_rows)
 
     def close(self) -> None:
         """Close the file."""

@@ -29,15 +29,20 @@ class RunBooks:
     Attributes:
         planned: the most that it stated, for each mechanism.
         charged: what it paid for.
-        num_charges: number of its charges.
+        charge_rows: positions of its charges.
         late: positions of its rows that raised the guarantee after the ledger's first charge, of whichever run.
     """
 
     def __init__(self) -> None:
         self.planned: Releases = {}
         self.charged: Releases = {}
-        self.num_charges = 0
+        self.charge_rows: list[int] = []
         self.late: list[int] = []
+
+    @property
+    def num_charges(self) -> int:
+        """Number of charges."""
+        return len(self.charge_rows)
 
     def guaranteed(self) -> Releases:
         """For each mechanism the larger of planned and charged."""
@@ -163,7 +168,7 @@ class Books:
         if run.after(charge) is not None:
             self._note_if_late(position, run)
         run.charged = merged([*run.charged.values(), charge])
-        run.num_charges += 1
+        run.charge_rows.append(position)
         self.num_charges += 1
 
     def _note_if_late(self, position: int, run: RunBooks) -> None:

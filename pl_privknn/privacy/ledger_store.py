@@ -7,12 +7,14 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+
+from pl_privknn._files import sync_folder
 
 _FORMAT = 1
 _SCHEMA = f"""
@@ -79,6 +81,9 @@ class RowStore:
     def __init__(self, path: str | Path, readonly: bool = False) -> None:
         self.path = Path(path)
         self.readonly = readonly
+        #: Told the hash of the last row after each commit, before anybody may draw.
+        self.witnesses: list[Callable[[str], None]] = []
+        self._appended: str | None = None
         if not self.path.is_file():
             raise FileNotFoundError(f"there is no ledger at {self.path}")
         self._start()
@@ -108,7 +113,7 @@ class RowStore:
                 db.execute("COMMIT")
                 db.close()
                 fresh.replace(path)
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
         return cls(path)
 
     @contextmanager
@@ -130,6 +135,7 @@ class RowStore:
                 )
             with _translated(self.path, "written", "Nothing was charged."):
                 self._db.execute("BEGIN IMMEDIATE")
+                self._appended = None
                 try:
                     yield
                     self._db.execute("COMMIT")
@@ -137,6 +143,9 @@ class RowStore:
                     if self._db.in_transaction:  # some failures have rolled back already
                         self._db.execute("ROLLBACK")
                     raise
+            if self._appended is not None:
+                for note in self.witnesses:
+                    note(self._appended)
 
     def append(self, body: dict[str, Any]) -> int:
         """Add a row within :meth:`writing`; it is durable when that block ends. Returns its position."""
@@ -145,6 +154,7 @@ class RowStore:
         sealed = seal(previous, text)
         self._db.execute("INSERT INTO rows VALUES (?, ?, ?)", (position + 1, text, sealed))
         self._db.execute("UPDATE head SET position = ?, hash = ? WHERE only = 1", (position + 1, sealed))
+        self._appended = sealed
         return int(position) + 1
 
     def reading(self) -> threading.RLock:
@@ -194,9 +204,10 @@ class RowStore:
             )
         return bodies
 
-    def contains(self, sealed: str) -> bool:
-        """Whether some row carries this hash."""
-        return bool(self._query("SELECT 1 FROM rows WHERE hash = ?", (sealed,)))
+    def position_of(self, sealed: str) -> int | None:
+        """Position of the row that carries this hash; None where no row does."""
+        found = self._query("SELECT position FROM rows WHERE hash = ?", (sealed,))
+        return int(found[0][0]) if found else None
 
     def close(self) -> None:
         """Close the file."""
@@ -281,11 +292,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere folders can't be opened
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,7 +9,7 @@ from typing import Any
 from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.guarantee import SEVERAL_FILES, Guarantee
-from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerReport
+from pl_privknn.privacy.ledger import Ledger, LedgerReport
 from pl_privknn.privacy.ledger_store import SQLITE_MAGIC
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
 from pl_privknn.privacy.release_files import Releases, read_releases
@@ -150,11 +150,8 @@ def audit_ledger(
                 f"privknn epsilon states its ε at another δ"
             )
         report = ledger.report(delta, exact=exact)
-        if head is not None and not ledger.has_hash(head.strip().lower()):
-            raise LedgerCorrupt(
-                f"{path}: no row carries the head {head}; since it was noted the ledger was rewritten, cut, or "
-                "replaced by an older copy"
-            )
+        if head is not None:
+            ledger.check_head(head.strip().lower(), "--head")
         return {**_of_ledger(ledger, report), "within_budget": ledger.within_budget()}
     finally:
         ledger.close()
