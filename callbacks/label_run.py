@@ -129,8 +129,8 @@ class LabelRun:
         )
         if begun and self.run_id not in ledger.runs:
             raise LedgerCorrupt(
-                f"the ledger {path} holds nothing of this run, which has begun: it is a new one, or another's. Restore "
-                "the run's ledger, or pass ledger_path with its place"
+                f"the ledger {path} holds nothing of this run, which has begun: it is a new one, or another's. "
+                "Restore the run's ledger, or pass ledger_path with its place"
             )
         self.store.check_ledger(ledger, self.run_id)
         return ledger

@@ -287,8 +287,8 @@ class LabelStore:
         if unknown > bool(self.get_meta("in_flight")):
             raise LabelStoreError(
                 f"{self.path} is an older copy: the ledger {ledger.path} holds {unknown} later charges of this run, "
-                "whose answers are not here. Restore the newest copy of the run's folder, or start a new run with the "
-                "same ledger_path; asked again from here, the same queries would cost twice"
+                "whose answers are not here. Restore the newest copy of the run's folder, or start a new run with "
+                "the same ledger_path; asked again from here, the same queries would cost twice"
             )
         self.set_meta("in_flight", False)
 

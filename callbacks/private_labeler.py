@@ -8,10 +8,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
+from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
 from pl_privknn.callbacks.round_settings import (
     RoundFeatures,
@@ -346,8 +347,25 @@ class PrivateLabeler(pl.Callback):
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
         examples, labels, soft = self._run.store.answers(index + 1)
+        self._tell_losses(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
+
+    def _tell_losses(self, labelled: int) -> None:
+        assert self._run is not None
+        if not (lost := self._run.store.counts()["lost"]):
+            return
+        what = (
+            f"{lost} queries were paid for, and a kill or an error came before their answers were kept. They are not "
+            "asked again, and ε stays as it was stated"
+        )
+        if labelled:
+            rank_zero_warn(what)
+            return
+        raise LabelStoreError(
+            f"{what}; no label is left to train on. Start a new run, in another folder, with ledger_path="
+            f"{str(self._run.ledger.path)!r}, so that both runs are counted: asking anew costs anew"
+        )
 
 
 def _placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:

@@ -11,13 +11,18 @@ from typing import Any
 
 import pytorch_lightning as pl
 from jsonargparse import Namespace
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.utilities import rank_zero_only
 
+from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, usable_checkpoint
 from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
+from pl_privknn.privacy.run_folder import FolderInUse, FolderLock
 
 #: Imported so that YAML may name their classes without a module path.
 _NAMED_IN_YAML = (
@@ -75,6 +80,8 @@ class PrivKNNCLI(LightningCLI):
         config = self._subconfig()
         folder = Path(config.run_dir) if config.run_dir else _new_folder(_name_of(config))
         config.run_dir = str(folder)
+        if self.subcommand == "fit" and not config.trainer.fast_dev_run and rank_zero_only.rank == 0:
+            self._lock = FolderLock(folder, shared=True)  # before anything in the folder is touched
         config.trainer.default_root_dir = str(folder)
         if self.subcommand != "fit":
             # An evaluation must not start the run's metrics.csv anew.
@@ -90,11 +97,16 @@ class PrivKNNCLI(LightningCLI):
         trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _keep_last_checkpoint(trainer, folder)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = DurableCheckpointIO()
         return trainer
 
     def before_fit(self) -> None:
         """Keep the metrics of the interrupted part of a resumed run: the CSV logger starts its file anew."""
         folder = Path(self._subconfig().run_dir)
+        for owner in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
+            if isinstance(owner, PrivateLabeler | NoisySGD) and owner.run_dir is None:
+                owner.run_dir = folder  # a copied folder goes on in itself
         # The logger warns that it will delete the earlier file, which is put aside here.
         warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         metrics = folder / "metrics.csv"
@@ -154,7 +166,7 @@ def run_training(words: Sequence[str]) -> int:
             parser_kwargs={"prog": "privknn"},
             args=_expand_resume(list(words)),
         )
-    except (BudgetExceeded, LabelStoreError, FileNotFoundError) as error:
+    except (BudgetExceeded, FolderInUse, LabelStoreError, LedgerCorrupt, FileNotFoundError) as error:
         print(f"privknn {words[0]}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -170,9 +182,8 @@ def _expand_resume(words: list[str]) -> list[str]:
     config = folder / "config.yaml"
     if not config.is_file():
         raise FileNotFoundError(f"--resume {folder}: there is no config.yaml; give the folder of a run")
-    checkpoint = folder / _CHECKPOINT
     resumed = [words[0], "--config", str(config), "--run_dir", str(folder)]
-    if checkpoint.is_file():
+    if (checkpoint := usable_checkpoint(folder / _CHECKPOINT)) is not None:
         resumed += ["--ckpt_path", str(checkpoint)]
     return resumed + words[1:place] + words[place + 2 :]
 

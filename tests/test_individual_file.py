@@ -344,7 +344,7 @@ def test_marks_tell_an_older_copy(tmp_path, monkeypatch):
         with IndividualFilter(1.0, path) as older:
             assert [older.has_mark(mark) for mark in marks] == [later <= number for later in range(7)]
             older.charge([1], 0.0, marked=True)  # and one that went on by itself is told from the original
-            assert not older.has_mark((marks + ["7:"])[number + 1])
+            assert not older.has_mark([*marks, "7:"][number + 1])
     with IndividualFilter(1.0, tmp_path / "other") as other:
         assert not any(other.has_mark(mark) for mark in marks)
 

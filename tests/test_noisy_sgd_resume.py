@@ -13,7 +13,7 @@ from noisy_sgd_setup import PRIVATE, charged, fit, keep_last, make
 
 from pl_privknn.cli import main
 from pl_privknn.privacy.accountant import account
-from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noisy_steps import (
     step_mechanism,
@@ -114,6 +114,9 @@ def test_a_missing_or_older_ledger_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="ledger"):
         fit(make(), tmp_path, **resume)
     path.write_bytes(copies[0])
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        fit(make(), tmp_path, **resume)
+    (tmp_path / "ledger.head").unlink()  # the checkpoint alone tells, too
     with pytest.raises(ValueError, match="older copy"):
         fit(make(), tmp_path, **resume)
 

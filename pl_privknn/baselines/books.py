@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import uuid
 from pathlib import Path
 from typing import Any
 
+from pl_privknn._files import write_durably
 from pl_privknn.privacy.accountant import PrivacyReport
 from pl_privknn.privacy.calibration import CalibrationError
 from pl_privknn.privacy.guarantee import noise_guarantee
@@ -16,6 +16,7 @@ from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
+from pl_privknn.privacy.run_folder import FolderLock, HeadFile, resumed_folder
 
 _FILE = "noisy_sgd.json"
 
@@ -43,21 +44,33 @@ class TrainingPlan:
     target_epsilon: float | None
 
 
-def run_folder(chosen: Path | None, checkpoint: dict[str, Any] | None, default: str | Path) -> Path:
+def run_folder(
+    chosen: Path | None, resumed: dict[str, Any] | None, checkpoint: str | Path | None, default: str | Path
+) -> Path:
     """The run's folder: the chosen one, that of the checkpoint which is being resumed, or the default.
+
+    Args:
+        chosen: by the user, or None.
+        resumed: what :meth:`TrainingBooks.state` said when the checkpoint was written, or None.
+        checkpoint: the checkpoint's file.
+        default: for a new run.
 
     Raises:
         FileNotFoundError: if the checkpoint's folder is gone.
     """
-    if chosen is not None or checkpoint is None:
+    if chosen is not None or resumed is None:
         return chosen if chosen is not None else Path(default)
-    stored = Path(checkpoint["run_dir"])
-    if not stored.is_dir():
-        raise FileNotFoundError(
-            f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. Restore it, "
-            "or pass run_dir with its new place"
-        )
-    return stored
+    return resumed_folder(
+        Path(resumed["run_dir"]),
+        checkpoint,
+        lambda folder: _content(folder).get("run_id") == resumed["run_id"],
+    )
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    path = folder / _FILE
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 class TrainingBooks:
@@ -75,9 +88,12 @@ class TrainingBooks:
         steps_per_charge: steps that are paid by one row.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
         noise: the source that will draw; the plan says whether it is cryptographic.
+        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
 
     Raises:
         BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
+        FolderInUse: if another run has the folder.
+        LedgerCorrupt: if the ledger is older than this run's last charge.
         FileNotFoundError: if the ledger of a run that has begun is missing.
         ValueError: if the folder holds a run with other parameters, or one with no step left that no
             checkpoint continues.
@@ -94,10 +110,33 @@ class TrainingBooks:
         steps_per_charge: int,
         checkpoint: dict[str, Any] | None,
         noise: NoiseSource,
+        ledger_head_path: Path | None = None,
     ) -> None:
         self.folder, self.plan = folder, plan
         self._noise_mark = noise_guarantee(noise)
-        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(folder)
+        try:
+            self._open(
+                max_epsilon, stop_at_budget, ledger_path, ledger_head_path, steps_per_charge, checkpoint
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another run use the folder; the ledger stays readable for reports."""
+        self._lock.release()
+
+    def _open(
+        self,
+        max_epsilon: float | None,
+        stop_at_budget: bool,
+        ledger_path: Path | None,
+        ledger_head_path: Path | None,
+        steps_per_charge: int,
+        checkpoint: dict[str, Any] | None,
+    ) -> None:
+        folder, plan = self.folder, self.plan
         found = self._read(checkpoint)
         path = ledger_path or folder / "ledger.sqlite"
         if found and not path.exists():
@@ -108,7 +147,11 @@ class TrainingBooks:
         self.run_id: str = found.get("run_id") or uuid.uuid4().hex
         self.noise_multiplier: float = found.get("noise_multiplier") or self._noise()
         self.mechanism: Gaussian = step_mechanism(self.noise_multiplier, plan.clip_norm, plan.sampling_rate)
-        self.ledger = Ledger(path, delta=plan.delta, max_epsilon=max_epsilon)
+        self.ledger = Ledger(path, delta=plan.delta, max_epsilon=max_epsilon, head_path=ledger_head_path)
+        noted = HeadFile(folder / "ledger.head")
+        if found and noted.head is not None:
+            self.ledger.check_head(noted.head, str(noted.path))
+        self.ledger.witness(noted.note)
         if not found:
             self.planned = self._state_plan(stop_at_budget and max_epsilon is not None)
             self._write()
@@ -192,8 +235,7 @@ class TrainingBooks:
             return state(fitting)
 
     def _read(self, checkpoint: dict[str, Any] | None) -> dict[str, Any]:
-        path = self.folder / _FILE
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = _content(self.folder)
         if checkpoint is not None and found.get("run_id") != checkpoint["run_id"]:
             raise ValueError(
                 f"run_dir={str(self.folder)!r} holds run {found.get('run_id')}, the checkpoint belongs to run "
@@ -221,12 +263,7 @@ class TrainingBooks:
             "noise_multiplier": self.noise_multiplier,
             "planned": self.planned,
         }
-        partial = self.folder / f"{_FILE}.part"
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.folder / _FILE)
+        write_durably(self.folder / _FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def _check_progress(self, checkpoint: dict[str, Any] | None, charged: int) -> None:
         if checkpoint is not None and charged < checkpoint["charged"]:

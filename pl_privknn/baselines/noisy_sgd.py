@@ -23,7 +23,7 @@ from pl_privknn.baselines.books import TrainingBooks, TrainingPlan, run_folder
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.clipping import ClippedGradients, check_network
 from pl_privknn.baselines.heads import build_head
-from pl_privknn.baselines.reporting import ReportsBooks
+from pl_privknn.baselines.reporting import LeavesFolder, ReportsBooks
 from pl_privknn.baselines.trainer_checks import check_data, check_trainer
 from pl_privknn.baselines.updates import build_optimizer, check_updates, scheduled
 from pl_privknn.features.base import Extractor
@@ -91,6 +91,7 @@ class NoisySGD(ReportsBooks, Classifier):
         std: public constants, one a channel, divided by.
         ledger_path: a ledger that other runs over the same private data share; ``ledger.sqlite`` in the run's
             folder by default.
+        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
         run_dir: the run's folder; the trainer's log folder by default.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for
             tests and benchmarks and protect nothing.
@@ -131,6 +132,7 @@ class NoisySGD(ReportsBooks, Classifier):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         ledger_path: str | Path | None = None,
+        ledger_head_path: str | Path | None = None,
         run_dir: str | Path | None = None,
         noise_source: NoiseSource | None = None,
     ) -> None:
@@ -158,11 +160,12 @@ class NoisySGD(ReportsBooks, Classifier):
         self.save_hyperparameters(
             ignore=["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
         )
-        plain = {name: None if path is None else str(path) for name, path in
-                 (("ledger_path", ledger_path), ("run_dir", run_dir))}  # fmt: skip
+        paths = {"ledger_path": ledger_path, "ledger_head_path": ledger_head_path, "run_dir": run_dir}
+        plain = {name: None if path is None else str(path) for name, path in paths.items()}
         self.save_hyperparameters({**self.constants, **plain})
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self.ledger_path = None if ledger_path is None else Path(ledger_path)
+        self.ledger_head_path = None if ledger_head_path is None else Path(ledger_head_path)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.make_network(
             network,
@@ -185,10 +188,10 @@ class NoisySGD(ReportsBooks, Classifier):
     # ------------------------------------------------------------------ private training
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """No callbacks; the trainer asks for them first, so its arguments are checked here."""
+        """The trainer asks for callbacks first, so its arguments are checked here."""
         if self._trainer is not None:
             check_trainer(self.trainer)
-        return []
+        return [LeavesFolder()]
 
     def setup(self, stage: str) -> None:
         """Make the data module give Poisson batches of private records."""
@@ -220,7 +223,12 @@ class NoisySGD(ReportsBooks, Classifier):
         resumed = self._loaded if self.trainer.ckpt_path is not None else None
         self._loaded = None
         self._books = TrainingBooks(
-            run_folder(self.run_dir, resumed, self.trainer.log_dir or self.trainer.default_root_dir),
+            run_folder(
+                self.run_dir,
+                resumed,
+                self.trainer.ckpt_path,
+                self.trainer.log_dir or self.trainer.default_root_dir,
+            ),
             self._plan(),
             max_epsilon=self.max_epsilon,
             stop_at_budget=self.stop_at_budget,
@@ -228,6 +236,7 @@ class NoisySGD(ReportsBooks, Classifier):
             steps_per_charge=self.steps_per_charge,
             checkpoint=resumed,
             noise=self.noise_source,
+            ledger_head_path=self.ledger_head_path,
         )
         if self._books.lost:
             rank_zero_info(f"{self._books.lost} paid steps were lost; the training is shorter by them")
@@ -286,9 +295,10 @@ class NoisySGD(ReportsBooks, Classifier):
         self._loaded = checkpoint.get("noisy_sgd")
 
     def teardown(self, stage: str) -> None:
-        """Take the hooks off and leave the private records."""
+        """Take the hooks off and leave the private records and the run's folder."""
         if stage != "fit":
             return
+        self.leave_folder()
         self._clipped.detach()
         if self._private is not None:
             self._private = None

@@ -11,6 +11,17 @@ from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger import Ledger
 
 
+class LeavesFolder(pl.Callback):
+    """Lets another run use the folder of a training that an error ended."""
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave it."""
+        if isinstance(pl_module, ReportsBooks):
+            pl_module.leave_folder()
+
+
 class ReportsBooks(pl.LightningModule):
     """Reads and logs the books of a training; part of :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`."""
 
@@ -40,6 +51,11 @@ class ReportsBooks(pl.LightningModule):
     def privacy_summary(self) -> dict[str, Any] | None:
         """What a report of the run says of its privacy, in plain types; None before the fit."""
         return None if self._books is None else self._books.summary()
+
+    def leave_folder(self) -> None:
+        """Let another run use the folder; the ledger stays readable."""
+        if self._books is not None:
+            self._books.close()
 
     def on_train_epoch_end(self) -> None:
         """Log ε beside the accuracy."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,8 @@ class Ledger:
         kept = None if head_path is None else HeadFile(head_path)
         if kept is not None and kept.head is not None and not Path(path).exists():
             raise FileNotFoundError(
-                f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, or "
-                "give a new ledger a head_path of its own"
+                f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, "
+                "or give a new ledger a head_path of its own"
             )
         self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, **budget}))
         try:
@@ -193,8 +194,7 @@ class Ledger:
             "plan": [charge.to_record() for charge in wanted.values()],
             "description": description or {},
         }
-        with self._store.writing():
-            self._sync()
+        with self._writing():
             run, known = self._books.run(run_id), run_id in self._books.runs
             if not known or beyond(wanted, run.planned) or (wanted and beyond(run.planned, wanted)):
                 if run.planned and not (extend and beyond(wanted, run.planned)):
@@ -259,8 +259,8 @@ class Ledger:
         if position is None:
             raise LedgerCorrupt(
                 f"{self.path}: no row carries the head {head} noted by {where}; since then the ledger was rewritten, "
-                "cut, or replaced by an older copy or a new one. Restore the ledger of that time or a later one: with "
-                "this one ε would be wrong"
+                "cut, or replaced by an older copy or a new one. Restore the ledger of that time or a later one: "
+                "with this one ε would be wrong"
             )
         return position
 
@@ -303,16 +303,14 @@ class Ledger:
         stated = {}
         if noise is not None and adjacencies is not None:
             stated = {"noise": "cryptographic" if noise.cryptographic else "seeded"}
-        with self._store.writing():
-            self._sync()
+        with self._writing():
             run = self._books.run(run_id)
             if (after := run.after(charge)) is not None:
                 self._check(run_id, [charge], {**run.guaranteed(), mechanism: after}, "a charge of")
             return self._append("charge", {"run": run_id, "charge": charge.to_record(), **stated})
 
     def _note(self, run_id: str, topic: str, text: str) -> None:
-        with self._store.writing():
-            self._sync()
+        with self._writing():
             if self._books.notes.get(topic) != text:
                 self._append("note", {"run": run_id, "topic": topic, "text": text})
 
@@ -334,8 +332,18 @@ class Ledger:
             for body in self._store.read_after(self._books.position, self._books.head):
                 self._books.apply(body)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction over rows that are known, after which its own are known too.
+
+        A file that is written in place under this object then disagrees with what it knows.
+        """
+        with self._store.writing():
+            self._sync()
+            yield
+        self._sync()
+
     def _append(self, kind: str, content: dict[str, Any]) -> int:
-        # The books take the row in with the next reading: it counts once it is committed.
         try:
             return self._store.append(_row(kind, content))
         except (TypeError, ValueError) as error:
@@ -357,8 +365,7 @@ class Ledger:
 
     def _change_budget(self, budget: dict[str, Any]) -> None:
         delta, max_epsilon = budget["delta"], budget["max_epsilon"]
-        with self._store.writing():
-            self._sync()
+        with self._writing():
             if self._has_budget(delta, max_epsilon):  # another process was faster
                 return
             granted = self.report(delta).epsilon

@@ -95,9 +95,7 @@ class HeadFile:
         write_durably(self.path, f"{head}\n".encode("ascii"))
 
 
-def resumed_folder(
-    stored: Path, checkpoint: str | Path | None, belongs: Callable[[Path], bool]
-) -> Path:
+def resumed_folder(stored: Path, checkpoint: str | Path | None, belongs: Callable[[Path], bool]) -> Path:
     """The folder in which a resumed run goes on: the one that its checkpoint lies in.
 
     A folder that was copied or moved goes on in itself, not in the one where the run began.
