@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,6 +72,7 @@ class LabelingRound:
         means = asked.query_features(self._public_features(data)) if asked.ask_means else None
         if type(self.labeler).fit_public is not Labeler.fit_public:
             self.labeler.fit_public(self._public_features(data))
+        self.labeler.join_run(private_folder(store.path.parent) / ledger.run_id)
         self._fit_labeler(data, progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
@@ -148,8 +150,9 @@ class LabelingRound:
         total = len(data.private)
         table: Tensor | None = None
         labels = torch.empty(data.private.labels.shape, dtype=torch.int64)
-        done = 0
+        done, digests = 0, []
         for images, targets in data.private_batches(_IMAGES_AT_ONCE):
+            digests.append(self.labeler.record_digests(images, targets))
             features = self.extractor(images)
             if table is None:
                 table = torch.empty(total, features.shape[1], dtype=torch.float32)
@@ -161,8 +164,16 @@ class LabelingRound:
             raise ValueError("the data module's private set is empty; a teacher needs private records")
         if (take_public := getattr(self.labeler, "fit_public", None)) is not None:
             take_public(self._public_features(data))
-        self.labeler.private_groups = data.private_groups
+        self.labeler.private_groups, self.labeler.private_ids = data.private_groups, data.private_ids
+        known = [part for part in digests if part is not None]
+        self.labeler.private_digests = torch.cat(known) if known else None
         self.labeler.fit(table, labels, data.num_classes)
+
+
+def private_folder(run_dir: Path) -> Path:
+    """Where labelers keep what must survive a crash and must not be shared: beside the run's folder, not in it."""
+    place = run_dir.resolve()
+    return place.parent / f"{place.name}.private"
 
 
 @contextmanager

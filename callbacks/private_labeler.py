@@ -268,6 +268,8 @@ class PrivateLabeler(pl.Callback):
         self._leave()
 
     def _leave(self) -> None:
+        if self.labeler is not None:
+            self.labeler.leave_run()
         if self._run is not None:
             self._run.close()
 

@@ -22,7 +22,7 @@ from pl_privknn.datamodules.loading import (
     UnlabeledSampler,
     take_batch,
 )
-from pl_privknn.datamodules.parts import check_groups, check_overlap, check_part, known_truth, present
+from pl_privknn.datamodules.parts import check_by_record, check_overlap, check_part, known_truth, present
 from pl_privknn.datamodules.private_loader import PrivateTraining
 from pl_privknn.datamodules.targets import TASKS, known_rows
 from pl_privknn.privacy.noise import NoiseSource
@@ -76,6 +76,8 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         task: as given.
         private_groups: the person (or other unit) that each private record belongs to, int64 ``(n_private,)``,
             or None where every record stands for itself; a subclass sets it in :meth:`load_private`. Private.
+        private_ids: lasting numbers of the private records, int64 ``(n_private,)``, which stay with their records
+            when others come and go, or None; likewise. Private.
         needs_private: whether an empty private set is refused; a subclass for a first stage on public data alone
             sets it to False.
 
@@ -114,6 +116,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         self.class_names = names
         self.task = check_choice("task", task, TASKS)
         self.private_groups: Tensor | None = None
+        self.private_ids: Tensor | None = None
         self.batch_size = check_int("batch_size", batch_size)
         self.unlabeled_batch_size = (
             self.batch_size
@@ -178,7 +181,8 @@ class PrivatePublicDataModule(pl.LightningDataModule):
             self._private = check_part(
                 self, "private", self.load_private(), may_be_empty=not self.needs_private
             )
-            check_groups(self.private_groups, len(self._private))
+            check_by_record("private_groups", self.private_groups, len(self._private))
+            check_by_record("private_ids", self.private_ids, len(self._private))
         if stage in ("fit", "validate", None) and self._public is None:
             self._public = check_part(self, "public", self.load_public())
             if self.train_on_truth:

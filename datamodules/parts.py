@@ -34,12 +34,10 @@ def check_part(data: Any, name: str, part: Any, *, may_be_empty: bool = False) -
     return part
 
 
-def check_groups(groups: Tensor | None, records: int) -> None:
-    """Raise ``ValueError`` unless there is a group for each private record, or none at all."""
-    if groups is not None and (groups.shape != (records,) or groups.dtype != torch.int64):
-        raise ValueError(
-            f"private_groups: shape {tuple(groups.shape)}, {groups.dtype}; want int64 of shape ({records},)"
-        )
+def check_by_record(name: str, numbers: Tensor | None, records: int) -> None:
+    """Raise ``ValueError`` unless there is a number for each private record, or none at all."""
+    if numbers is not None and (numbers.shape != (records,) or numbers.dtype != torch.int64):
+        raise ValueError(f"{name}: want int64, one number for each private record; got {numbers.dtype}")
 
 
 def check_overlap(overlap: str, public: PublicDataset, test: LabeledImages) -> None:

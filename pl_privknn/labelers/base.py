@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -62,12 +63,40 @@ class Labeler(abc.ABC):
     #: The person (or other unit) that each private record belongs to, int64 ``(n,)``, where the data module knows
     #: it; set before :meth:`fit`, for teachers whose guarantee can be by person. Private.
     private_groups: Tensor | None = None
+    #: Lasting numbers of the private records, int64 ``(n,)``, where the data module has them; set before :meth:`fit`.
+    #: Private.
+    private_ids: Tensor | None = None
+    #: What :meth:`record_digests` gave for the records, in the table's order; set before each :meth:`fit`. Private.
+    private_digests: Tensor | None = None
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
 
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()
+
+    def join_run(self, folder: Path) -> None:  # noqa: B027
+        """Take part in a run, before its first :meth:`fit`.
+
+        Args:
+            folder: private to this labeler and this run, for what must survive a crash; made by the labeler if it
+                needs it, readable by its owner only. It lies beside the run's folder, not in it.
+        """
+
+    def leave_run(self) -> None:  # noqa: B027
+        """Close what :meth:`join_run` opened; called when a run has ended, by an error too."""
+
+    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
+        """What this labeler recognises private records by, whatever features they come in; most don't need to.
+
+        Args:
+            images: a batch of private images as the data module gives them, shape ``(b, channels, height, width)``.
+            labels: int64, shape ``(b,)``.
+
+        Returns:
+            One row for each record, or None. Private; the callback hands it back as :attr:`private_digests`.
+        """
+        return None
 
     @abc.abstractmethod
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:

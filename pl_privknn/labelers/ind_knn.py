@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,18 @@ class IndKNN(Labeler):
     with their number is accuracy.
 
     *In the ledger* the stream is one entry, charged when the first query is asked. *After a crash* the budgets
-    must not start afresh under the same entry. With a ``state_dir`` they are on disk before any answer
-    leaves, and a resumed run continues them at no further charge. Without one they live in memory, and a new
-    process starts a new stream, for which it charges a whole entry more: honest, and more than a
-    ``max_epsilon`` set for one stream allows.
+    must not start afresh under the same entry, so they are on disk before any answer leaves: in ``state_dir``, or
+    within ``trainer.fit`` in a private folder beside the run's, ``<run_dir>.private``. A resumed run continues them
+    at no further charge. An older copy of that folder, a second one, or none is refused. In other uses without a
+    ``state_dir`` they live in memory, and a new process starts a new stream, for which it charges a whole entry
+    more: honest, and more than a ``max_epsilon`` set for one stream allows.
+
+    *Budgets belong to records*, wherever those stand in the table: by the owner's numbers (``ids``), or else by
+    keyed digests of what the records hold. Within ``trainer.fit`` that is a record's image and label, so that
+    rounds may differ in their features; in other uses its features and label. Once a query was answered, records
+    with unknown digests are refused, for under other preprocessing every record would look new and get a second
+    budget; with ``ids``, numbers that are unknown are new records. Equal records have budgets of their own and are
+    either all there or none of them, unless ``ids`` tell them apart.
 
     Features are scaled to unit length, each by itself; nothing is centred by private data.
 
@@ -71,9 +78,10 @@ class IndKNN(Labeler):
         abstain: hold back an answer where the two largest noisy votes differ by less than this many standard
             deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
         ids: lasting whole numbers of the private records, in the data module's order, or the path of a
-            ``.npy`` file with them; by default records are numbered by position.
-        state_dir: folder of the budgets, **private**, for this labeler and this data set alone; None keeps
-            them in memory.
+            ``.npy`` file with them; by default the data module's, if it has any, or else digests. A record must
+            always come under the same number, for a second number would give it a second budget.
+        state_dir: folder of the budgets, **private**, for this labeler and this data set alone; None keeps them
+            beside the run's folder, and in memory where there is none.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         release_counts: let out the noisy votes of answered queries, over √K so that their noise is alike, to be
             smoothed over neighbouring queries; they are paid for anyway.
@@ -126,6 +134,7 @@ class IndKNN(Labeler):
         self.release_counts = check_switch("release_counts", release_counts)
         self.ids = ids
         self.state_dir = None if state_dir is None else Path(state_dir)
+        self._run_folder: Path | None = None
         self._state: LabelerState | None = None
         self._engine: IndKNNEngine | None = None
         self._public: Tensor | None = None
@@ -134,6 +143,23 @@ class IndKNN(Labeler):
 
     # ------------------------------------------------------------------ the labeler's contract
 
+    def join_run(self, folder: Path) -> None:
+        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`Labeler.join_run`."""
+        place = (self.state_dir or folder).resolve()
+        if self._state is None or self._state.folder != place:
+            self.close()
+            self._run_folder = None if self.state_dir is not None else place
+
+    def leave_run(self) -> None:
+        """Close the budgets; see :meth:`Labeler.leave_run`."""
+        if self._state is not None:
+            self._state.close()
+        self._state = self._run_folder = None
+
+    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Keyed digests of private records; see :meth:`Labeler.record_digests`."""
+        return self._open_state().key.digests(images, labels)
+
     def fit_public(self, features: Tensor) -> None:
         """Take the features of all public examples, float32 ``(n, d)``, for ``density``; before :meth:`fit`."""
         self._offered = None if self.switches.density is None else features
@@ -141,21 +167,18 @@ class IndKNN(Labeler):
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`.
 
-        Budgets belong to records, not to features: they go on when other features of the same records come.
+        Budgets belong to records, not to features: they go on when other features of the same records come, where
+        ``ids`` or the data module tell which record is which.
 
         Raises:
-            ValueError: also where the records are not those that the budgets belong to.
-            JournalError: if ``state_dir`` is damaged or in use.
+            ValueError: also where it is not certain that every record keeps its own budget.
+            JournalError: if the budgets' folder is damaged, incomplete, an older or second copy, or in use.
         """
         check_table(features, labels, num_classes)
-        ids = read_ids(self.ids, len(labels))
-        if self._state is None:
-            self._state = LabelerState(self.parameters, self.state_dir)
-        # Numbers by position are the same records only while the table's order stays; labels tell.
-        self._state.check_records(_fingerprint(labels) if self.ids is None else "numbered by the owner")
-        engine = IndKNNEngine(
-            self.parameters, self.switches, num_classes, features.shape[1], self._state.budgets
-        )
+        digests, self.private_digests = self.private_digests, None
+        state = self._open_state()
+        ids = state.identify(self.private_ids if self.ids is None else self.ids, digests, features, labels)
+        engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], state.budgets)
         engine.add(ids, features, labels.numpy())
         if (then := self._engine) is not None:
             if torch.equal(then.table.vectors, engine.table.vectors):
@@ -179,7 +202,8 @@ class IndKNN(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
             ValueError: for queries of another dimension, or not finite.
-            JournalError: if the budgets could not be written; nothing is let out.
+            JournalError: if the budgets could not be written, or are not those from which this run has answered;
+                nothing is let out.
         """
         engine, state = self._engine, self._state
         if engine is None or state is None:
@@ -190,12 +214,14 @@ class IndKNN(Labeler):
         scores = torch.full((len(queries), engine.num_classes), torch.nan, dtype=torch.float64)
         asked = queries[:max_answers]
         if len(asked):
-            stream = state.pay_for(ledger, self.noise_source, self.adjacencies)
+            state.pay_for(self.parameters.total, ledger, self.noise_source, self.adjacencies)
             if self.switches.density is not None and self._public is None:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
-            noise = self.noise_source.stream("ind_knn", *stream, self._calls)
+            opening, row = state.content["openings"], state.row + 1
+            noise = self.noise_source.stream("ind_knn", opening, row, self._calls)
             self._calls += 1
             answers = engine.answer(asked, noise)
+            state.vouch(ledger)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
@@ -227,10 +253,16 @@ class IndKNN(Labeler):
         return self._engine.budgets.remaining(self._engine.table.ids)
 
     def close(self) -> None:
-        """Let others open ``state_dir``."""
-        if self._state is not None:
-            self._state.close()
-            self._state = self._engine = None
+        """Forget the table and let others open ``state_dir``."""
+        self.leave_run()
+        self._engine = None
+
+    def _open_state(self) -> LabelerState:
+        if self._state is None:
+            # Seeded noise in a run's own folder is what it is in memory, whose opening is number 0.
+            first = -1 if self.state_dir is None and self._run_folder is not None else 0
+            self._state = LabelerState(self.parameters, self.state_dir or self._run_folder, first)
+        return self._state
 
 
 def check_queries(queries: Tensor, dimension: int) -> None:
@@ -250,19 +282,3 @@ def probabilities(noisy: NDArray[np.float64]) -> Tensor:
     total = positive.sum(axis=1, keepdims=True)
     uniform = np.full_like(positive, 1 / positive.shape[1])
     return torch.from_numpy(np.where(total > 0, positive / np.maximum(total, 1e-300), uniform)).float()
-
-
-def read_ids(ids: Any, count: int) -> NDArray[np.int64]:
-    """Numbers of the records: positions, what the owner gave, or a ``.npy`` file."""
-    if ids is None:
-        return np.arange(count, dtype=np.int64)
-    given = np.load(ids, allow_pickle=False) if isinstance(ids, str | Path) else np.asarray(ids)
-    if given.shape != (count,) or given.dtype.kind not in "iu" or len(np.unique(given)) != count:
-        raise ValueError(
-            f"ids: shape {given.shape}, {given.dtype}; want one whole number a record, shape ({count},), each once"
-        )
-    return given.astype(np.int64)
-
-
-def _fingerprint(labels: Tensor) -> str:
-    return hashlib.sha256(labels.numpy().astype("<i8").tobytes()).hexdigest()

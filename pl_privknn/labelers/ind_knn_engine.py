@@ -175,7 +175,8 @@ class IndKNNEngine:
         paying = np.flatnonzero(spent)
         # Whole quanta: exact as floats and in the filter's own units. Had the filter less than the table
         # says, it would refuse here, and nothing would be let out.
-        self.budgets.charge(self.table.ids[paying], spent[paying] * self.parameters.quantum, excess="raise")
+        costs = spent[paying] * self.parameters.quantum
+        self.budgets.charge(self.table.ids[paying], costs, excess="raise", marked=True)
 
     def _decide(self, noisy: Floats, count: float) -> int:
         """The class with the most noisy votes, or -1; uses released values and public constants only."""

@@ -13,15 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn._files import sync_folder
 from pl_privknn.labelers.ind_knn_core import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.ind_knn_engine import IndKNNEngine, IndKNNSwitches
-from pl_privknn.labelers.ind_knn_state import sync_folder, write_durably
 from pl_privknn.labelers.ind_knn_store import RecordStore
+from pl_privknn.labelers.ind_knn_stream import StreamState, write_private
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.individual import IndividualFilter
 from pl_privknn.privacy.journal import Journal, JournalError
 
 _ANSWERS = 0
+_STATE = "state.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,7 @@ class PredictorFolder:
     """An open folder. **Private**, except for ``settings.json``, ``answers`` and ``public.npy``.
 
     * ``budgets``: the filter's file; the lock of the folder; it alone says which records are present.
+    * ``state.json``: see :class:`~pl_privknn.labelers.ind_knn_stream.StreamState`.
     * ``records/``: their features and labels. Written before the filter admits them, wiped after it has let
       them go, so that a crash leaves no record that counts and isn't there, and those that are there and don't
       count are wiped at the next opening.
@@ -57,33 +60,38 @@ class PredictorFolder:
         budget: B of every record.
 
     Attributes:
-        opening: how often the folder has been opened, this time included.
+        state: the stream's state; its ``openings`` is how often the folder has been opened, this time included.
 
     Raises:
-        JournalError: if the folder is damaged, or in use by another object or process.
+        JournalError: if the folder is damaged, incomplete or a second copy, or in use by another object or process.
     """
 
     def __init__(self, path: Path, budget: float) -> None:
         self.path = path
-        self.budgets = IndividualFilter(budget, path / "budgets")
         self._answers: Journal | None = None
+        budgets = IndividualFilter(budget, path / "budgets")
         try:
             self.records = RecordStore(path / "records")
-            counter = path / "openings"
-            self.opening = 1 + (int(counter.read_text()) if counter.exists() else 0)
-            write_durably(counter, str(self.opening).encode())
+            earlier = path / "openings"  # all that the state was, in an earlier version
+            if earlier.exists() and not (path / _STATE).exists():
+                write_private(path / _STATE, json.dumps({"openings": int(earlier.read_text())}).encode())
+            self.state = StreamState(budgets, path / _STATE)
+            earlier.unlink(missing_ok=True)
         except BaseException:
-            self.close()
+            budgets.close()
             raise
 
     @classmethod
-    def create(cls, path: Path, engine: IndKNNEngine, removed: NDArray[np.int64]) -> None:
+    def create(
+        cls, path: Path, engine: IndKNNEngine, removed: NDArray[np.int64], runs: dict[str, int]
+    ) -> None:
         """Write all of an engine that lives in memory into a new folder, spent budgets included.
 
         Args:
             path: the folder to make.
             engine: it is left as it was.
             removed: numbers of records that were removed; what they spent must not be forgotten either.
+            runs: those that have paid for the stream, as in :class:`~pl_privknn.labelers.ind_knn_stream.StreamState`.
         """
         path.mkdir(mode=0o700, parents=True)
         settings = {
@@ -93,7 +101,7 @@ class PredictorFolder:
             "num_classes": engine.num_classes,
             "dimension": engine.table.dimension,
         }
-        write_durably(path / "settings.json", json.dumps(settings, indent=1).encode())
+        write_private(path / "settings.json", json.dumps(settings, indent=1).encode())
         if len(engine.reference):
             _save_array(path / "public.npy", engine.reference)
         parameters, old, table = engine.parameters, engine.budgets, engine.table
@@ -103,9 +111,11 @@ class PredictorFolder:
         old.remove(removed)
         spent = (parameters.quanta(np.array(old.budget)) - left) * parameters.quantum
         with IndividualFilter(old.budget, path / "budgets") as budgets:
+            state = StreamState(budgets, path / _STATE, openings=-1, runs=runs)
             budgets.add(ids)
             budgets.charge(ids, spent)
             budgets.remove(removed)
+            state.close()
         store = RecordStore(path / "records")
         if len(table):
             store.add(table.ids, table.labels, table.vectors.numpy())
@@ -143,7 +153,7 @@ class PredictorFolder:
         Raises:
             JournalError: if records are missing.
         """
-        present = self.budgets.active(0.0)
+        present = self.state.budgets.active(0.0)
         for segment in self.records.load(present):
             engine.add(segment["ids"], torch.from_numpy(segment["features"]), segment["labels"])
         if len(engine.table) != len(present):
@@ -173,7 +183,7 @@ class PredictorFolder:
         """Give the folder back."""
         if self._answers is not None:
             self._answers.close()
-        self.budgets.close()
+        self.state.close()
 
 
 def _pack(vectors: Tensor, labels: Any) -> bytes:
@@ -191,4 +201,4 @@ def _unpack(body: bytes, dimension: int) -> tuple[Tensor, NDArray[np.int64]]:
 def _save_array(path: Path, values: Tensor) -> None:
     buffer = io.BytesIO()
     np.save(buffer, values.numpy())
-    write_durably(path, buffer.getvalue())
+    write_private(path, buffer.getvalue())

@@ -17,13 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int
+from pl_privknn._files import sync_folder
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import ChargesLedger, check_table
-from pl_privknn.labelers.ind_knn import check_queries, probabilities, read_ids
+from pl_privknn.labelers.ind_knn import check_queries, probabilities
 from pl_privknn.labelers.ind_knn_core import IndKNNParameters
 from pl_privknn.labelers.ind_knn_engine import IndKNNEngine, IndKNNSwitches
 from pl_privknn.labelers.ind_knn_folder import PredictorFolder
-from pl_privknn.labelers.ind_knn_state import sync_folder
+from pl_privknn.labelers.ind_knn_records import read_ids
+from pl_privknn.labelers.ind_knn_stream import StreamState
 from pl_privknn.labelers.ind_knn_table import unit_rows
 from pl_privknn.privacy.budgets import Conversion, epsilon_of_budget
 from pl_privknn.privacy.individual import IndividualFilter
@@ -50,17 +52,17 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     """Answers users' queries from private records that may come and go (Ind-KNN, Algorithm 3).
 
     Every record has the same budget, from which it pays for each answer that it has part in; the stream of all
-    answers together is √(2B)-Gaussian DP, however many there are and however they are chosen. Adding and
-    removing records takes effect at once and trains nothing. A record that comes back comes back with what it
-    had left.
+    answers together is √(2B)-Gaussian DP, however many there are and however they are chosen. Adding and removing
+    records takes effect at once and trains nothing. A record that comes back comes back with what it had left.
 
     A new predictor lives in memory, and a crash forgets what was spent, which suits trials. :meth:`save` puts
     it into a folder, and from then on every change is on disk before its method returns; :meth:`open`
     continues it, after a crash at any point. The budgets are written before an answer is returned: budget can
     be wasted, never forgotten. One object at a time has the folder. The folder is **private**: keep it where
     the records may be kept, and don't copy it to answer from both copies, for each would spend the same
-    budget. A removed record's features and label are overwritten, in memory and on disk; its number and what
-    it spent stay.
+    budget: a copy is refused as long as the original is in its place. An older copy that is put back is found out
+    where the predictor has a ledger, in which it notes how far it has come before each answer. A removed record's
+    features and label are overwritten, in memory and on disk; its number and what it spent stay.
 
     Methods may be called from several threads and take turns.
 
@@ -71,7 +73,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         dimension: of the features.
         switches: prediction reuse, hashing, thresholds from public density, held-back answers.
         extractor: turns images into features, where images are given instead of features.
-        ledger: charged once, here, with the whole stream.
+        ledger: charged once, here, with the whole stream; a saved predictor's state is noted there.
         noise_source: where protective randomness comes from; the operating system's generator by default.
 
     Raises:
@@ -95,13 +97,14 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         self.extractor = extractor
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self._folder: PredictorFolder | None = None
+        self._ledger = ledger
         self._removed: set[int] = set()
         self._asked = 0
         self._usable = True
         self._turn = threading.RLock()
-        if ledger is not None:
-            ledger.charge(parameters.total, 1, noise=self.noise_source, adjacencies=("add_remove",))
-        self._engine = self._new_engine(IndividualFilter(parameters.budget))
+        self._state = StreamState(IndividualFilter(parameters.budget), None)
+        self._pay()
+        self._engine = self._new_engine(self._state.budgets)
 
     # ------------------------------------------------------------------ what users get
 
@@ -133,12 +136,13 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
                     "density: there are no public examples yet; call use_public(features) first"
                 )
             with self._changing():
-                opening = self._folder.opening if self._folder is not None else 0
-                noise = self.noise_source.stream("ind_knn", opening, self._asked)
+                noise = self.noise_source.stream("ind_knn", self._state.content["openings"], self._asked)
                 self._asked += len(queries)
                 answers = self._engine.answer(queries, noise)
                 if self._folder is not None and self.switches.reuse:
                     self._folder.append_answers(unit_rows(queries), answers.labels)
+                if self._ledger is not None:
+                    self._state.vouch(self._ledger)
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)
         return Predictions(labels, probabilities(answers.noisy), counts)
 
@@ -148,8 +152,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         """Admit records, from the next query on.
 
         Args:
-            ids: the owner's lasting whole numbers, shape ``(n,)``. A record must always come under the same
-                number, for a second number would give it a second budget.
+            ids: the owner's lasting whole numbers, shape ``(n,)``. A record must always come under the same number,
+                for a second number would give it a second budget.
             x: images or features, as in :meth:`predict`.
             y: int64 labels, shape ``(n,)``.
 
@@ -214,8 +218,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     def save(self, folder: str | Path) -> None:
         """Put the predictor into a new folder, where it lives from now on.
 
-        There is no second copy: a predictor that has a folder is always saved, and to move it, close it and
-        move the folder.
+        There is no second copy: a predictor that has a folder is always saved; to move it, close it and move that.
 
         Raises:
             FileExistsError: if the folder exists.
@@ -235,7 +238,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             partial = target.with_name(target.name + ".partial")
             if partial.exists():
                 shutil.rmtree(partial)  # of a process that died while saving: its predictor died with it
-            PredictorFolder.create(partial, self._engine, np.array(sorted(self._removed), np.int64))
+            removed = np.array(sorted(self._removed), np.int64)
+            PredictorFolder.create(partial, self._engine, removed, self._state.content["runs"])
             with self._changing():
                 os.replace(partial, target)
                 sync_folder(target.parent)
@@ -247,12 +251,19 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         folder: str | Path,
         extractor: Extractor | None = None,
         noise_source: NoiseSource | None = None,
+        ledger: ChargesLedger | None = None,
     ) -> IndKNNPredictor:
         """Continue the predictor in a folder.
 
+        Args:
+            folder: what :meth:`save` made.
+            extractor: as in the constructor.
+            noise_source: as there.
+            ledger: notes the state, and finds out an older copy; charged, if it has not paid for the stream.
+
         Raises:
             FileNotFoundError: if there is none.
-            JournalError: if it is damaged, or in use by another object or process.
+            JournalError: if it is damaged, incomplete, an older or second copy, or in use.
         """
         place = Path(folder).resolve()
         settings = PredictorFolder.read_settings(place)
@@ -265,15 +276,21 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             noise_source=noise_source,
         )
         predictor._enter(place)
+        predictor._ledger = ledger
+        try:
+            predictor._pay()
+        except BaseException:
+            predictor.close()
+            raise
         return predictor
 
     def close(self) -> None:
         """Give the folder back; the predictor can't be used any more."""
         with self._turn:
             self._usable = False
-            self._engine.budgets.close()
             if self._folder is not None:
                 self._folder.close()
+            self._state.close()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -288,6 +305,10 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
     # ------------------------------------------------------------------ inner work
 
+    def _pay(self) -> None:
+        if self._ledger is not None:
+            self._state.pay_for(self.parameters.total, self._ledger, self.noise_source, ("add_remove",))
+
     def _new_engine(self, budgets: IndividualFilter) -> IndKNNEngine:
         return IndKNNEngine(self.parameters, self.switches, self.num_classes, self.dimension, budgets)
 
@@ -295,12 +316,12 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         """Read everything from a folder and stay there."""
         self._folder = PredictorFolder(place, self.parameters.budget)
         try:
-            engine = self._new_engine(self._folder.budgets)
+            engine = self._new_engine(self._folder.state.budgets)
             self._folder.load_into(engine)
         except BaseException:
             self._folder.close()
             raise
-        self._engine = engine
+        self._engine, self._state = engine, self._folder.state
 
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[None]:

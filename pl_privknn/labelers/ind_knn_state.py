@@ -1,132 +1,161 @@
-"""What an Ind-KNN labeler must not forget between processes: budgets, and which runs have paid for them."""
+"""The private state of an Ind-KNN labeler: budgets, and which records they belong to."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
+import io
+import secrets
+import zipfile
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.labelers.base import ChargesLedger
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from pl_privknn.labelers.ind_knn_core import IndKNNParameters
+from pl_privknn.labelers.ind_knn_records import RecordKey, as_bytes, changed_numbers, read_ids
+from pl_privknn.labelers.ind_knn_stream import StreamState, make_private, write_private
 from pl_privknn.privacy.individual import IndividualFilter
 from pl_privknn.privacy.journal import JournalError
-from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.noise import NoiseSource
+
+#: How records are told apart: by the owner's numbers, or by keyed digests.
+_BY_NUMBER, _BY_DIGEST = "numbers", "digests"
 
 
-class LabelerState:
-    """The budgets of one stream and the list of runs whose ledger holds it.
+class LabelerState(StreamState):
+    """A stream whose budgets belong to records, wherever those stand in the table.
 
-    The folder holds ``budgets`` (the filter's file, locked while it is open) and ``state.json``. A run is
-    noted as paid after its ledger has the entry: a crash in between charges twice, never not at all.
+    The folder holds ``budgets`` (the filter's file, locked while it is open), ``state.json`` with the key of the
+    digests, and where the owner numbers the records ``digests.npz``, by which changed numbers are noticed.
 
     Args:
         parameters: public constants of the stream.
-        folder: where the state lives, private; None keeps it in memory, and a new process starts anew.
+        folder: where the state lives, **private**; None keeps it in memory, and a new process starts anew.
+        openings: where the count of openings begins.
 
     Raises:
-        JournalError: if the folder is damaged or in use.
+        JournalError: if the folder is damaged, incomplete, an older or second copy, or in use.
         ValueError: if its budgets are of another size.
     """
 
-    def __init__(self, parameters: IndKNNParameters, folder: Path | None) -> None:
-        self.parameters = parameters
-        self._file = None if folder is None else folder / "state.json"
-        self._content: dict[str, Any] = {"records": None, "paid_runs": [], "openings": 0}
-        self._paid_here: list[ChargesLedger] = []
-        self._row = -1
-        if folder is None or self._file is None:
-            self.budgets = IndividualFilter(parameters.budget)
-            return
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._file.exists() and not (folder / "budgets").exists():
-            raise JournalError(
-                f"state_dir={str(folder)!r}: the file 'budgets' is missing; put it back, or name a new folder, "
-                "which starts and charges a new stream"
-            )
-        self.budgets = IndividualFilter(parameters.budget, folder / "budgets")
+    def __init__(self, parameters: IndKNNParameters, folder: Path | None, openings: int = 0) -> None:
+        self.folder = None if folder is None else folder.resolve()
+        self._known: dict[int, bytes] = {}
+        path = file = None
+        if self.folder is not None:
+            path, file = self.folder / "budgets", self.folder / "state.json"
+            if file.exists() and not path.exists():
+                raise JournalError(
+                    f"{folder}: the file 'budgets' is missing; put it back, or start a new run or state_dir, which "
+                    "charges a new stream"
+                )
+            make_private(self.folder)
+        budgets = IndividualFilter(parameters.budget, path)
         try:
-            if self._file.exists():
-                self._content |= json.loads(self._file.read_text())
-            # A number for each opening keeps seeded noise of a resumed run apart from what was drawn before.
-            self._content["openings"] += 1
-            self._save()
+            key = secrets.token_hex(32)
+            super().__init__(budgets, file, openings=openings, key=key, identities=None)
+            if "paid_runs" in self.content:  # of an earlier version, which numbered records by position
+                self.content["identities"] = _BY_NUMBER
+            self.key = RecordKey(bytes.fromhex(self.content["key"]))
+            self._read_digests()
         except BaseException:
-            self.budgets.close()
+            budgets.close()
             raise
 
-    def check_records(self, fingerprint: str) -> None:
-        """Note which records the budgets belong to, or compare.
-
-        Raises:
-            ValueError: if they belong to others; it shows nothing of either.
-        """
-        stored = self._content["records"]
-        if stored not in (None, fingerprint):
-            raise ValueError(
-                "labels: the private records are not those that the budgets belong to (others, or in another "
-                "order); restore their order, give every record a lasting number with ids, or use a new labeler "
-                "and state_dir"
-            )
-        if stored is None:
-            self._content["records"] = fingerprint
-            self._save()
-
-    def pay_for(
-        self, ledger: ChargesLedger, noise: NoiseSource, adjacencies: Sequence[Adjacency]
-    ) -> tuple[int, int]:
-        """Charge the whole stream to a ledger, unless this run has paid for it already.
+    def identify(
+        self, ids: Any, digests: Tensor | None, features: Tensor, labels: Tensor
+    ) -> NDArray[np.int64]:
+        """The numbers under which the filter knows the records of a table.
 
         Args:
-            ledger: pays.
-            noise: the source that will draw.
-            adjacencies: under which the stream's cost is stated.
+            ids: the owner's numbers (see :func:`~pl_privknn.labelers.ind_knn_records.read_ids`), or None.
+            digests: uint8, shape ``(n, 16)``; of the records as the data module gives them, or None.
+            features: float, shape ``(n, d)``; they stand for the records where neither is given.
+            labels: int64, shape ``(n,)``.
 
         Returns:
-            A key for the stream of noise, different for every process.
+            Int64, shape ``(n,)``. **Private**.
 
         Raises:
-            BudgetExceeded: as the ledger says; nothing was drawn.
+            ValueError: where it is not certain that every record keeps its own budget. It shows nothing of them.
         """
-        run = getattr(ledger, "run_id", None)
-        paid = run in self._content["paid_runs"] if run is not None else False
-        if not paid and not any(ledger is other for other in self._paid_here):
-            self._row = ledger.charge(self.parameters.total, 1, noise=noise, adjacencies=adjacencies)
-            if run is None:
-                self._paid_here.append(ledger)
-            else:
-                self._content["paid_runs"].append(run)
-                self._save()
-        return int(self._content["openings"]), self._row + 1
+        if digests is not None and len(digests) != len(labels):
+            raise ValueError(
+                "private_digests: want one for each record; set them before each fit, or not at all"
+            )
+        if ids is not None:
+            numbers = read_ids(ids, len(labels))
+            self._check_numbers(numbers, digests)
+        else:
+            own = self.key.digests(features, labels) if digests is None else digests
+            numbers, following = self.key.numbers(own)
+            self._check_digests(numbers, following)
+        wanted = _BY_DIGEST if ids is None else _BY_NUMBER
+        if not self.budgets.begun:
+            # Nobody has spent anything: the stream may still be about other records.
+            self.budgets.remove(np.setdiff1d(self.budgets.active(0.0), numbers))
+        if self.content["identities"] != wanted:
+            self.content["identities"] = wanted
+            self.save()
+        return numbers
 
-    def close(self) -> None:
-        """Close the budgets."""
-        self.budgets.close()
+    def _check_digests(self, numbers: NDArray[np.int64], following: NDArray[np.int64]) -> None:
+        if not self.budgets.begun:
+            return
+        if self.content["identities"] == _BY_NUMBER:
+            raise ValueError(
+                "ids: the budgets belong to records by their numbers; give every record its number with ids"
+            )
+        known = self.budgets.active(0.0)
+        if not np.isin(numbers, known).all():
+            raise ValueError(
+                "private records: some are not those that the budgets belong to (other records, or the same in other "
+                "features, sizes or preprocessing); go back to those, or start a new run or state_dir, which charges "
+                "a new stream, and give every record a lasting number with ids if this is to change again"
+            )
+        if np.isin(following, known).any():
+            raise ValueError(
+                "private records: of some that are equal not all are there, and which of them are can't be told; put "
+                "them back, give every record a lasting number with ids from the start, or start a new run or "
+                "state_dir, which charges a new stream"
+            )
 
-    def _save(self) -> None:
-        if self._file is not None:
-            write_durably(self._file, json.dumps(self._content).encode())
+    def _check_numbers(self, numbers: NDArray[np.int64], digests: Tensor | None) -> None:
+        begun = self.budgets.begun
+        if begun and self.content["identities"] == _BY_DIGEST:
+            raise ValueError(
+                "ids: the budgets belong to records without numbers; leave ids out, or start a new run or state_dir, "
+                "which charges a new stream"
+            )
+        if digests is None:
+            return
+        now = dict(zip(numbers.tolist(), as_bytes(digests), strict=True))
+        if begun and changed_numbers(self._known, now):
+            raise ValueError(
+                "ids: some private records come under another number than before, and would get another budget; give "
+                "the numbers in the data module's order, and every record its own"
+            )
+        known = self._known | now if begun else now
+        if known != self._known:
+            self._known = known
+            self._write_digests()
 
+    def _read_digests(self) -> None:
+        if self.folder is not None and (path := self.folder / "digests.npz").exists():
+            try:
+                with np.load(path, allow_pickle=False) as stored:
+                    digests = as_bytes(torch.from_numpy(stored["digests"]))
+                    self._known = dict(zip(stored["numbers"].tolist(), digests, strict=True))
+            except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                raise JournalError(
+                    f"{path} is damaged; put back an undamaged copy that is up to date"
+                ) from None
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file as a whole; on disk, old or new, whenever a crash comes. Readable by its owner only."""
-    fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk."""
-    if os.name != "nt":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _write_digests(self) -> None:
+        if self.folder is not None:
+            numbers = np.fromiter(self._known, np.int64, len(self._known))
+            digests = np.frombuffer(b"".join(self._known.values()), np.uint8).reshape(len(numbers), -1)
+            buffer = io.BytesIO()
+            np.savez(buffer, numbers=numbers, digests=digests)
+            write_private(self.folder / "digests.npz", buffer.getvalue())

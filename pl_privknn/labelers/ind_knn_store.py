@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn.labelers.ind_knn_state import sync_folder, write_durably
+from pl_privknn._files import sync_folder
+from pl_privknn.labelers.ind_knn_stream import write_private
 
 #: More segments than this are merged into one.
 _MANY_SEGMENTS = 64
@@ -112,7 +113,7 @@ class RecordStore:
                 np.save(file, np.ascontiguousarray(values))
                 file.flush()
                 os.fsync(file.fileno())
-        write_durably(partial / "replaces.json", json.dumps(replaces).encode())
+        write_private(partial / "replaces.json", json.dumps(replaces).encode())
         os.replace(partial, self._folder / name)
         sync_folder(self._folder)
         return name

@@ -59,6 +59,7 @@ class Books:
 
     Attributes:
         opened: whether the opening row was seen.
+        origin: its hash, which tells this ledger from others.
         adjacency: neighbouring relation of everything.
         delta: δ of the budget in force.
         max_epsilon: the budget in force; None for none.
@@ -73,6 +74,7 @@ class Books:
 
     def __init__(self) -> None:
         self.opened = False
+        self.origin = GENESIS
         self.adjacency: Adjacency = "add_remove"
         self.delta = 0.0
         self.max_epsilon: float | None = None
@@ -109,7 +111,7 @@ class Books:
             if (kind == "open") == self.opened:
                 raise ValueError("a ledger has one opening row, its first")
             if kind == "open":
-                self.opened = True
+                self.opened, self.origin = True, body["hash"]
                 self.adjacency = check_adjacency(body["adjacency"])
                 self.order = float(body["filter_order"])
                 self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]

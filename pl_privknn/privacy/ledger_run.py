@@ -74,6 +74,11 @@ class LedgerRun:
         return count_of(self.ledger._run_books(self.run_id).charged, mechanism)
 
     @property
+    def origin(self) -> str:
+        """Hash of the ledger's first row, which tells it from other ledgers, wherever it lies."""
+        return self.ledger._books.origin
+
+    @property
     def num_charges(self) -> int:
         """How many charges the run has made."""
         return self.ledger._run_books(self.run_id).num_charges
