@@ -31,8 +31,9 @@ class Journal:
     was never acknowledged and is dropped at the next opening. Each entry carries its sequence number and a
     checksum that continues the one before, so a changed, missing, doubled or reordered entry is found at
     opening, and the file is then refused, never repaired. Not found: entries cut off cleanly at the end, and
-    an old copy put back in place of the file. The checksums guard against accidents, not against an owner
-    who rewrites the file.
+    an old copy put back in place of the file, unless what is written here is noted elsewhere too (see
+    :attr:`IndividualFilter.mark <pl_privknn.privacy.individual.IndividualFilter.mark>`). The checksums guard against
+    accidents, not against an owner who rewrites the file.
 
     *One writer*: a lock file beside it (``<name>.lock``) is held while the journal is open; a second opening,
     in this or another process, is refused. The lock goes with the process. A forked child can't write.
