@@ -25,19 +25,12 @@ from torch import Tensor
 
 from pl_privknn.labelers.ind_knn import IndKNN
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.testing import FreeLedger
 
 #: A record of the query's own group has a cosine of about 0.8 with it, one of another group about 0.
 THRESHOLD = 0.7
 #: Queries that are timed where they come in small batches.
 ONE_BY_ONE = 64
-
-
-class Free:
-    """A ledger for simulations: what the stream costs is known beforehand."""
-
-    def charge(self, mechanism: Any, count: int = 1, **stated: Any) -> int:
-        """Nothing to pay."""
-        return 0
 
 
 def measure(options: argparse.Namespace, records: int) -> list[dict[str, Any]]:
@@ -62,7 +55,7 @@ def measure(options: argparse.Namespace, records: int) -> list[dict[str, Any]]:
         started = time.perf_counter()
         labeler.fit(table, labels, CLASSES)
         fitting[name] = time.perf_counter() - started
-        labeler.label(queries[:8], Free())  # compiles
+        labeler.label(queries[:8], FreeLedger())  # compiles
     del table
     found = _recall(labelers, queries[:100])
     rows = []
@@ -95,7 +88,7 @@ def _turns(labelers: dict[str, IndKNN], asked: Sequence[Tensor], repeat: int) ->
 
     def answer(labeler: IndKNN) -> None:
         for batch in asked:
-            labeler.label(batch, Free())
+            labeler.label(batch, FreeLedger())
 
     for _ in range(repeat):
         times["product"].append(_timed(product))

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from ind_knn import Free
 from ind_knn_features import CLASSES, DELTA, Part
 
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
@@ -24,6 +23,7 @@ from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism
+from pl_privknn.testing import FreeLedger
 
 SAMPLING_RATE = 0.1
 COMPONENTS = (64, 256)
@@ -90,7 +90,7 @@ def best_training(views: dict[int, tuple[Part, Part]], sigma: float, steps: int)
             )
             started = time.perf_counter()
             teacher.fit(table.features, table.labels, CLASSES)
-            released = teacher.label(queries.features, Free()).labels
+            released = teacher.label(queries.features, FreeLedger()).labels
             seconds.append(time.perf_counter() - started)
             scores.append(float((released == queries.labels).double().mean()))
         mean, spread = statistics.mean(scores), statistics.stdev(scores)

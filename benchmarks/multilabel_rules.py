@@ -26,8 +26,9 @@ from pl_privknn.labelers import FixedThresholds, LearnedThresholds, MultiLabelRe
 from pl_privknn.labelers.multilabel import clip_attributes, swapped_vote_norms
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy.accountant import account
-from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 RESULT = Path(__file__).parent / "results" / "multilabel_rules.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "multilabel.md"
@@ -100,18 +101,11 @@ def measure_reverse(
             for seed in SEEDS:
                 teacher = MultiLabelReverseKNN(tau=tau, epsilon=epsilon, noise_source=SeededNoise(seed))
                 teacher.fit(features, labels, labels.shape[1])
-                released = teacher.label(queries, _Unpaid()).labels[chosen.assignment]
+                released = teacher.label(queries, FreeLedger()).labels[chosen.assignment]
                 right.append(float((released == truth).double().mean()))
             rows.append({"tau": tau, "epsilon": epsilon, "accuracy": round(sum(right) / len(right), 4)})
             Console().print(rows[-1])
     return rows
-
-
-class _Unpaid:
-    """Stands in for a ledger, where accuracy is looked at and nothing leaves the script."""
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **stated: object) -> int:
-        return 0
 
 
 def runs_table() -> str:

@@ -41,22 +41,10 @@ from pl_privknn.labelers.pate_report import consensus, consensus_histogram, pred
 from pl_privknn.labelers.pate_stacked import StackedTeachers
 from pl_privknn.labelers.pate_teachers import rows_of_parts
 from pl_privknn.privacy.accountant import account
-from pl_privknn.privacy.mechanisms import Charge, Mechanism
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 DELTA = 1e-5
-
-
-class Payments:
-    """A ledger in memory: a benchmark releases nothing."""
-
-    def __init__(self) -> None:
-        self.rows: list[Charge] = []
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **stated: object) -> int:
-        """Note a payment."""
-        self.rows.append(Charge(mechanism, count))
-        return len(self.rows) - 1
 
 
 def load(root: str) -> dict[str, Tensor]:
@@ -214,7 +202,7 @@ def figures(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def _ask(pate: PATE, data: dict[str, Tensor], queries: int, cap: int, seed: int) -> dict[str, Any]:
     order = torch.randperm(len(data["public"]), generator=torch.Generator().manual_seed(seed))[:queries]
-    labels = pate.label(data["public"][order], Payments(), max_answers=cap).labels
+    labels = pate.label(data["public"][order], FreeLedger(), max_answers=cap).labels
     answered = labels >= 0
     votes, _ = pate.asked_votes()
     report = pate.data_dependent_report(DELTA)

@@ -40,18 +40,11 @@ from pl_privknn.neighbors.balanced import REASON, balanced_connections, scores
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.mechanisms import Laplace
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 CLASSES = 10
 SEEDS = (0, 1, 2)
 console = Console(stderr=True)
-
-
-class FreeOfCharge:
-    """A ledger that takes note of nothing: for measuring, never for a release."""
-
-    def charge(self, mechanism: object, count: int = 1, **stated: object) -> int:
-        """No row is written; every charge is the first."""
-        return 0
 
 
 def main() -> None:
@@ -92,7 +85,7 @@ def speed(table: Tensor, labels: Tensor, public: Tensor, options: argparse.Names
     labeler.fit(table, labels, CLASSES)
 
     def label() -> object:
-        return labeler.label(queries, FreeOfCharge())
+        return labeler.label(queries, FreeLedger())
 
     def product() -> object:
         return table @ queries.T

@@ -21,7 +21,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from reverse_knn import FreeOfCharge
 from rich.console import Console
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import FixMatchStudent, Student, SupervisedStudent, UDAStudent, VATStudent
+from pl_privknn.testing import FreeLedger
 
 LABELS = 1000
 SHARED: dict[str, Any] = {"network": "small_cnn", "ema_decay": 0.99, "augment": "weak", "flip": True}
@@ -106,7 +106,7 @@ def _released(data: FashionMNISTDataModule, seed: int, options: argparse.Namespa
     selection = ClusterSelection(ask="means", spread="kernel")(pool, 300, torch.Generator().manual_seed(seed))
     teacher = ReverseKNN(k=1, epsilon=0.1, noise_source=SeededNoise(seed))
     teacher.fit(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]), 10)
-    release = teacher.label(selection.query_features(public), FreeOfCharge())
+    release = teacher.label(selection.query_features(public), FreeLedger())
     assert selection.spread is not None
     assert release.scores is not None
     assert release.score_deviation is not None

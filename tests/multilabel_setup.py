@@ -2,22 +2,6 @@
 
 import torch
 
-from pl_privknn.privacy.mechanisms import Charge
-
-
-class Payments:
-    """Keeps what was charged, as a ledger does."""
-
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1, **stated):
-        self.rows.append(Charge(mechanism, count))
-        return len(self.rows) - 1
-
-
-# ---------------------------------------------------------------------------- labelers
-
 
 def clusters(per_cluster=60, seed=0):
     """Four far clusters, each with its own attributes (1 to 4 of 5), and queries near them."""

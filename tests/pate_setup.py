@@ -5,24 +5,7 @@ import torch
 from pl_privknn.labelers.aggregators import GNMAX
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_networks import LinearTeachers
-from pl_privknn.privacy.mechanisms import (
-    Charge,
-)
 from pl_privknn.privacy.noise import SeededNoise
-
-
-class ListLedger:
-    """Notes charges in their order; refuses after ``limit`` rows."""
-
-    def __init__(self, limit=10**9):
-        self.rows: list[Charge] = []
-        self.limit = limit
-
-    def charge(self, mechanism, count=1, **stated):
-        if len(self.rows) >= self.limit:
-            raise OverflowError("budget")
-        self.rows.append(Charge(mechanism, count))
-        return len(self.rows) - 1
 
 
 class FixedVotes(PATE):

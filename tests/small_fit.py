@@ -1,4 +1,4 @@
-"""What tests of teachers share: a ledger that only takes notes, three easy classes of images, and a short fit."""
+"""What tests of teachers share: three easy classes of images, and a short fit."""
 
 import pytorch_lightning as pl
 import torch
@@ -6,17 +6,6 @@ import torch
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.students import SupervisedStudent
-
-
-class ListLedger:
-    """Notes ``(mechanism, count)`` of every charge, in order."""
-
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1, **stated):
-        self.rows.append((mechanism, count))
-        return len(self.rows) - 1
 
 
 def fit_student(folder, teacher, noise, private=300, public=60, **labeling):

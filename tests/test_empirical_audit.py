@@ -4,7 +4,6 @@ Seeds are fixed; every audit calls a true claim violated for one seed in 1,000 a
 """
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
@@ -29,17 +28,13 @@ from pl_privknn.privacy.mechanisms import (
     RandomizedResponse,
 )
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 ROOT2 = math.sqrt(2.0)
 
 
-class Free:
-    """A ledger that lets everything pass, with a new row each time: seeded noise is a function of the row."""
-
-    rows = itertools.count()
-
-    def charge(self, mechanism, count=1, **stated):
-        return next(self.rows)
+#: Lets everything pass, with a new row each time: seeded noise is a function of the row.
+FREE = FreeLedger()
 
 
 # --- the project's mechanisms
@@ -217,7 +212,7 @@ def private_knn_asker(labeler, others, labels, num_classes):
         features = torch.tensor([[0.5]] * present + [[1.0 + i] for i in range(others)])
         labeler.fit(features, torch.tensor([1] * present + labels), num_classes)
         parts = [min(50_000, queries - start) for start in range(0, queries, 50_000)]
-        return torch.cat([labeler.label(torch.zeros(n, 1), Free()).labels for n in parts]).numpy()
+        return torch.cat([labeler.label(torch.zeros(n, 1), FREE).labels for n in parts]).numpy()
 
     return ask
 
@@ -281,7 +276,7 @@ def reverse_knn_experiment(labeler):
         labeler.fit(places.repeat_interleave(len(labels))[:, None], torch.tensor(labels * worlds), 2)
         scores = []
         for _ in range(-(-runs // worlds)):
-            release = labeler.label(places[:, None], Free())
+            release = labeler.label(places[:, None], FREE)
             scores.append(release.labels.double() if release.soft is None else release.soft[:, 1].double())
         return torch.cat(scores)[:runs].numpy().round(6)
 

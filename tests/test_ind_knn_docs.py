@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pl_privknn.testing import FreeLedger
+
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -98,11 +100,7 @@ def test_the_simulated_stream_is_the_labelers(benchmark):
     )  # fmt: skip
     labeler.fit(tables.private.features, tables.private.labels, features.CLASSES)
 
-    class Free:
-        def charge(self, mechanism, count=1, **stated):
-            return 0
-
-    released = labeler.label(tables.pool.features, Free()).labels
+    released = labeler.label(tables.pool.features, FreeLedger()).labels
     assert simulated == float((released == tables.pool.labels).double().mean())
     # The setting's σ2 belongs to Gaussian DP; with a smaller budget each vote still costs the same share of it.
     gaussian = setting.parameters(0.5, 80, "gdp")

@@ -18,18 +18,7 @@ from pl_privknn.privacy.journal import JournalError
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, FixedTotal
 from pl_privknn.privacy.noise import SeededNoise
-
-
-class ListLedger:
-    def __init__(self, limit=10**9):
-        self.rows, self.limit = [], limit
-
-    def charge(self, mechanism, count=1, **stated):
-        if len(self.rows) >= self.limit:
-            raise OverflowError("budget")
-        self.rows.append(Charge(mechanism, count))
-        return len(self.rows) - 1
-
+from pl_privknn.testing import FreeLedger
 
 # ---------------------------------------------------------------- what it costs
 
@@ -75,29 +64,29 @@ def test_one_entry_for_all_calls_and_it_comes_before_the_first_draw():
         def stream(self, *key):
             return self
 
-    class Noting(ListLedger):
-        def charge(self, mechanism, count=1, **stated):
+    class Noting(FreeLedger):
+        def charge(self, *charge, **stated):
             order.append("charge")
-            return super().charge(mechanism, count, **stated)
+            return super().charge(*charge, **stated)
 
     labeler, ledger = _fitted(noise_source=Watched(0)), Noting()
     for size in (5, 1, 60):
         labeler.label(torch.randn(size, 4), ledger)
-    assert ledger.rows == labeler.plan(66, 66, 3)
+    assert ledger.rows == labeler.stated_plan(66, 66, 3)
     assert order == ["charge", "draw", "draw", "draw"]
     other = Noting()
     labeler.label(torch.randn(2, 4), other)  # another run's books must show the stream too
     assert other.rows == ledger.rows
     order.clear()
     refusing = _fitted(noise_source=Watched(0))
-    with pytest.raises(OverflowError):
+    with pytest.raises(BudgetExceeded):
         refusing.label(torch.randn(5, 4), Noting(limit=0))
     assert order == ["charge"]
     assert (refusing.remaining() == refusing.parameters.budget).all()
 
 
 def test_budgets_belong_to_records_whatever_their_features():
-    labeler, ledger = _fitted(reuse=True, ids=range(60)), ListLedger()
+    labeler, ledger = _fitted(reuse=True, ids=range(60)), FreeLedger()
     labeler.label(torch.randn(30, 4), ledger)
     left = labeler.remaining()
     assert left.min() < left.max()
@@ -114,7 +103,7 @@ def test_budgets_belong_to_records_whatever_their_features():
 
 def test_reused_answers_stay_while_the_features_do():
     features, labels = _data()
-    labeler, ledger = _fitted(reuse=True, ids=range(60)), ListLedger()
+    labeler, ledger = _fitted(reuse=True, ids=range(60)), FreeLedger()
     labeler.label(torch.randn(8, 4), ledger)
     labeler.fit(features, labels, 3)
     assert len(labeler._engine.answered) == 8
@@ -168,7 +157,7 @@ def test_owners_numbers_follow_records_that_move(tmp_path):
     settings = {"threshold": 0.3, "sigma2": 0.5, "epsilon": 2.0, "num_queries": 50}
     first = IndKNN(**settings, ids=tmp_path / "ids.npy", state_dir=tmp_path / "state")
     first.fit(features, labels, 3)
-    first.label(torch.randn(20, 4), ListLedger())
+    first.label(torch.randn(20, 4), FreeLedger())
     left = first.remaining()
     first.close()
     order = torch.randperm(30)[:25]
@@ -184,12 +173,12 @@ def test_owners_numbers_follow_records_that_move(tmp_path):
 
 def test_soft_answers_caps_and_held_back_answers():
     labeler = _fitted(soft=True, abstain=1.0)
-    release = labeler.label(torch.randn(40, 4), ListLedger(), max_answers=25)
+    release = labeler.label(torch.randn(40, 4), FreeLedger(), max_answers=25)
     assert (release.labels[25:] == -1).all()
     assert 0 < release.answered.sum() < 25
     torch.testing.assert_close(release.soft.sum(dim=1), torch.ones(40))
     assert torch.equal(release.soft.argmax(1)[release.answered], release.labels[release.answered])
-    everything = _fitted().label(torch.randn(40, 4), ListLedger())
+    everything = _fitted().label(torch.randn(40, 4), FreeLedger())
     assert everything.soft is None
     assert everything.answered.all()
     # A margin of m deviations is passed by noise alone with about the normal probability.
@@ -209,7 +198,7 @@ def test_reuse_helps_when_budgets_are_spent():
     for reuse in (False, True):
         labeler = IndKNN(0.8, 1.0, 1.0, num_queries=50, reuse=reuse, noise_source=SeededNoise(0))
         labeler.fit(rows, labels, 3)
-        released = labeler.label(queries, ListLedger()).labels
+        released = labeler.label(queries, FreeLedger()).labels
         accuracy[reuse] = float((released == truth)[450:].double().mean())
     assert accuracy[False] < 0.6
     assert accuracy[True] > 0.9
@@ -236,7 +225,7 @@ def test_thresholds_follow_public_density_alone():
     # Without public examples the queries so far take their place; a query is not its own neighbour.
     alone = IndKNN(0.01, 0.5, 1.0, density=density, noise_source=SeededNoise(0))
     alone.fit(private, torch.arange(2000) % 3, 3)
-    alone.label(queries, ListLedger())
+    alone.label(queries, FreeLedger())
     assert torch.equal(alone._engine.reference, unit_rows(queries))
     own = alone._engine._thresholds(unit_rows(queries))
     sizes = ((unit_rows(queries) @ unit_rows(private).T) >= torch.tensor(own)[:, None]).sum(1).double()
@@ -261,11 +250,11 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="neighbors=5"):
         PublicDensity(5, 4)
     with pytest.raises(RuntimeError, match="call fit"):
-        IndKNN(**good).label(torch.randn(2, 4), ListLedger())
+        IndKNN(**good).label(torch.randn(2, 4), FreeLedger())
     with pytest.raises(ValueError, match=r"queries: shape \(2, 5\)"):
-        _fitted().label(torch.randn(2, 5), ListLedger())
+        _fitted().label(torch.randn(2, 5), FreeLedger())
     with pytest.raises(ValueError, match="NaN"):
-        _fitted().label(torch.full((2, 4), torch.nan), ListLedger())
+        _fitted().label(torch.full((2, 4), torch.nan), FreeLedger())
 
 
 def test_in_training_rounds_cost_one_entry(tmp_path):

@@ -19,6 +19,7 @@ from pl_privknn.labelers.ind_knn_table import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import FixedTotal
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 RECORDS = rows(12, seed=7)
 operations = st.lists(
@@ -100,19 +101,13 @@ def test_changes_leave_no_trace_in_later_answers(hashing):
 
 
 def test_images_need_an_extractor_and_a_ledger_is_charged_once():
-    charged = []
-
-    class Ledger:
-        def charge(self, mechanism, count=1, **stated):
-            charged.append((mechanism, count))
-            return len(charged)
-
+    ledger = FreeLedger()
     images = rows(20)[0].reshape(20, 1, 2, 3)
-    predictor = IndKNNPredictor(PARAMETERS, C, D, extractor=torch.nn.Flatten(), ledger=Ledger())
+    predictor = IndKNNPredictor(PARAMETERS, C, D, extractor=torch.nn.Flatten(), ledger=ledger)
     predictor.add(np.arange(20), images, rows(20)[1])
     for _ in range(3):
         predictions = predictor.predict(images)
-    assert charged == [(FixedTotal(PARAMETERS.total.mu), 1)]
+    assert [(row.mechanism, row.count) for row in ledger.rows] == [(FixedTotal(PARAMETERS.total.mu), 1)]
     torch.testing.assert_close(predictions.probabilities.sum(1), torch.ones(20))
     assert (predictions.counts >= 30).all()
     with pytest.raises(ValueError, match="no extractor"):

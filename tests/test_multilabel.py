@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from multilabel_setup import Payments, clusters
+from multilabel_setup import clusters
 
 from pl_privknn.labelers import (
     FixedThresholds,
@@ -22,6 +22,7 @@ from pl_privknn.labelers.pate_partition import ClassBalancedPartition, ShufflePa
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 
 @pytest.mark.parametrize("tau", [None, 1.0, 2.5])
@@ -32,9 +33,9 @@ def test_knn_labels_clusters(tau, rule):
         k=20, sampling_rate=0.5, tau=tau, noise=Gaussian(1.0), rule=rule, noise_source=SeededNoise(0)
     )
     teacher.fit(features, labels, 5)
-    payments = Payments()
+    payments = FreeLedger()
     release = teacher.label(queries, payments, max_answers=70)
-    assert payments.rows == teacher.plan(80, 70, 5)
+    assert payments.rows == teacher.stated_plan(80, 70, 5)
     assert release.labels.shape == release.soft.shape == (80, 5)
     assert release.answered.tolist() == [True] * 70 + [False] * 10
     assert bool((release.labels[70:] == -1).all())
@@ -48,9 +49,9 @@ def test_knn_charges_what_it_draws():
     features, labels, queries, _ = clusters()
     teacher = MultiLabelKNN(k=20, sampling_rate=0.5, tau=2, noise=Gaussian(3.0), noise_source=SeededNoise(0))
     teacher.fit(features, labels, 5)
-    payments = Payments()
+    payments = FreeLedger()
     teacher.label(queries, payments)
-    assert [row.to_record() for row in payments.rows] == [
+    assert [Charge(row.mechanism, row.count).to_record() for row in payments.rows] == [
         {"mechanism": "gaussian", "sigma": 3.0, "l2_sensitivity": 2.0, "sampling_rate": 0.5, "count": 80}
     ]
     # The record alone gives ε again.
@@ -70,7 +71,7 @@ def test_noise_of_the_sums_has_the_charged_deviation():
 
     teacher = MultiLabelKNN(10, 1.0, 1.0, Gaussian(7.0), Watch(), noise_source=SeededNoise(1))
     teacher.fit(features, labels, 2)
-    teacher.label(torch.randn(4000, 2), Payments())
+    teacher.label(torch.randn(4000, 2), FreeLedger())
     noisy, deviation = seen[0]
     assert deviation == 7.0
     # Five standard errors each: below 1e-5 for a right implementation.
@@ -82,7 +83,7 @@ def test_empty_question_costs_nothing():
     features, labels, queries, _ = clusters()
     for teacher in (MultiLabelKNN(k=5, sampling_rate=0.5), MultiLabelPATE(4, progress=False)):
         teacher.fit(features, labels, 5)
-        payments = Payments()
+        payments = FreeLedger()
         assert teacher.label(queries[:0], payments).labels.shape == (0, 5)
         assert teacher.label(queries, payments, max_answers=0).answered.sum() == 0
         assert payments.rows == teacher.plan(80, 0, 5) == []
@@ -103,9 +104,9 @@ def test_pate_labels_clusters(teachers):
     pate.fit(features / 9, labels, 5)
     votes = pate.votes(queries / 9)
     assert float(votes.sum(dim=1).max()) <= 12 * 2.5 + 1e-9
-    payments = Payments()
+    payments = FreeLedger()
     release = pate.label(queries / 9, payments)
-    assert payments.rows == pate.plan(80, 80, 5)
+    assert payments.rows == pate.stated_plan(80, 80, 5)
     assert payments.rows[0].mechanism.l2_sensitivity == swapped_vote_norms(2.5, 5)[1]
     assert float((release.labels == truth).double().mean()) > 0.95
     assert pickle.loads(pickle.dumps(pate))._trained is None
@@ -184,15 +185,15 @@ def test_reverse_knn_labels_clusters():
     features, labels, queries, truth = clusters(per_cluster=2000)
     teacher = MultiLabelReverseKNN(tau=4.0, epsilon=1.0, abstain=2.0, noise_source=SeededNoise(0))
     teacher.fit(features, labels, 5)
-    payments = Payments()
+    payments = FreeLedger()
     release = teacher.label(queries, payments, max_answers=60)
-    assert payments.rows == teacher.plan(80, 60, 5, rounds=1)
+    assert payments.rows == teacher.stated_plan(80, 60, 5, rounds=1)
     assert 30 <= int(release.answered.sum()) <= 60
     right = release.labels[release.answered] == truth[release.answered]
     assert float(right.double().mean()) > 0.95
     # A query that no record is near to is refused.
     far = torch.cat([queries, torch.full((1, 2), 500.0)])
-    assert int(teacher.label(far, Payments()).labels[-1, 0]) == -1
+    assert int(teacher.label(far, FreeLedger()).labels[-1, 0]) == -1
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_tables_that_do_not_fit_are_refused(make):
     with pytest.raises(ValueError, match="features"):
         make().fit(features * math.nan, labels, 5)
     with pytest.raises(RuntimeError, match="private table"):
-        make().label(queries, Payments())
+        make().label(queries, FreeLedger())
 
 
 def test_parameters_that_do_not_fit_are_refused():
@@ -232,4 +233,4 @@ def test_parameters_that_do_not_fit_are_refused():
     teacher = MultiLabelReverseKNN(k=3, epsilon=1.0)
     teacher.fit(*clusters()[:2], 5)
     with pytest.raises(ValueError, match="fewer than k=3"):
-        teacher.label(torch.zeros(2, 2), Payments())
+        teacher.label(torch.zeros(2, 2), FreeLedger())

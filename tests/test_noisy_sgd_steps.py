@@ -13,6 +13,7 @@ from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.privacy.noisy_steps import PaidSteps, poisson_sample, step_mechanism
+from pl_privknn.testing import FreeLedger
 
 
 def test_poisson_samples_have_the_stated_rate_and_random_sizes():
@@ -46,19 +47,10 @@ def test_steps_of_an_epoch_are_not_truncated(rate, steps):
     assert PrivateTraining(data.private, rate, lambda: SeededNoise(0)).steps_per_epoch == steps
 
 
-class Counter:
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1, **stated):
-        self.rows.append((mechanism, count))
-        return len(self.rows)
-
-
 def test_noise_has_the_charged_deviation_and_does_not_stack():
     mechanism = step_mechanism(1.7, 0.5, 0.1)
     assert (mechanism.sigma, mechanism.l2_sensitivity, mechanism.sampling_rate) == (1.7 * 0.5, 0.5, 0.1)
-    counter, values = Counter(), torch.zeros(20000)
+    counter, values = FreeLedger(start=1), torch.zeros(20000)
     steps = PaidSteps(counter, mechanism, steps=5, steps_per_charge=2)
     drawn = [steps.release(values, SeededNoise(2)) for _ in range(5)]
     assert not values.any()
@@ -67,7 +59,11 @@ def test_noise_has_the_charged_deviation_and_does_not_stack():
         assert abs(float(noise.mean())) < 5 * 0.85 / math.sqrt(20000)
     correlations = torch.corrcoef(torch.stack(drawn)) - torch.eye(5)
     assert float(correlations.abs().max()) < 5 / math.sqrt(20000)
-    assert counter.rows == [(mechanism, 2), (mechanism, 2), (mechanism, 1)]
+    assert [(row.mechanism, row.count) for row in counter.rows] == [
+        (mechanism, 2),
+        (mechanism, 2),
+        (mechanism, 1),
+    ]
     with pytest.raises(RuntimeError, match="exceed the plan"):
         steps.release(values, SeededNoise(2))
     assert len(counter.rows) == 3

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from opacus.accountants import RDPAccountant
-from small_fit import ListLedger, fit_student
+from small_fit import fit_student
 from torch.nn import functional as F
 
 from pl_privknn.labelers import NoisySGDTeacher
@@ -15,6 +15,7 @@ from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+from pl_privknn.testing import FreeLedger
 
 
 class Silent(NoiseSource):
@@ -90,7 +91,7 @@ def test_without_noise_it_is_plain_gradient_descent():
         noise_limit=None, components=None, soft=True, noise_source=Silent(),
     )  # fmt: skip
     teacher.fit(features, labels, 3)
-    release = teacher.label(queries, ListLedger())
+    release = teacher.label(queries, FreeLedger())
 
     # Centred by the queries and scaled to unit length, in the words of PublicWhitening's docstring.
     def change(x):
@@ -111,18 +112,18 @@ def test_every_step_is_paid_before_its_noise_and_nothing_else():
 
     class Watched(SeededNoise):
         def stream(self, *words):
-            drawn.append((words, sum(count for _, count in ledger.rows)))
+            drawn.append((words, sum(row.count for row in ledger.rows)))
             return super().stream(*words)
 
-    ledger = ListLedger()
+    ledger = FreeLedger()
     teacher = NoisySGDTeacher(
         steps=23, steps_per_charge=10, noise_multiplier=2.0, components=None, noise_source=Watched(0)
     )
     teacher.fit(*table(), 3)
     teacher.label(table(30, seed=1)[0], ledger)
-    assert [count for _, count in ledger.rows] == [10, 10, 3]
+    assert [row.count for row in ledger.rows] == [10, 10, 3]
     (planned,) = teacher.plan(30, 30, 3)
-    assert {mechanism for mechanism, _ in ledger.rows} == {planned.mechanism}
+    assert {row.mechanism for row in ledger.rows} == {planned.mechanism}
     assert planned.count == 23
     paid = [total for words, total in drawn if words[0] == "step"]
     assert paid == [10] * 10 + [20] * 10 + [23] * 3
@@ -155,7 +156,7 @@ def test_it_learns_and_wrong_labels_teach_nothing():
             noise_source=SeededNoise(0),
         )  # fmt: skip
         teacher.fit(features, given, 3)
-        accuracies.append(float((teacher.label(queries, ListLedger()).labels == truth).double().mean()))
+        accuracies.append(float((teacher.label(queries, FreeLedger()).labels == truth).double().mean()))
     assert accuracies[0] > 0.9
     assert accuracies[1] < 0.6
 
@@ -165,10 +166,10 @@ def test_answers_are_capped_and_the_rest_refused():
         steps=3, noise_multiplier=1.0, components=None, soft=True, noise_source=SeededNoise(0)
     )
     teacher.fit(*table(), 3)
-    release = teacher.label(table(30, seed=1)[0], ListLedger(), max_answers=12)
+    release = teacher.label(table(30, seed=1)[0], FreeLedger(), max_answers=12)
     assert release.answered.tolist() == [True] * 12 + [False] * 18
     assert torch.allclose(release.soft.sum(dim=1), torch.ones(30))
-    ledger = ListLedger()
+    ledger = FreeLedger()
     assert len(teacher.label(torch.empty(0, 6), ledger).labels) == 0
     assert ledger.rows == []
 
@@ -211,4 +212,4 @@ def test_more_rounds_than_stated_and_no_table_are_refused():
     with pytest.raises(ValueError, match="rounds=2"):
         teacher.plan(10, 10, 3, rounds=3)
     with pytest.raises(RuntimeError, match="fit"):
-        teacher.label(torch.zeros(2, 3), ListLedger())
+        teacher.label(torch.zeros(2, 3), FreeLedger())

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from pate_setup import FixedVotes, ListLedger, fitted, table
+from pate_setup import FixedVotes, fitted, table
 
 from pl_privknn.labelers.aggregators import GNMAX, ConfidentGNMAX
 from pl_privknn.labelers.pate import PATE
@@ -22,13 +22,14 @@ from pl_privknn.labelers.pate_report import (
 from pl_privknn.privacy import rdp
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 # ---------------------------------------------------------------------- what stays private
 
 
 def test_pickles_hold_nothing_private():
     pate = fitted(noise_source=None)
-    pate.label(table(20, seed=1)[0], ListLedger())
+    pate.label(table(20, seed=1)[0], FreeLedger())
     copy = pickle.loads(pickle.dumps(pate))
     assert copy._trained is None
     assert copy.asked_votes()[0].shape[0] == 0
@@ -38,7 +39,7 @@ def test_pickles_hold_nothing_private():
 
 def test_nothing_is_written_unless_a_private_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fitted().label(table(20, seed=1)[0], ListLedger())
+    fitted().label(table(20, seed=1)[0], FreeLedger())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,7 +92,7 @@ def test_the_private_cache_saves_training_and_is_keyed_by_data_and_settings(tmp_
 def test_data_dependent_report_is_conditional_and_below_the_independent_figure():
     histograms = [(95, 3, 2)] * 60 + [(40, 35, 25)] * 20
     pate = FixedVotes(histograms, aggregator=ConfidentGNMAX(70, 8.0, 12.0), noise_source=SeededNoise(0))
-    ledger = ListLedger()
+    ledger = FreeLedger()
     released = pate.label(torch.zeros(80, 1), ledger)
     report = pate.data_dependent_report(1e-5)
     assert (report.queries, report.answers) == (80, int(released.answered.sum()))
@@ -105,7 +106,7 @@ def test_data_dependent_report_is_conditional_and_below_the_independent_figure()
     # Nothing of it went into the ledger.
     assert {charge.mechanism.kind for charge in ledger.rows} == {"noisy_screening", "gaussian"}
     torn = FixedVotes([(34, 33, 33)] * 20, aggregator=GNMAX(12.0), noise_source=SeededNoise(0))
-    torn.label(torch.zeros(20, 1), ListLedger())
+    torn.label(torch.zeros(20, 1), FreeLedger())
     report = torn.data_dependent_report(1e-5)
     independent = rdp.epsilon_improved(rdp.ORDERS, 20 * rdp.ORDERS / 144, 1e-5)
     assert report.epsilon == pytest.approx(min(independent, report.epsilon_independent))

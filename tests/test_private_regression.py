@@ -8,17 +8,9 @@ import torch
 
 from pl_privknn.labelers.private_regression import PrivateRegression
 from pl_privknn.privacy.accountant import account
-from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
-
-
-class Payments:
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1, **stated):
-        self.rows.append(Charge(mechanism, count))
-        return len(self.rows) - 1
+from pl_privknn.testing import FreeLedger
 
 
 def line(n=3000, seed=0):
@@ -44,13 +36,14 @@ def test_answers_follow_the_targets(statistic, noise, bias, largest):
     model = PrivateRegression(0, 20, 60, 0.5, statistic, noise, 201, SeededNoise(0))
     model.fit(*line())
     queries = torch.linspace(0.1, 0.9, 50)[:, None]
-    payments = Payments()
+    payments = FreeLedger()
     answers = model.predict(queries, payments)
     assert answers.shape == (50,)
     errors = answers - 10 * queries[:, 0]
     assert float(errors.mean()) == pytest.approx(bias, abs=0.3)
     assert float(errors.abs().max()) < largest
-    assert payments.rows == model.plan(50)
+    assert [row.mechanism for row in payments.rows] == [charge.mechanism for charge in model.plan(50)]
+    assert payments.rows[0].count == 50
     assert account(payments.rows, delta=1e-5, exact=False).epsilon > 0
     assert model.predict(queries[:0], payments).shape == (0,)
     assert len(payments.rows) == 1
@@ -60,7 +53,7 @@ def test_noise_of_the_mean():
     features, targets = torch.zeros(20, 1), torch.full((20,), 3.0)
     model = PrivateRegression(0, 10, 10, 1.0, "mean", Gaussian(5.0), noise_source=SeededNoise(1))
     model.fit(features, targets)
-    answers = model.predict(torch.zeros(4000, 1), Payments())
+    answers = model.predict(torch.zeros(4000, 1), FreeLedger())
     # 5 of the sum is 0.5 of the mean of ten; five standard errors, below 1e-6 for a right implementation.
     assert abs(float(answers.mean()) - 3) < 5 * 0.5 / math.sqrt(4000)
     assert abs(math.log(float(answers.std()) / 0.5)) < 5 / math.sqrt(2 * 4000)
@@ -127,7 +120,7 @@ def test_bad_input_is_refused():
         PrivateRegression(0, 1, statistic="median", noise=ExponentialArgmax(3.0, votes="add"))
     model = PrivateRegression(0, 1, 5, 0.5)
     with pytest.raises(RuntimeError, match="fit"):
-        model.predict(torch.zeros(2, 1), Payments())
+        model.predict(torch.zeros(2, 1), FreeLedger())
     features, targets = torch.zeros(8, 1), torch.zeros(8)
     for bad in (targets[:7], targets.long(), targets.index_fill(0, torch.tensor(0), math.nan)):
         with pytest.raises(ValueError, match="targets"):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_fit import ListLedger, fit_student
+from small_fit import fit_student
 
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN
@@ -13,6 +13,7 @@ from pl_privknn.labelers.ind_knn_core import PublicDensity
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 
 def table(n=400, d=5, classes=3, seed=0):
@@ -34,7 +35,7 @@ def knn(noise, seed=0, screening=None, **kwargs):
 @pytest.mark.parametrize("screening", [None, Screening(22, 4.0)])
 def test_counts_cost_nothing_and_change_no_answer(noise, screening):
     queries, _ = table(60, seed=1)
-    silent, open_ = ListLedger(), ListLedger()
+    silent, open_ = FreeLedger(), FreeLedger()
     hidden = knn(noise, screening=screening).label(queries, silent)
     shown = knn(noise, screening=screening, release_counts=True).label(queries, open_)
     assert open_.rows == silent.rows
@@ -56,7 +57,7 @@ def test_counts_carry_exactly_the_noise_that_was_paid_for():
             for query in queries
         ]
     )
-    draws, ledger = [], ListLedger()
+    draws, ledger = [], FreeLedger()
     for seed in range(80):
         labeler = PrivateKNN(
             k=40, sampling_rate=1.0, noise=Gaussian(7.0), noise_source=SeededNoise(seed), release_counts=True
@@ -72,7 +73,7 @@ def test_counts_carry_exactly_the_noise_that_was_paid_for():
     # One count's noise says nothing of another's: a correlation's standard error is 0.016.
     pairs = noise.reshape(-1, 3).T
     assert float((torch.corrcoef(pairs) - torch.eye(3)).abs().max()) < 0.08
-    assert {mechanism.l2_sensitivity for mechanism, _ in ledger.rows} == {math.sqrt(2)}
+    assert {row.mechanism.l2_sensitivity for row in ledger.rows} == {math.sqrt(2)}
 
 
 def test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts():
@@ -100,7 +101,7 @@ def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(make)
     for shown in (False, True):
         teacher = PATE(num_teachers=12, aggregator=make(shown), progress=False, noise_source=SeededNoise(3))
         teacher.fit(*table(), 3)
-        ledger = ListLedger()
+        ledger = FreeLedger()
         releases.append((teacher.label(queries, ledger), ledger.rows))
         if not shown:
             assert teacher.data_dependent_report(1e-5).epsilon > 0
@@ -119,11 +120,11 @@ def test_individual_budgets_let_their_noisy_votes_out_on_one_scale():
     given = {"threshold": 0.2, "sigma2": 0.3, "epsilon": 5.0, "num_queries": 30}
     silent = IndKNN(**given, noise_source=SeededNoise(0))
     silent.fit(*table(), 3)
-    hidden = silent.label(queries, ListLedger(), max_answers=20)
+    hidden = silent.label(queries, FreeLedger(), max_answers=20)
     assert hidden.scores is None
     teacher = IndKNN(**given, noise_source=SeededNoise(0), release_counts=True)
     teacher.fit(*table(), 3)
-    release = teacher.label(queries, ListLedger(), max_answers=20)
+    release = teacher.label(queries, FreeLedger(), max_answers=20)
     assert torch.equal(release.labels, hidden.labels)
     assert release.score_deviation == 0.3
     assert torch.equal(release.scores[:20].argmax(dim=1), release.labels[:20])

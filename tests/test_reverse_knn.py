@@ -5,15 +5,7 @@ import torch
 from pl_privknn.labelers.reverse_knn import ReverseKNN, decide
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
-
-
-class ListLedger:
-    def __init__(self):
-        self.rows = []
-
-    def charge(self, mechanism, count=1, **stated):
-        self.rows.append(Charge(mechanism, count))
-        return len(self.rows) - 1
+from pl_privknn.testing import FreeLedger
 
 
 def _table(n=200, s=12, c=4, seed=0):
@@ -43,10 +35,11 @@ def test_counts_equal_a_literal_loop(k):
 def test_sensitivity_by_brute_force_equals_what_is_charged(adjacency, moved, k):
     features, labels, queries = _table(n=30)
     labeler = ReverseKNN(k=k, epsilon=0.5, adjacency=adjacency, noise_source=SeededNoise(0))
-    ledger = ListLedger()
+    ledger = FreeLedger()
     labeler.fit(features, labels, 4)
     labeler.label(queries, ledger)
-    assert ledger.rows == [Charge(Laplace(scale=moved * k / 0.5, l1_sensitivity=moved * k), 1)]
+    assert ledger.rows == labeler.stated_plan(len(queries), len(queries), 4)
+    assert ledger.rows[0].mechanism == Laplace(scale=moved * k / 0.5, l1_sensitivity=moved * k)
     whole, worst = labeler.counts(queries), 0
     for record in range(len(features)):
         if adjacency == "add_remove":
@@ -93,4 +86,4 @@ def test_bad_arguments_are_named():
     labeler = ReverseKNN(k=5, epsilon=1)
     labeler.fit(*_table()[:2], 4)
     with pytest.raises(ValueError, match="fewer than k=5"):
-        labeler.label(torch.zeros(3, 5), ListLedger())
+        labeler.label(torch.zeros(3, 5), FreeLedger())
