@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from pl_privknn.privacy.run_folder import FolderInUse, FolderLock
 
 #: What is asked for; written before the run's first start.
 CONFIG = "run.yaml"
@@ -20,11 +20,11 @@ def work(folder: Path) -> int:
         The exit status; :data:`BUSY` where another process is at it.
     """
     try:
-        with FileLock(folder / "run.lock", timeout=0):
+        with FolderLock(folder, shared=True):
             from pl_privknn.training_cli import run_training
 
             return run_training(words(folder))
-    except Timeout:
+    except FolderInUse:
         print(f"{folder}: another process is at this run; wait for its end, then start the comparison again")
         return BUSY
 
