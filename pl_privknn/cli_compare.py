@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pl_privknn.comparison.results import Result
     from pl_privknn.comparison.run import Run
     from pl_privknn.comparison.spec import Comparison
+    from pl_privknn.privacy.guarantee import Guarantee
 
 
 def add_compare(commands: Any) -> None:
@@ -100,40 +102,51 @@ def render(folder: Path, output: Path) -> None:
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     draw(results, output / "comparison")
     print(table)
-    print(_all_together([result.values for result in results]))
+    print(_all_together(results))
 
 
-def _all_together(values: list[dict[str, Any]]) -> str:
+def _all_together(results: list[Result]) -> str:
     """What comparing itself costs: the runs were made on the same records."""
     from pl_privknn.comparison.results import epsilon_of_all
+    from pl_privknn.privacy.guarantee import SEVERAL_FILES, Guarantee, weakest
 
-    if any(each["guarantee"] == "none" and each["kind"] != "true_labels" for each in values):
+    if any(result.target == math.inf and result.values["kind"] != "true_labels" for result in results):
         without = " Runs without privacy come on top of that: on real records they void any guarantee."
     else:
         without = ""
-    records = [record for each in values for record in each["records"]]
-    total = epsilon_of_all(records, values[0]["delta"], values[0]["adjacency"])
+    first = results[0].values
+    records = [record for result in results for record in result.values["records"]]
+    total = epsilon_of_all(records, first["delta"], first["adjacency"])
     text = "∞" if total == math.inf else f"{total:.4g}"
+    private = [result.guarantee for result in results if result.target < math.inf]
+    whole = weakest([*private, *([Guarantee("conditional", (SEVERAL_FILES,))] if len(private) > 1 else [])])
     return (
-        f"All runs together, on the same private records: ε ≤ {text} at δ = {values[0]['delta']:g}.{without}"
+        f"All runs together, on the same private records: ε ≤ {text} at δ = {first['delta']:g}, guarantee: "
+        f"{whole.level}{f' ({whole.reason})' if whole.reasons else ''}.{without}"
     )
 
 
 def _dry_run(comparison: Comparison, output: Path, parsed: argparse.Namespace) -> int:
+    from pl_privknn.comparison.marks import footnotes
     from pl_privknn.comparison.planning import Planner
     from pl_privknn.comparison.runner import choose, has_result, is_begun
 
     planner = Planner(comparison.base["data"])
     planned: dict[tuple[str, float], str] = {}
+    reasons: list[tuple[str, Guarantee]] = []
     for run in choose(comparison, parsed.only, parsed.seeds, parsed.epsilons):
         state = "done" if has_result(run, output) else "begun" if is_begun(run, output) else "missing"
         if (key := (run.method.name, run.epsilon)) not in planned:
             planner.check(run)
             plan = planner.plan(run)
             found = [f"{path.rsplit('.', 1)[-1]}={value:g}" for path, value in plan.calibrated.items()]
-            cost = [] if plan.epsilon is None else [f"plan ε={plan.epsilon:.4g}"]
-            planned[key] = ", ".join(found + cost)
+            if plan.epsilon is not None and plan.guarantee is not None:
+                found.append(f"plan ε={plan.epsilon:.4g}, guarantee: {plan.guarantee.level}")
+                reasons.append((run.method.title, plan.guarantee))
+            planned[key] = ", ".join(found)
         print(f"{state:8} {run.label:40} {planned[key]}".rstrip())
+    for note in footnotes(reasons):
+        print(note)
     return 0
 
 

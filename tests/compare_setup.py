@@ -1,12 +1,14 @@
 """What the tests of comparisons share: three methods, a small configuration, its results."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pl_privknn.cli import main
+from pl_privknn.comparison.results import Result
 
 SMOKE = {"max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "limit_val_batches": 1}
 SIGMA = "labeling.labeler.init_args.noise.init_args.sigma"
@@ -102,3 +104,14 @@ def result(method, epsilon, seed=0):
     return json.loads(
         Path(f"runs/compare/tiny/results/{method}__eps_{epsilon}__seed_{seed}.json").read_text()
     )
+
+
+def made(method, target, accuracy, seed=0, guarantee="unconditional", place=0, epsilon=None, reason=None):
+    values = {
+        "comparison": "made", "method": method, "title": method.upper(), "place": place, "kind": "labeler",
+        "target_epsilon": "inf" if target == math.inf else target, "seed": seed, "delta": 1e-5,
+        "epsilon": None if target == math.inf else (epsilon or 0.98 * target), "adjacency": "add_remove",
+        "guarantee": "none" if target == math.inf else guarantee, "test_accuracy": accuracy, "records": [],
+        "reason": reason or {"unconditional": "", "conditional": "if C", "none": "no noise"}[guarantee],
+    }  # fmt: skip
+    return Result(method, method.upper(), place, target, seed, accuracy, values)

@@ -7,26 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_setup import own_folder  # noqa: F401 - used by itself
+from compare_setup import (
+    made,
+    own_folder,  # noqa: F401 - used by itself
+)
 
 from pl_privknn.cli import main
 from pl_privknn.comparison import markdown_table, read_comparison, read_results
 from pl_privknn.comparison.planning import Planner
 from pl_privknn.comparison.plot import digest_of, draw, figure_of
-from pl_privknn.comparison.results import Result
 from pl_privknn.comparison.runner import choose
+from pl_privknn.privacy.guarantee import SEEDED_NOISE
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def made(method, target, accuracy, seed=0, guarantee="unconditional", place=0, epsilon=None):
-    values = {
-        "comparison": "made", "method": method, "title": method.upper(), "place": place, "kind": "labeler",
-        "target_epsilon": "inf" if target == math.inf else target, "seed": seed, "delta": 1e-5,
-        "epsilon": None if target == math.inf else (epsilon or 0.98 * target), "adjacency": "add_remove",
-        "guarantee": "none" if target == math.inf else guarantee, "test_accuracy": accuracy, "records": [],
-    }  # fmt: skip
-    return Result(method, method.upper(), place, target, seed, accuracy, values)
 
 
 ACCURACIES = {
@@ -60,6 +53,7 @@ def test_table_names_the_best_and_keeps_conditions_apart():
     assert lines[5] == "| TOP | – | – | 0.950 (1 of 3 seeds) |"
     assert lines[6] == "| *best* | A (C † is ahead) | B |  |"
     assert "at least 0.98 of it" in lines[8]
+    assert lines[10:] == ["† guarantee: conditional – if C."]
 
 
 def test_plot_draws_conditions_hollow_and_bounds_as_lines(tmp_path):
@@ -67,17 +61,18 @@ def test_plot_draws_conditions_hollow_and_bounds_as_lines(tmp_path):
     (axes,) = figure_of(results).axes
     assert axes.get_xscale() == "log"
     series = {container.get_label(): container for container in axes.containers}
-    assert set(series) == {"A", "B", "C (conditional)"}
+    assert set(series) == {"A", "B", "C †"}
     for name, container in series.items():
         line, _, (bars,) = container
-        cells = CONDITIONAL if "conditional" in name else ACCURACIES[name.lower()]
+        hollow = "†" in name
+        cells = CONDITIONAL if hollow else ACCURACIES[name.lower()]
         assert line.get_xdata() == pytest.approx([0.49, 1.96])
         assert line.get_ydata() == pytest.approx([statistics.mean(each) for each in cells.values()])
         halves = [np.diff(segment[:, 1])[0] / 2 for segment in bars.get_segments()]
         assert halves == pytest.approx([statistics.stdev(each) for each in cells.values()])
-        hollow = "conditional" in name
         assert (line.get_markerfacecolor() == "none") == hollow
         assert line.get_linestyle() == ("--" if hollow else "-")
+    assert figure_of(results).get_supxlabel() == "† guarantee: conditional – if C."
     levels = {float(line.get_ydata()[0]) for line in axes.get_lines() if list(line.get_xdata()) == [0, 1]}
     assert levels == {0.9, 0.95}
     draw(results, tmp_path / "one")
@@ -121,9 +116,12 @@ def test_shipped_comparison_is_understood(path, capsys):
     ]
     names = [method.name for method in methods]
     assert main(["compare", str(path), "--dry-run", "--seeds", "0", "--epsilons", "1", "--only", *names]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, note = capsys.readouterr().out.splitlines()
+    assert note.startswith(f"‡ guarantee: none – {SEEDED_NOISE}")
     assert all(line.startswith("missing") for line in lines)
-    planned = [float(line.rsplit("plan ε=", 1)[1]) for line in lines if "plan ε=" in line]
+    planned = [float(line.rsplit("plan ε=", 1)[1].split(",")[0]) for line in lines if "plan ε=" in line]
+    # Both draw their noise from seeds, so no plan has a guarantee, and the last line says so.
+    assert all(line.endswith("guarantee: none") for line in lines if "plan ε=" in line)
     assert len(planned) == sum(method.kind == "labeler" for method in methods)
     assert all(0.9 < epsilon <= 1 for epsilon in planned)
     planner = Planner(read_comparison(path).base["data"])

@@ -53,12 +53,13 @@ status = main(["compare", "gallery.yaml", "--workers", "0"])
 # %% [markdown]
 # ## What to look at
 #
-# * The horizontal axis is the **guarantee** ε, logarithmic, at the δ and adjacency written beside it: the
+# * The horizontal axis is ε, logarithmic, at the δ and adjacency written beside it: the
 #   worst case stated before the first query, not what was spent. Further left is stronger.
 # * A point is the mean over seeds of the last epoch's test accuracy, its bar one standard deviation. Two
 #   methods whose bars overlap are not told apart by three seeds.
-# * Filled points and solid lines hold for every data set. **Hollow points and dashed lines hold under a
-#   condition**, which the JSON states in `reason`; such a method is never named the best.
+# * A mark in the legend says that the guarantee is **conditional (†)** or that there is **none (‡)**, and the text
+#   below the plot says why. Here it is ‡ for all: the noise came from seeds. Hollow points and dashed lines are
+#   weaker than others'; such a method is never named the best.
 # * Dotted lines are the same method without its noise: the distance to them is the price of privacy. The
 #   black line is the student on true labels: the distance from there is the price of the teacher.
 

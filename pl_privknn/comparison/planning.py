@@ -21,6 +21,7 @@ from pl_privknn.config_plan import labeling_plan
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.calibration import Parameter, calibrate
+from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.mechanisms import Charge
 
 _DIGITS = 6
@@ -34,11 +35,13 @@ class Planned:
         document: configuration of ``privknn fit``.
         calibrated: dotted paths of the parameters that were found, and their values.
         epsilon: ε of the plan; None where the model states its plan itself, or for runs without privacy.
+        guarantee: how far that ε will hold; None where there is none.
     """
 
     document: dict[str, Any]
     calibrated: dict[str, float]
     epsilon: float | None
+    guarantee: Guarantee | None
 
 
 class Planner:
@@ -97,7 +100,7 @@ class Planner:
 
     def _plan(self, run: Run) -> Planned:
         if not run.private or run.method.kind != "labeler":
-            return Planned(run.document, {}, None)
+            return Planned(run.document, {}, None, None)
         limit, comparison = run.epsilon, run.comparison
         calibrated = {} if run.method.calibrate is None else self._calibrated(run, run.method.calibrate)
         document = merged(run.document, None)
@@ -115,7 +118,8 @@ class Planner:
                 f"{run.label}: its plan costs ε={report.epsilon:.4g}; give it more noise or fewer queries at this "
                 "ε (settings), or let the noise be found (calibrate)"
             )
-        return Planned(document, calibrated, report.epsilon)
+        guarantee = weakest(charge.guarantee for charge in charges)
+        return Planned(document, calibrated, report.epsilon, guarantee)
 
     def _calibrated(self, run: Run, wanted: Calibrate) -> dict[str, float]:
         def values(value: float) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -11,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.sections import merged, put
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
 from pl_privknn.privacy.accountant import epsilon_for_delta, read_records
+from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 
@@ -63,13 +66,13 @@ class Result:
 
     @property
     def epsilon(self) -> float:
-        """The guarantee; ``math.inf`` without privacy."""
+        """ε that was stated beforehand; ``math.inf`` without privacy."""
         return math.inf if self.values["epsilon"] is None else float(self.values["epsilon"])
 
-    @property
-    def conditional(self) -> bool:
-        """Whether the guarantee hangs on a condition, which is in ``values["reason"]``."""
-        return bool(self.values["guarantee"] == "conditional")
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """How far ε holds: no further than anything in the file says."""
+        return guarantee_of(self.values, read_records(self.values.get("records", ())))
 
 
 def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
     if summary is None or summary.get("test_accuracy") is None:
         raise ResultError("the run left no accuracy on the test set; the data module needs a test set")
     comparison, methods = run.comparison, run.comparison.methods
-    kept = {name: summary[name] for name in _OF_SUMMARY if name in summary}
+    kept = {name: summary[name] for name in _OF_SUMMARY if name in summary} | stated(guarantee_of(summary))
     if run.private:
         _check_guarantee(run, summary)
     else:
@@ -161,8 +164,8 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="", lineterminator="\n")
         writer.writeheader()
         for result in results:
-            known = {name: value for name, value in result.values.items() if value is not None}
-            writer.writerow(known)
+            shown = {**result.values, **stated(result.guarantee)}
+            writer.writerow({name: value for name, value in shown.items() if value is not None})
 
 
 def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: str) -> float:
@@ -182,7 +185,7 @@ def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: s
 def _read(path: Path) -> Result:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return Result(
+        found = Result(
             method=values["method"],
             title=values["title"],
             place=values["place"],
@@ -191,6 +194,8 @@ def _read(path: Path) -> Result:
             accuracy=float(values["test_accuracy"]),
             values=values,
         )
+        _ = found.epsilon, found.guarantee  # a file whose fields mean nothing is refused here
+        return found
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is no result of a comparison ({error!r}); take it out of the folder"

@@ -244,7 +244,9 @@ class _Pool:
         result = result_of(run, folder, planned.calibrated, starts)
         write_json(self.output / RESULTS / run.result_name, result)
         (folder / "error.json").unlink(missing_ok=True)
-        epsilon = "none" if result["epsilon"] is None else f"{result['epsilon']:.4g}"
+        epsilon = "none"
+        if result["epsilon"] is not None:
+            epsilon = f"{result['epsilon']:.4g} (guarantee: {result['guarantee']})"
         self.report(
             "done",
             run,
@@ -255,7 +257,7 @@ class _Pool:
     def _planned(self, run: Run, folder: Path) -> Planned:
         """The run's plan; what was found at its first start stays, whatever a later version would find."""
         if (folder / CONFIG).is_file() and (state := _read(folder / _STATE)):
-            return Planned({}, state["calibrated"], None)
+            return Planned({}, state["calibrated"], None, None)
         planned = self.planner.plan(run)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _IDENTITY, run.identity)

@@ -6,11 +6,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from pl_privknn.comparison.marks import SEEDED, footnotes, mark
 from pl_privknn.comparison.results import Result
 from pl_privknn.comparison.spec import epsilon_text
-
-#: Marks guarantees that hang on a condition.
-MARK = "†"
+from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, weakest
 
 Cells = Mapping[tuple[str, float], Sequence[Result]]
 
@@ -29,27 +28,52 @@ def mean_and_spread(results: Sequence[Result]) -> tuple[float, float]:
     return statistics.mean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
-def best_at(cells: Cells, target: float, *, conditional: bool = False) -> str | None:
-    """The method of highest mean accuracy at a target, among those whose guarantee has no condition.
+def guarantees(cells: Cells) -> dict[tuple[str, float], Guarantee]:
+    """The guarantee of each cell that has an ε: that of its weakest run."""
+    return {
+        key: weakest(result.guarantee for result in here) for key, here in cells.items() if key[1] < math.inf
+    }
+
+
+def weakened(cells: Cells) -> set[tuple[str, float]]:
+    """Cells whose guarantee is weaker than that of others in the comparison: they are kept out of the contest.
+
+    Noise from seeds is held against no method where all of them have it.
+    """
+    found = guarantees(cells)
+    seeded = set(SEEDED.reasons)
+    shared = seeded if all(seeded.issubset(guarantee.reasons) for guarantee in found.values()) else set()
+    return {key for key, guarantee in found.items() if not shared.issuperset(guarantee.reasons)}
+
+
+def best_at(cells: Cells, target: float, *, apart: bool = False) -> str | None:
+    """The method of highest mean accuracy at a target, among those that nothing weakens.
 
     Args:
         cells: see :func:`cells_of`.
         target: ε.
-        conditional: look among methods with a conditional guarantee instead.
+        apart: look among the :func:`weakened` ones instead.
     """
+    out = weakened(cells)
     known = {
-        method: mean_and_spread(results)[0]
-        for (method, epsilon), results in cells.items()
-        if epsilon == target and _is_conditional(results) == conditional
+        key[0]: mean_and_spread(results)[0]
+        for key, results in cells.items()
+        if key[1] == target and (key in out) == apart
     }
     return max(known, key=lambda method: known[method]) if known else None
+
+
+def marks_explained(cells: Cells) -> list[str]:
+    """What the marks of the cells mean, and why each is there."""
+    return footnotes((cells[key][0].title, guarantee) for key, guarantee in guarantees(cells).items())
 
 
 def markdown_table(results: Sequence[Result]) -> str:
     """Test accuracy, mean ± standard deviation over seeds, one line a method and one column a target.
 
-    The best method of each column is bold, and named in the last line. Methods with a conditional guarantee are
-    marked and kept out of that contest; where one of them is ahead, the last line says so.
+    What holds only under a condition, or not at all, is marked, and the last lines say why. The best method of each
+    column is bold, and named. Those whose guarantee is weaker than others' are kept out of that contest; where one
+    of them is ahead, the table says so.
     """
     cells = cells_of(results)
     methods = {result.method: result.title for result in results}
@@ -59,31 +83,28 @@ def markdown_table(results: Sequence[Result]) -> str:
     heads = [f"ε ≤ {epsilon_text(target)}" if target < math.inf else "without privacy" for target in targets]
     lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---|" * len(targets)]
     best = {target: best_at(cells, target) for target in finite}
+    known = guarantees(cells)
     for method, title in methods.items():
         row = []
-        marked = False
         for target in targets:
-            here = cells.get((method, target), [])
-            text = _cell(here, len(seeds))
-            if here and _is_conditional(here):
-                marked = True
-                text += f" {MARK}"
-            elif here and best.get(target) == method:
+            text = _cell(cells.get((method, target), []), len(seeds))
+            if best.get(target) == method:
                 text = f"**{text}**"
-            row.append(text)
-        lines.append(f"| {title}{f' {MARK}' if marked else ''} | {' | '.join(row)} |")
+            row.append(text + mark(known.get((method, target), UNCONDITIONAL)))
+        whole = weakest(guarantee for (other, _), guarantee in known.items() if other == method)
+        lines.append(f"| {title}{mark(whole)} | {' | '.join(row)} |")
     named = [_best(cells, methods, target) if target < math.inf else "" for target in targets]
     lines.append(f"| *best* | {' | '.join(named)} |")
     return "\n".join([*lines, "", _notes(results, cells)])
 
 
 def _best(cells: Cells, methods: Mapping[str, str], target: float) -> str:
-    first, other = best_at(cells, target), best_at(cells, target, conditional=True)
+    first, other = best_at(cells, target), best_at(cells, target, apart=True)
     text = "–" if first is None else methods[first]
     if other is not None:
         ahead = mean_and_spread(cells[other, target])[0]
         if first is None or ahead > mean_and_spread(cells[first, target])[0]:
-            text += f" ({methods[other]} {MARK} is ahead)"
+            text += f" ({methods[other]}{mark(guarantees(cells)[other, target])} is ahead)"
     return text
 
 
@@ -107,10 +128,4 @@ def _notes(results: Sequence[Result], cells: Cells) -> str:
     ]
     if reached:
         parts.append(f"Each run's ε is at most its column's, and at least {min(reached):.2f} of it.")
-    if any(result.conditional for result in results):
-        parts.append(f"{MARK} The guarantee holds only under a condition.")
-    return " ".join(parts)
-
-
-def _is_conditional(results: Sequence[Result]) -> bool:
-    return any(result.conditional for result in results)
+    return "\n\n".join([" ".join(parts), *marks_explained(cells)])
