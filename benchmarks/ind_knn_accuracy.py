@@ -29,6 +29,7 @@ from ind_knn_rival import Ranking, best_private_knn
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.labelers.ind_knn_core import PAPER_MIN_COUNT, IndKNNParameters, PublicDensity, ask
 from pl_privknn.labelers.ind_knn_search import search_ind_knn
 from pl_privknn.privacy.budgets import CONVERSIONS, Conversion
@@ -274,7 +275,7 @@ def main() -> None:
     write(
         f"ind_knn_accuracy_{options.features}",
         options,
-        {"rows": rows, "seconds": time.perf_counter() - started},
+        {**stated(SEEDED), "rows": rows, "seconds": time.perf_counter() - started},
     )
 
 

@@ -12,6 +12,10 @@ from typing import Any
 
 from ind_knn_features import DOCS, FEATURES, RESULTS, read
 
+from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
+from pl_privknn.comparison.plot import explain
+from pl_privknn.privacy.guarantee import Guarantee, weakest
+
 PAGE = DOCS / "ind_knn.md"
 METHODS = {
     "density": "Ind-KNN, density",
@@ -30,6 +34,17 @@ def accuracy_rows() -> dict[tuple[str, int, float, str, str], dict[str, Any]]:
                 key = (row["queries"], row["epsilon"], row["method"], row["accounting"])
                 found[(features, *key)] = row
     return found
+
+
+def guarantee() -> Guarantee:
+    """How far the ε of the accuracies holds."""
+    names = (f"ind_knn_accuracy_{features}" for features in FEATURES)
+    return weakest(guarantee_of(read(name)) for name in names if (RESULTS / f"{name}.json").exists())
+
+
+def notes(whole: Guarantee) -> list[str]:
+    """What a table's mark means, below it."""
+    return [line for note in footnotes([("", whole)]) for line in ("", note)]
 
 
 def cases() -> list[tuple[str, int, float]]:
@@ -51,8 +66,12 @@ def accuracy_table() -> list[str]:
     ]
     for case in cases():
         cells = [f"{row['mean']:.3f} ± {row['spread']:.3f}" for row in (_main_row(case, m) for m in METHODS)]
-        lines.append(f"| {FEATURES[case[0]]} | {case[1]:,} | {case[2]:g} | {' | '.join(cells)} |")
-    return lines
+        lines.append(f"| {_shown(case)} | {' | '.join(cells)} |")
+    return lines + notes(guarantee())
+
+
+def _shown(case: tuple[str, int, float]) -> str:
+    return f"{FEATURES[case[0]]} | {case[1]:,} | {case[2]:g}{mark(guarantee())}"
 
 
 def conversion_table() -> list[str]:
@@ -68,9 +87,8 @@ def conversion_table() -> list[str]:
             for conversion in CONVERSION_NAMES:
                 found = rows[(*case, method, conversion)]["in_hindsight"]
                 cells.append(f"{100 * found['gdp_gain']:+.3f} ± {100 * found['gdp_gain_error']:.3f}")
-            start = f"| {FEATURES[case[0]]} | {case[1]:,} | {case[2]:g} | {name} | "
-            lines.append(start + " | ".join(cells) + " |")
-    return lines
+            lines.append(f"| {_shown(case)} | {name} | {' | '.join(cells)} |")
+    return lines + notes(guarantee())
 
 
 def speed_table() -> list[str]:
@@ -90,20 +108,21 @@ def speed_table() -> list[str]:
 
 def updates_table() -> list[str]:
     """Both comparisons with NoisySGD, for each retraining frequency."""
+    whole = guarantee_of(read("updates"))
     lines = [
-        "| a change after every | trainings | Ind-KNN: accuracy | s/query | s/change | NoisySGD: accuracy, same ε "
-        "| ε if as accurate | s/query |",
+        f"| a change after every | trainings | Ind-KNN: accuracy | s/query | s/change | NoisySGD: accuracy, same "
+        f"ε{mark(whole)} | ε if as accurate | s/query |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in read("updates")["rows"]:
         ours, theirs = row["ind_knn"], row["noisy_sgd"]
-        needed = f"{theirs['as_accurate']['epsilon']:.2f}" if "as_accurate" in theirs else "–"
+        needed = f"{theirs['as_accurate']['epsilon']:.2f}{mark(whole)}" if "as_accurate" in theirs else "–"
         lines.append(
             f"| {row['period']:,} queries | {row['trainings']} | {ours['mean']:.3f} "
             f"| {ours['seconds_per_query']:.5f} | {ours['seconds_per_change']:.3f} "
             f"| {theirs['at_same_epsilon']['accuracy']:.3f} | {needed} | {theirs['seconds_per_query']:.5f} |"
         )
-    return lines
+    return lines + notes(whole)
 
 
 TABLES = {
@@ -139,7 +158,13 @@ def plot_accuracy() -> None:
     panels = list(dict.fromkeys(case[:2] for case in cases()))
     columns = max(1, len({queries for _, queries in panels}))
     figure, axes = pyplot.subplots(
-        math.ceil(len(panels) / columns), columns, figsize=(8, 6.5), sharex=True, sharey=True, squeeze=False
+        math.ceil(len(panels) / columns),
+        columns,
+        figsize=(8, 6.5),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     for axis, panel in zip(axes.flat, panels, strict=True):
         ours = [case for case in cases() if case[:2] == panel]
@@ -160,12 +185,12 @@ def plot_accuracy() -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     for axis in axes[-1]:
-        axis.set_xlabel("ε at δ = 1e-5 (add/remove)")
+        axis.set_xlabel(f"ε{mark(guarantee())} at δ = 1e-5 (add/remove)")
     for row in axes:
         row[0].set_ylabel("accuracy of the answers")
     handles, names = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=3, fontsize=9)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    figure.legend(handles, names, loc="outside upper center", ncols=3, fontsize=9)
+    explain(figure, footnotes([("", guarantee())]))
     figure.savefig(DOCS / "ind_knn_accuracy.png", dpi=100)
 
 
@@ -175,7 +200,8 @@ def plot_updates() -> None:
     stored = read("updates")
     rows = stored["rows"]
     periods = [row["period"] for row in rows]
-    figure, (time, privacy, course) = pyplot.subplots(1, 3, figsize=(11, 3.6))
+    whole = guarantee_of(stored)
+    figure, (time, privacy, course) = pyplot.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     time.loglog(periods, [row["ind_knn"]["seconds_per_query"] for row in rows], "o-", label="Ind-KNN")
     time.loglog(
         periods, [row["noisy_sgd"]["seconds_per_query"] for row in rows], "^-", label="linear NoisySGD"
@@ -189,7 +215,7 @@ def plot_updates() -> None:
         "^-",
         label="NoisySGD, as accurate",
     )
-    privacy.set_ylabel("ε for all queries together")
+    privacy.set_ylabel(f"ε{mark(whole)} for all queries together")
     for axis in (time, privacy):
         axis.set_xlabel("queries between changes")
         axis.invert_xaxis()
@@ -212,11 +238,11 @@ def plot_updates() -> None:
             label=f"NoisySGD, Q = {row['period']}",
         )
     course.set_xlabel("queries answered")
-    course.set_ylabel("ε spent, equal accuracy")
+    course.set_ylabel(f"ε{mark(whole)} spent, equal accuracy")
     for axis in (time, privacy, course):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    figure.tight_layout()
+    explain(figure, footnotes([("", whole)]))
     figure.savefig(DOCS / "ind_knn_updates.png", dpi=100)
 
 

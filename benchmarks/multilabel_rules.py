@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from render import epsilon_of, explained, guarantee
 from rich.console import Console
 from torch import Tensor
 
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
+from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark, stated
 from pl_privknn.datamodules import FashionMNISTAttributesDataModule
 from pl_privknn.features.hog import HOG
 from pl_privknn.labelers import FixedThresholds, LearnedThresholds, MultiLabelReverseKNN
@@ -58,6 +60,7 @@ RULES = {
 
 def table(result: dict[str, Any], answers: int = 1000) -> str:
     """The accuracies of one number of answers as a Markdown table; the best of each line is bold."""
+    whole = guarantee_of(result)
     lines = [
         f"| τ | σ / sensitivity | ε of {answers:,} answers | " + " | ".join(RULES) + " |",
         "|---|---|---|" + "---|" * len(RULES),
@@ -68,22 +71,23 @@ def table(result: dict[str, Any], answers: int = 1000) -> str:
             each = [
                 f"**{value:.3f}**" if value == best else f"{value:.3f}" for value in row["accuracy"].values()
             ]
-            head = [f"{row['tau']:g}", f"{row['noise_multiplier']:g}", f"{row['epsilon']:.2f}"]
+            head = [f"{row['tau']:g}", f"{row['noise_multiplier']:g}", f"{row['epsilon']:.2f}{mark(whole)}"]
             lines.append("| " + " | ".join(head + each) + " |")
-    return "\n".join(lines)
+    return explained("\n".join(lines), [("", whole)])
 
 
 def reverse_table(result: dict[str, Any]) -> str:
     """Accuracies of reverse kNN by r and ε as a Markdown table."""
+    whole = guarantee_of(result)
     lines = [
-        "| r | " + " | ".join(f"ε = {epsilon:g}" for epsilon in REVERSE_EPSILONS) + " |",
+        "| r | " + " | ".join(f"ε = {epsilon:g}{mark(whole)}" for epsilon in REVERSE_EPSILONS) + " |",
         "|---|" + "---|" * len(REVERSE_EPSILONS),
     ]
     for tau in REVERSE_TAUS:
         found = {row["epsilon"]: row["accuracy"] for row in result["reverse"] if row["tau"] == tau}
         each = [f"{found[epsilon]:.3f}" for epsilon in REVERSE_EPSILONS]
         lines.append("| " + " | ".join(["no clipping" if tau is None else f"{tau:g}", *each]) + " |")
-    return "\n".join(lines)
+    return explained("\n".join(lines), [("", whole)])
 
 
 def measure_reverse(
@@ -114,17 +118,17 @@ def runs_table() -> str:
         "| teacher | ε | mean attribute accuracy of labels | of the student, on test images | seeds |",
         "|---|---|---|---|---|",
     ]
+    named = []
     for name, what in RUNS.items():
         files = sorted((RESULT.parent / f"fashion_mnist_attributes_{name}").glob("seed*.json"))
         seeds = [json.loads(path.read_text(encoding="utf-8")) for path in files]
         if seeds:
-            epsilons = [seed["epsilon"] for seed in seeds]
-            epsilon = "none" if epsilons[0] is None else f"{max(epsilons):.3g}"
+            named.append((what, guarantee(seeds)))
             figures = [
                 _spread([seed.get(key) for seed in seeds]) for key in ("label_accuracy", "test_accuracy")
             ]
-            lines.append("| " + " | ".join([what, epsilon, *figures, str(len(seeds))]) + " |")
-    return "\n".join(lines)
+            lines.append("| " + " | ".join([what, epsilon_of(seeds), *figures, str(len(seeds))]) + " |")
+    return explained("\n".join(lines), named)
 
 
 def _spread(values: list[float | None]) -> str:
@@ -204,6 +208,7 @@ def measure() -> None:
         "k": K,
         "sampling_rate": RATE,
         "delta": DELTA,
+        **stated(SEEDED),
         "seeds": len(SEEDS),
         "majority_without_noise": round(accuracy(majority), 4),
         "rows": rows,

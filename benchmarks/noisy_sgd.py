@@ -34,10 +34,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_privknn.baselines import NoisySGD
+from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.networks import build_network
+from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise
 
+TORCH_NOISE = Guarantee(
+    "none", ("Opacus' loop drew its noise from torch's seeded generator, which is not a cryptographic one",)
+)
 BATCH, SIGMA, CLIP, LR, MOMENTUM, DELTA = 1024, 1.0, 1.0, 1.0, 0.9, 1e-5
 console = Console(stderr=True)
 
@@ -98,6 +103,7 @@ def ours(
         "steps": summary["steps"],
         "epsilon_rdp": summary["epsilon_rdp"],
         "epsilon_pld": summary["epsilon_pld"],
+        **stated(guarantee_of(summary)),
         "accuracy": accuracy(module.network, data),
     }
 
@@ -147,6 +153,7 @@ def theirs(
         "steps": sum(count for _, _, count in history),
         "epsilon_rdp": rdp.get_epsilon(DELTA),
         "epsilon_prv": prv.get_epsilon(DELTA, eps_error=0.001),
+        **stated(TORCH_NOISE),
         "accuracy": accuracy(network._module, data),
     }
 
@@ -216,6 +223,7 @@ def _summary(pairs: list[dict[str, Any]], count: int, epochs: int) -> dict[str, 
         found[who] = {
             "steps": runs[0]["steps"],
             **{name: runs[0][name] for name in runs[0] if name.startswith("epsilon")},
+            **stated(weakest(map(guarantee_of, runs))),
             "accuracies": accuracies,
             "accuracy": statistics.mean(accuracies),
             "accuracy_deviation": statistics.stdev(accuracies) if len(runs) > 1 else math.nan,

@@ -12,10 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from render import runs, spread
+from render import epsilon_of, explained, guarantee, runs, spread
 
+from pl_privknn.comparison.marks import guarantee_of, mark
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accountant import read_records
+from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, weakest
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
@@ -51,26 +53,28 @@ def rows() -> list[dict[str, Any]]:
     return document
 
 
-def measured(row: dict[str, Any]) -> str:
-    """Our nearest run: mean accuracy over seeds, its spread, and its ε."""
+def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
+    """Our nearest run: mean accuracy over seeds, its spread and its ε; and how far that ε holds."""
     name = row["measured"]
     if name is None:
-        return "–"
+        return "–", UNCONDITIONAL
     if isinstance(name, str):
         found = runs()[name]
-        epsilon = max(summary["epsilon"] for summary in found)
-        return f"{spread([summary['test_accuracy'] for summary in found])} at ε {epsilon:.3g}"
+        accuracy = spread([summary["test_accuracy"] for summary in found])
+        return f"{accuracy} at ε {epsilon_of(found)}", guarantee(found)
     if "ind_knn" in name:
         wanted = {"queries": 2000, "epsilon": name["ind_knn"], "method": "density", "accounting": "gdp"}
-        stored = _result("ind_knn_accuracy_hog")["rows"]
-        (one,) = [one for one in stored if all(one[key] == value for key, value in wanted.items())]
-        return f"answers {one['mean']:.3f} ± {one['spread']:.3f}, HOG, 2,000 queries"
+        stored = _result("ind_knn_accuracy_hog")
+        (one,) = [one for one in stored["rows"] if all(one[key] == value for key, value in wanted.items())]
+        whole = guarantee_of(stored)
+        return f"answers {one['mean']:.3f} ± {one['spread']:.3f}, HOG, 2,000 queries{mark(whole)}", whole
     settings = _result("pate_figures")["settings"]["100 teachers, LNMAX 1/γ = 10"]
     cells = [
-        settings[partition][name["guided_pate"]]["student_accuracy"]["mean"]
+        settings[partition][name["guided_pate"]]
         for partition in ("RandomPartition", "ClassBalancedPartition", "GuidedPartition")
     ]
-    return ", ".join(f"{cell:.3f}" for cell in cells)
+    whole = weakest(guarantee_of(cell) for cell in cells)
+    return ", ".join(f"{cell['student_accuracy']['mean']:.3f}" for cell in cells) + mark(whole), whole
 
 
 def _result(name: str) -> Any:
@@ -92,7 +96,7 @@ def line(row: dict[str, Any], further: bool) -> str:
     ]
     if further:
         config = row["config"]
-        cells += ["–" if config is None else f"`{config}`", measured(row)]
+        cells += ["–" if config is None else f"`{config}`", measured(row)[0]]
     cells.append(row.get("note", ""))
     return f"| {' | '.join(cells)} |"
 
@@ -104,15 +108,16 @@ def table(found: list[dict[str, Any]], paper: str, places: tuple[str, ...], furt
         chosen = [row for row in chosen if row["where"].startswith(places)]
     names = [*COLUMNS, *(FURTHER if further else []), "remark"]
     head = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    return "\n".join([*head, *(line(row, further) for row in chosen)])
+    lines = "\n".join([*head, *(line(row, further) for row in chosen)])
+    return explained(lines, ((row["where"], measured(row)[1]) for row in chosen)) if further else lines
 
 
 def rendered(page: str, text: str, found: list[dict[str, Any]]) -> str:
     """The page's text with fresh tables."""
-    for mark, (paper, places) in TABLES[page]:
-        before, rest = text.split(mark)
+    for start, (paper, places) in TABLES[page]:
+        before, rest = text.split(start)
         _, after = rest.split(END, 1)
-        text = f"{before}{mark}\n{table(found, paper, places, page == 'papers.md')}\n{END}{after}"
+        text = f"{before}{start}\n{table(found, paper, places, page == 'papers.md')}\n{END}{after}"
     return text
 
 

@@ -30,6 +30,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
+from pl_privknn.comparison.marks import stated
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
 from pl_privknn.labelers.aggregators import LNMAX, Aggregator, ConfidentGNMAX
@@ -41,6 +42,7 @@ from pl_privknn.labelers.pate_report import consensus, consensus_histogram, pred
 from pl_privknn.labelers.pate_stacked import StackedTeachers
 from pl_privknn.labelers.pate_teachers import rows_of_parts
 from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.guarantee import weakest
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -206,7 +208,7 @@ def _ask(pate: PATE, data: dict[str, Tensor], queries: int, cap: int, seed: int)
     answered = labels >= 0
     votes, _ = pate.asked_votes()
     report = pate.data_dependent_report(DELTA)
-    plan = pate.plan(queries, cap, 10)
+    plan = pate.stated_plan(queries, cap, 10)
     probabilities = _student(data["public"][order][answered], labels[answered], data["test"], seed)
     return {
         "consensus": float(consensus(votes, pate.num_teachers).mean()),
@@ -214,6 +216,7 @@ def _ask(pate: PATE, data: dict[str, Tensor], queries: int, cap: int, seed: int)
         "answered": float(answered.float().mean()),
         "label_accuracy": float((labels == data["truth"][order])[answered].float().mean()),
         "epsilon": account(plan, delta=DELTA, adjacency="replace_one").epsilon,
+        "guarantee": weakest(charge.guarantee for charge in plan),
         "epsilon_data_dependent": report.epsilon,
         "epsilon_data_dependent_published": report.epsilon_one_direction_classic,
         "student_accuracy": float((probabilities.argmax(1) == data["test_labels"]).float().mean()),
@@ -236,6 +239,7 @@ def _summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
             values = [run[key] for run in runs]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             summary[key] = {"mean": statistics.fmean(values), "std": spread}
+    summary |= stated(weakest(run["guarantee"] for run in runs))
     summary["histogram"] = torch.tensor([run["histogram"] for run in runs]).double().mean(dim=0).tolist()
     students = torch.stack([run["probabilities"] for run in runs])
     summary["student_variance"] = prediction_variance(students) if len(runs) > 1 else 0.0

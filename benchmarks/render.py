@@ -10,8 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
+from pl_privknn.privacy.guarantee import Guarantee, weakest
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
@@ -50,13 +54,25 @@ def spread(values: list[float | None]) -> str:
     return f"{statistics.mean(known):.3f} ± {statistics.stdev(known):.3f}"
 
 
-def row(name: str, summaries: list[dict[str, Any]]) -> str:
-    """One line of the table; ε is the largest of the seeds."""
-    first = summaries[0]
+def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
+    """A table, and what the marks in it mean."""
+    return "\n\n".join([table, *footnotes(named)])
+
+
+def epsilon_of(summaries: list[dict[str, Any]]) -> str:
+    """The largest ε of the seeds, marked by the weakest guarantee."""
     epsilons = [summary["epsilon"] for summary in summaries]
-    epsilon = "none" if epsilons[0] is None else f"{max(epsilons):.3g}"
-    if first["guarantee"] == "conditional":
-        epsilon += " (conditional)"
+    return "none" if epsilons[0] is None else f"{max(epsilons):.3g}{mark(guarantee(summaries))}"
+
+
+def guarantee(summaries: list[dict[str, Any]]) -> Guarantee:
+    """The weakest guarantee of the seeds; unconditional where no private record was used, so there is no ε."""
+    return weakest(guarantee_of(summary) for summary in summaries if summary["epsilon"] is not None)
+
+
+def row(name: str, summaries: list[dict[str, Any]]) -> str:
+    """One line of the table."""
+    first = summaries[0]
     answered = "–"
     if first.get("queried"):
         answered = f"{statistics.mean(s['answered'] for s in summaries):.0f} of {first['queried']}"
@@ -64,7 +80,7 @@ def row(name: str, summaries: list[dict[str, Any]]) -> str:
         name,
         first["data"].removesuffix("DataModule"),
         first.get("labeler", first["student"]),
-        epsilon,
+        epsilon_of(summaries),
         f"{first['delta']:g}" if first.get("delta") else "–",
         answered,
         spread([summary.get("label_accuracy") for summary in summaries]),
@@ -76,7 +92,8 @@ def row(name: str, summaries: list[dict[str, Any]]) -> str:
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """The whole table as Markdown."""
-    return "\n".join([HEADER, *[row(name, summaries) for name, summaries in found.items()]])
+    lines = [HEADER, *[row(name, summaries) for name, summaries in found.items()]]
+    return explained("\n".join(lines), ((name, guarantee(summaries)) for name, summaries in found.items()))
 
 
 def compared(folder: Path) -> str:

@@ -12,7 +12,10 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from render import DOCS, HERE, row, runs
+from render import DOCS, HERE, explained, guarantee, row, runs
+
+from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
+from pl_privknn.privacy.guarantee import weakest
 
 RESULTS = HERE / "results"
 
@@ -36,7 +39,9 @@ def students() -> str:
 
 def noisy_labels() -> str:
     """Ways to deal with wrong labels."""
-    return _accuracies("labels and loss", read("students")["noise"])
+    found = read("students")["noise"]
+    named = ((name, guarantee_of(one)) for name, one in found.items())
+    return explained(_accuracies("labels and loss", found), named)
 
 
 def _accuracies(name: str, found: dict[str, Any]) -> str:
@@ -53,7 +58,8 @@ def _runs(chosen: list[str], keep: list[int]) -> str:
     names = ("run", "data", "teacher", "ε", "δ", "answered", "label accuracy", "test accuracy", "seeds")
     found = runs()
     lines = [[cell.strip() for cell in row(name, found[name]).strip("|").split("|")] for name in chosen]
-    return markdown([names[i] for i in keep], [[line[i] for i in keep] for line in lines])
+    table = markdown([names[i] for i in keep], [[line[i] for i in keep] for line in lines])
+    return explained(table, ((name, guarantee(found[name])) for name in chosen))
 
 
 def curator() -> str:
@@ -74,38 +80,43 @@ def same_queries() -> str:
 
 def smoothing() -> str:
     """What asking about means and smoothing counts do to labels."""
-    return markdown(
+    found = read("reverse_knn")["labels"]
+    table = markdown(
         ["ε", "queries", "asked about", "counts", "label accuracy"],
         [
             [
-                f"{one['epsilon']:g}",
+                f"{one['epsilon']:g}{mark(guarantee_of(one))}",
                 one["queries"],
                 one["ask"],
                 "of the nearest query" if one["spread"] == "nearest" else "smoothed",
                 f"{one['label_accuracy']:.3f} ± {one['label_accuracy_deviation']:.3f}",
             ]
-            for one in read("reverse_knn")["labels"]
+            for one in found
         ],
     )
+    return explained(table, (("", guarantee_of(one)) for one in found))
 
 
 def connections() -> str:
     """Balance and accuracy of four ways to connect records with queries."""
-    return markdown(
+    found = read("reverse_knn")["connections"]
+    named = [(one["connections"], guarantee_of(one)) for one in found]
+    marked = mark(weakest(each for _, each in named))
+    table = markdown(
         [
             "connections",
-            "guarantee",
+            "guarantee with cryptographic noise",
             "records a query, least and most",
             "deviation / mean",
-            "label accuracy ε 0.1, nearest",
+            f"label accuracy ε 0.1{marked}, nearest",
             "smoothed",
-            "ε 1, nearest",
+            f"ε 1{marked}, nearest",
             "smoothed",
         ],
         [
             [
                 one["connections"],
-                "yes" if one["guarantee"] == "unconditional" else "none",
+                "yes" if set(guarantee_of(one).reasons) <= set(SEEDED.reasons) else "none",
                 f"{one['degree_min']} – {one['degree_max']}",
                 one["degree_deviation_over_mean"],
                 *(
@@ -114,20 +125,23 @@ def connections() -> str:
                     for spread in ("nearest", "kernel")
                 ),
             ]
-            for one in read("reverse_knn")["connections"]
+            for one in found
         ],
     )
+    return explained(table, named)
 
 
 def local() -> str:
     """Label accuracy without a curator."""
     shown = ("0.1", "0.2", "0.4", "0.6", "1.0")
-    lines = []
-    for clusters, curves in read("reverse_knn_local")["curves"].items():
+    lines, found = [], read("reverse_knn_local")
+    whole = guarantee_of(found)
+    for clusters, curves in found["curves"].items():
         for name, points in curves.items():
             cells = [points] * len(shown) if isinstance(points, float) else [points[e]["mean"] for e in shown]
             lines.append([clusters, name.replace("_", " "), *(f"{cell:.3f}" for cell in cells)])
-    return markdown(["clusters", "protocol", *(f"ε {e}" for e in shown)], lines)
+    table = markdown(["clusters", "protocol", *(f"ε {e}{mark(whole)}" for e in shown)], lines)
+    return explained(table, [("", whole)])
 
 
 def reverse_speed() -> str:
@@ -142,24 +156,26 @@ def reverse_speed() -> str:
 
 def opacus() -> str:
     """NoisySGD beside Opacus' loop."""
-    lines = []
+    lines, named = [], []
     for one in read("noisy_sgd")["rows"]:
         for who, name in (("opacus", "Opacus' loop"), ("ours", "`NoisySGD`")):
             run = one[who]
+            marked = mark(guarantee_of(run))
+            named.append((name, guarantee_of(run)))
             tight = run.get("epsilon_pld", run.get("epsilon_prv"))
             lines.append(
                 [
                     one["clipping"],
                     name,
-                    f"{run['epsilon_rdp']:.4f}",
-                    f"{tight:.4f}",
+                    f"{run['epsilon_rdp']:.4f}{marked}",
+                    f"{tight:.4f}{marked}",
                     f"{run['accuracy']:.3f} ± {run['accuracy_deviation']:.3f}",
                     f"{run['examples_per_second']:,.0f}",
                     "1" if who == "opacus" else f"{one['speed_ratio']:.2f}",
                 ]
             )
     names = ["clipping", "loop", "ε (RDP)", "ε (PRV / PLD)", "test accuracy", "examples a second", "ratio"]
-    return markdown(names, lines)
+    return explained(markdown(names, lines), named)
 
 
 def pate_speed() -> str:

@@ -32,12 +32,14 @@ from torch import Tensor
 
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection
 from pl_privknn.callbacks.spreading import label_by_spread
+from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.voting import noise_deviation
 from pl_privknn.neighbors.balanced import REASON, balanced_connections, scores
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
+from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.mechanisms import Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -122,7 +124,14 @@ def label_accuracy(table: Tensor, labels: Tensor, public: Tensor, truth: Tensor)
                 counts = _reverse_knn(table, labels).counts(selection.query_features(public))
                 accuracies.append(_accuracy(counts, selection, epsilon, seed, truth))
             found.append(
-                {"epsilon": epsilon, "queries": count, "ask": ask, "spread": spread, **_mean(accuracies)}
+                {
+                    "epsilon": epsilon,
+                    **stated(SEEDED),
+                    "queries": count,
+                    "ask": ask,
+                    "spread": spread,
+                    **_mean(accuracies),
+                }
             )
     return found
 
@@ -150,7 +159,7 @@ def connections(table: Tensor, labels: Tensor, public: Tensor, truth: Tensor) ->
         counts = torch.bincount(chosen[:, 0] * CLASSES + labels, minlength=len(queries) * CLASSES)
         row: dict[str, Any] = {
             "connections": name,
-            "guarantee": "none: " + REASON if "printed" in name else "unconditional",
+            **stated(Guarantee("none", (REASON,)) & SEEDED if "printed" in name else SEEDED),
             "degree_min": int(degrees.min()),
             "degree_max": int(degrees.max()),
             "degree_deviation_over_mean": round(float(degrees.std() / degrees.mean()), 3),

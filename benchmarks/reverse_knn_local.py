@@ -1,4 +1,4 @@
-"""Label accuracy of reverse kNN under local and shuffle privacy: reverse_knn_local.py [--output JSON] [--plot PNG].
+"""Label accuracy of reverse kNN under local and shuffle privacy: reverse_knn_local.py [--render] [--plot PNG].
 
 Fashion-MNIST, 60,000 records, s = 10 and 40 clusters of HOG features of the public images, k = 1, as in Figure 5 of
 the paper: share of the 5,000 public images whose cluster got their true label, mean over seeds of the noise. The
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
+from pl_privknn.comparison.marks import SEEDED, footnotes, guarantee_of, mark, stated
+from pl_privknn.comparison.plot import explain
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers.reverse_knn_local import Table, make_randomizer, true_counts
@@ -41,7 +43,7 @@ def measure(data_root: str, seeds: int) -> dict[str, Any]:
     assert truth is not None
     public = hog(data.public.images(torch.arange(len(data.public))))
     private = torch.cat([hog(images) for images, _ in data.private_batches()])
-    result: dict[str, Any] = {"records": len(private), "seeds": seeds, "curves": {}}
+    result: dict[str, Any] = {"records": len(private), "seeds": seeds, **stated(SEEDED), "curves": {}}
     for queries in (10, 40):
         asked = torch.zeros(len(public), dtype=torch.bool)
         pool = PublicPool(torch.full((len(public),), -1), asked, lambda: public)
@@ -85,6 +87,8 @@ def plot(result: dict[str, Any], path: str) -> None:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
+    whole = guarantee_of(result)
+    explain(figure, footnotes([("", whole)]))
     for axes, (title, curves) in zip(figure.subplots(1, 2), result["curves"].items(), strict=True):
         for name, points in curves.items():
             if isinstance(points, float):
@@ -92,7 +96,7 @@ def plot(result: dict[str, Any], path: str) -> None:
                 continue
             x = [float(epsilon) for epsilon in points]
             axes.plot(x, [point["mean"] for point in points.values()], marker=".", label=name)
-        axes.set(xlabel="ε", ylabel="label accuracy", title=f"{title}, k = 1")
+        axes.set(xlabel=f"ε{mark(whole)}", ylabel="label accuracy", title=f"{title}, k = 1")
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
@@ -105,10 +109,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=400)
     parser.add_argument("--output", default=str(here / "results" / "reverse_knn_local.json"))
     parser.add_argument("--plot", default=str(here.parent / "docs" / "reverse_knn_local.png"))
+    parser.add_argument("--render", action="store_true", help="draw the stored figures, measure nothing")
     parsed = parser.parse_args()
-    result = measure(parsed.data, parsed.seeds)
-    Path(parsed.output).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    plot(result, parsed.plot)
+    output = Path(parsed.output)
+    if not parsed.render:
+        result = measure(parsed.data, parsed.seeds)
+        output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    plot(json.loads(output.read_text(encoding="utf-8")), parsed.plot)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,11 @@ def main() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps({**summary, "overrides": words}, indent=2, ensure_ascii=False) + "\n")
         epsilon = "none" if summary["epsilon"] is None else f"{summary['epsilon']:.4g}"
-        Console().print(f"{parsed.name} seed {seed}: test accuracy {summary['test_accuracy']}, ε {epsilon}")
+        guarantee = f"guarantee: {summary['guarantee']} ({summary['reason']})"
+        line = (
+            f"{parsed.name} seed {seed}: test accuracy {summary['test_accuracy']}, ε {epsilon}, {guarantee}"
+        )
+        Console().print(line, markup=False)
 
 
 if __name__ == "__main__":

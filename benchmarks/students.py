@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
 from pl_privknn.callbacks.spreading import label_by_spread
+from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
@@ -62,6 +63,7 @@ def main() -> None:
     for part in options.parts:
         for name in UNLABELED if part == "unlabeled" else NOISE:
             row = found.setdefault(part, {}).setdefault(name, {"accuracies": {}})
+            row |= stated(SEEDED) if part == "noise" else {}
             for seed in options.seeds:
                 if str(seed) in row["accuracies"]:
                     continue

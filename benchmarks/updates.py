@@ -25,6 +25,7 @@ import torch
 from ind_knn_accuracy import VIEWS, Setting, search
 from ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Part, Tables, add_feature_options, load, write
 
+from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.labelers.ind_knn_core import PublicDensity
 from pl_privknn.labelers.ind_knn_engine import IndKNNSwitches
 from pl_privknn.labelers.ind_knn_predictor import IndKNNPredictor
@@ -173,6 +174,7 @@ def main() -> None:
         if row["period"] in FOLLOWED and "as_accurate" in row["noisy_sgd"]:
             row["noisy_sgd"]["followed"] = followed(options, row)
     content = {
+        **stated(SEEDED),
         "rows": rows,
         "target": target,
         "setting": vars(setting),

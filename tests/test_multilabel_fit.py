@@ -1,6 +1,6 @@
 """Multi-label labels in the store, in a fit and in the documentation."""
 
-import importlib.util
+import importlib
 import json
 import re
 from pathlib import Path
@@ -133,11 +133,9 @@ def test_truth_as_labels_is_the_bound_without_privacy(tmp_path):
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_tables_are_the_rendered_ones():
-    path = ROOT / "benchmarks" / "multilabel_rules.py"
-    spec = importlib.util.spec_from_file_location("multilabel_rules", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_tables_are_the_rendered_ones(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = importlib.import_module("multilabel_rules")
     page = script.PAGE.read_text(encoding="utf-8")
     assert script.table(json.loads(script.RESULT.read_text(encoding="utf-8"))) in page
     assert script.rendered(page) == page  # else: benchmarks/multilabel_rules.py --render
