@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
 from pl_privknn.privacy.accountant import PrivacyReport
 from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
@@ -134,6 +135,29 @@ class LabelRun:
             )
         self.store.check_ledger(ledger, self.run_id)
         return ledger
+
+    def tell_losses(self, labelled: int) -> None:
+        """Say what a kill took of the answers that were paid for.
+
+        Args:
+            labelled: public examples that have a label all the same.
+
+        Raises:
+            LabelStoreError: if there is none.
+        """
+        if not (lost := self.store.counts()["lost"]):
+            return
+        what = (
+            f"{lost} queries were paid for, and a kill or an error came before their answers were kept. They are not "
+            "asked again, and ε stays as it was stated"
+        )
+        if labelled:
+            rank_zero_warn(what)
+            return
+        raise LabelStoreError(
+            f"{what}; no label is left to train on. Start a new run, in another folder, with ledger_path="
+            f"{str(self.ledger.path)!r}, so that both runs are counted: asking anew costs anew"
+        )
 
     def reports(self, exact: bool) -> tuple[PrivacyReport, PrivacyReport]:
         """The guarantee stated beforehand and what was spent, of the whole ledger at this run's δ."""

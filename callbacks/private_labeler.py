@@ -8,12 +8,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
-from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
+from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import (
     RoundFeatures,
     extractor_of,
@@ -25,15 +25,12 @@ from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.privacy.accountant import PrivacyReport
-from pl_privknn.privacy.guarantee import Level
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.run_folder import resumed_folder
 
 
-class PrivateLabeler(pl.Callback):
+class PrivateLabeler(ReportsRun):
     """Queries a private teacher before the first epoch and again after every ``epochs_per_round`` epochs.
 
     Each round extracts features of private and public images, picks queries among the public images, lets
@@ -122,48 +119,11 @@ class PrivateLabeler(pl.Callback):
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
         self.seed = check_int("seed", seed, minimum=0)
         self.progress = progress
-        self._run: LabelRun | None = None
+        super().__init__()
         self._loaded: dict[str, Any] | None = None
         self._epochs_before = 0
         self._rounds_applied = 0
         self._restart_due = False
-        self._metrics: dict[str, float] = {}
-
-    # ------------------------------------------------------------------ what people read
-
-    @property
-    def epsilon(self) -> float:
-        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
-        return self._metrics.get("privacy/epsilon", 0.0)
-
-    @property
-    def epsilon_spent(self) -> float:
-        """ε of what was released in fact; for information, it is not a promise made beforehand."""
-        return self._metrics.get("privacy/epsilon_spent", 0.0)
-
-    @property
-    def guarantee(self) -> Level:
-        """The word beside :attr:`epsilon`; :meth:`report` has the reasons."""
-        report = self.report(exact=False)
-        return "unconditional" if report is None else report[0].guarantee
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What is logged: ``privacy/…`` and ``labels/…``."""
-        return dict(self._metrics)
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The ledger, once the fit has started, on the process that asks (global rank 0)."""
-        return None if self._run is None else self._run.ledger
-
-    def report(self, exact: bool = True) -> tuple[PrivacyReport, PrivacyReport] | None:
-        """The guarantee and what was spent, or None before the fit; ``exact`` takes some seconds."""
-        return None if self._run is None else self._run.reports(exact)
-
-    def label_counts(self) -> dict[str, int]:
-        """Numbers of queries: queried, answered, refused, lost to a crash."""
-        return {} if self._run is None else self._run.store.counts()
 
     # ------------------------------------------------------------------ hooks
 
@@ -281,7 +241,7 @@ class PrivateLabeler(pl.Callback):
         run_id = self._loaded["run_id"]
         return resumed_folder(
             Path(self._loaded["run_dir"]),
-            trainer.ckpt_path,  # type: ignore[attr-defined]
+            trainer.ckpt_path,
             lambda folder: stored_run_id(folder) == run_id,
         )
 
@@ -349,25 +309,9 @@ class PrivateLabeler(pl.Callback):
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
         examples, labels, soft = self._run.store.answers(index + 1)
-        self._tell_losses(len(examples))
+        self._run.tell_losses(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
-
-    def _tell_losses(self, labelled: int) -> None:
-        assert self._run is not None
-        if not (lost := self._run.store.counts()["lost"]):
-            return
-        what = (
-            f"{lost} queries were paid for, and a kill or an error came before their answers were kept. They are not "
-            "asked again, and ε stays as it was stated"
-        )
-        if labelled:
-            rank_zero_warn(what)
-            return
-        raise LabelStoreError(
-            f"{what}; no label is left to train on. Start a new run, in another folder, with ledger_path="
-            f"{str(self._run.ledger.path)!r}, so that both runs are counted: asking anew costs anew"
-        )
 
 
 def _placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:

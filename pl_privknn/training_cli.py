@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, RunReport
@@ -80,7 +80,11 @@ class PrivKNNCLI(LightningCLI):
         config = self._subconfig()
         folder = Path(config.run_dir) if config.run_dir else _new_folder(_name_of(config))
         config.run_dir = str(folder)
-        if self.subcommand == "fit" and not config.trainer.fast_dev_run and rank_zero_only.rank == 0:
+        if (
+            self.subcommand == "fit"
+            and not config.trainer.fast_dev_run
+            and getattr(rank_zero_only, "rank", 0) == 0
+        ):
             self._lock = FolderLock(folder, shared=True)  # before anything in the folder is touched
         config.trainer.default_root_dir = str(folder)
         if self.subcommand != "fit":

@@ -1,0 +1,52 @@
+"""What a labelling run says of itself while it goes on and afterwards."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+
+from pl_privknn.callbacks.label_run import LabelRun
+from pl_privknn.privacy.accountant import PrivacyReport
+from pl_privknn.privacy.guarantee import Level
+from pl_privknn.privacy.ledger import Ledger
+
+
+class ReportsRun(pl.Callback):
+    """Reads a run's ledger and labels; part of :class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`."""
+
+    def __init__(self) -> None:
+        self._run: LabelRun | None = None
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
+        return self._metrics.get("privacy/epsilon", 0.0)
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of what was released in fact; for information, it is not a promise made beforehand."""
+        return self._metrics.get("privacy/epsilon_spent", 0.0)
+
+    @property
+    def guarantee(self) -> Level:
+        """The word beside :attr:`epsilon`; :meth:`report` has the reasons."""
+        report = self.report(exact=False)
+        return "unconditional" if report is None else report[0].guarantee
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is logged: ``privacy/…`` and ``labels/…``."""
+        return dict(self._metrics)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, once the fit has started, on the process that asks (global rank 0)."""
+        return None if self._run is None else self._run.ledger
+
+    def report(self, exact: bool = True) -> tuple[PrivacyReport, PrivacyReport] | None:
+        """The guarantee and what was spent, or None before the fit; ``exact`` takes some seconds."""
+        return None if self._run is None else self._run.reports(exact)
+
+    def label_counts(self) -> dict[str, int]:
+        """Numbers of queries: queried, answered, refused, lost to a crash."""
+        return {} if self._run is None else self._run.store.counts()
