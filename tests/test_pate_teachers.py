@@ -215,10 +215,31 @@ def test_sklearn_classifier_by_name_equals_fitting_each_part():
     forest = SklearnTeachers("sklearn.ensemble.ExtraTreesClassifier", {"n_estimators": 3})
     twice = [forest.train(features, labels, parts, 3, 4, quiet).predict(features) for _ in range(2)]
     assert torch.equal(*twice)
-    with pytest.raises(ValueError, match=r"sklearn\.nothing"):
-        SklearnTeachers("sklearn.nothing.Here")
     with pytest.raises(ValueError, match="fit"):
         SklearnTeachers(object())
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("sklearn.nothing.Here", {}),
+        ("sklearn.svm.Here", {}),
+        ("sklearn.svm.SVC", {"cost": 1}),
+        ("math.pi", {}),
+    ],
+)
+def test_a_name_is_resolved_when_training_begins_and_not_before(name, params):
+    maker = SklearnTeachers(name, params)
+    features, labels = table()
+    with pytest.raises(ValueError, match=f"estimator='{name}' with params=.*dotted name"):
+        maker.train(features, labels, torch.arange(300) % 4, 3, 4, quiet)
+
+
+def test_what_is_no_dotted_name_is_refused_at_once():
+    with pytest.raises(ValueError, match="estimator='SVC' is no dotted name"):
+        SklearnTeachers("SVC")
+    with pytest.raises(ValueError, match="params"):
+        SklearnTeachers(object(), {"C": 1})
 
 
 def test_seeds_of_teachers_differ():

@@ -24,6 +24,7 @@ from pl_privknn.labelers.pate_stacked import StackedEnsemble, StackedTeachers
 from pl_privknn.labelers.pate_teachers import TrainedTeachers, progress_bar
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import silenced
 
 
 class AttributeTeachers(StackedTeachers):
@@ -172,7 +173,7 @@ class MultiLabelPATE(Labeler):
             noise=self.noise_source.stream("partition", self._fits),
             groups=resolve_groups(self.groups, self.private_groups),
         )
-        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress:
+        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress, silenced():
             trained = self.teachers.train(features, labels, parts, num_classes, self.num_teachers, progress)
         broken = trained.failed | trained.empty
         if bool(broken.all()) or (self.on_failure == "raise" and bool(trained.failed.any())):
@@ -218,10 +219,11 @@ class MultiLabelPATE(Labeler):
         """
         if self._trained is None:
             raise RuntimeError("MultiLabelPATE needs the private table: call fit(features, labels, …) first")
-        blocks = [
-            clip_attributes(self._trained.predict(part).clamp(min=0), self.tau).sum(dim=1)
-            for part in queries.split(256)
-        ]
+        with silenced():
+            blocks = [
+                clip_attributes(self._trained.predict(part).clamp(min=0), self.tau).sum(dim=1)
+                for part in queries.split(256)
+            ]
         return torch.cat([torch.zeros(0, self._num_attributes, dtype=torch.float64), *blocks])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pl_privknn.labelers.pate_partition import Partitioner, RandomPartition
 from pl_privknn.labelers.pate_teachers import Teachers, TrainedTeachers, progress_bar
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import silenced
 
 if TYPE_CHECKING:
     from pl_privknn.labelers.pate_report import DataDependentReport
@@ -158,7 +159,8 @@ class PATE(Labeler):
         """
         if self._trained is None:
             raise RuntimeError("PATE needs the private table: call fit(features, labels, num_classes) first")
-        classes = self._trained.predict(queries)
+        with silenced():
+            classes = self._trained.predict(queries)
         counts = torch.zeros(len(queries), self._num_classes, dtype=torch.int64)
         voting = (classes >= 0).long()
         return counts.scatter_add_(1, classes.clamp_min(0), voting)
@@ -220,15 +222,15 @@ class PATE(Labeler):
     def _train(
         self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None
     ) -> TrainedTeachers:
-        parts = self.partitioner.assign(
-            features,
-            labels,
-            num_classes=num_classes,
-            num_parts=self.num_teachers,
-            noise=self.noise_source.stream("partition", self._fits),
-            groups=groups,
-        )
-        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress:
+        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress, silenced():
+            parts = self.partitioner.assign(
+                features,
+                labels,
+                num_classes=num_classes,
+                num_parts=self.num_teachers,
+                noise=self.noise_source.stream("partition", self._fits),
+                groups=groups,
+            )
             return self.teachers.train(features, labels, parts, num_classes, self.num_teachers, progress)
 
     def _check_failures(self, trained: TrainedTeachers) -> None:

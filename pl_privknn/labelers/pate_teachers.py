@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
+from pl_privknn.privacy.private_side import silenced, terminal
 
 #: Told how much of the training is done, as a fraction in [0, 1].
 TrainingProgress = Callable[[float], None]
@@ -92,30 +93,51 @@ class Teachers(abc.ABC):
         """All settings that decide the result, as text; part of the key of a private cache."""
 
 
+@contextmanager
+def _quiet_estimators() -> Iterator[None]:
+    """Nothing that estimators say comes out; joblib's threads share this silence, its older processes may not."""
+    import joblib
+
+    with silenced(), joblib.parallel_config(backend="threading"):
+        yield
+
+
 class SklearnTeachers(Teachers):
     """One scikit-learn style classifier a part, trained one after another.
 
     A part with a single class gives a teacher that always votes for it. A teacher whose ``fit`` or
-    ``predict`` raises abstains; see :class:`~pl_privknn.labelers.pate.PATE` for making that an error.
+    ``predict`` raises abstains; see :class:`~pl_privknn.labelers.pate.PATE` for making that an error. What
+    estimators print, log and warn of is dropped, since it names counts of classes; joblib works for them in threads.
 
     Args:
         estimator: an object with ``fit(X, y)`` and ``predict(X)``, or the dotted name of its class, for
-            instance ``"sklearn.linear_model.LogisticRegression"``.
+            instance ``"sklearn.linear_model.LogisticRegression"``. A name is imported when training begins.
         params: arguments for the class, where a name is given.
         seed: where the estimator has an unset ``random_state``, teacher t gets one made from this and t.
 
     Raises:
-        ValueError: if the name can't be imported, or the object lacks ``fit`` or ``predict``.
+        ValueError: for an object without ``fit`` or ``predict``; at training, if the name can't be imported.
     """
 
     def __init__(self, estimator: Any, params: dict[str, Any] | None = None, seed: int = 0) -> None:
-        self.estimator = _estimator(estimator, params or {})
+        self.params = dict(params or {})
+        if isinstance(estimator, str):
+            if "." not in estimator or not all(part.isidentifier() for part in estimator.split(".")):
+                raise ValueError(f"estimator={estimator!r} is no dotted name of a class; {_NAME_REMEDY}")
+        else:
+            if self.params:
+                raise ValueError(
+                    "params: only together with an estimator given by name; set them on the object"
+                )
+            _check_estimator(estimator, estimator)
+        self.estimator = estimator
         self.seed = check_int("seed", seed, minimum=0)
 
     def settings(self) -> str:
         """See :meth:`Teachers.settings`."""
-        return f"{type(self).__name__}({self.estimator!r}, seed={self.seed})"
+        return f"{type(self).__name__}({self.estimator!r}, {self.params!r}, seed={self.seed})"
 
+    @_quiet_estimators()
     def train(
         self,
         features: Tensor,
@@ -125,7 +147,12 @@ class SklearnTeachers(Teachers):
         num_teachers: int,
         progress: TrainingProgress,
     ) -> TrainedTeachers:
-        """See :meth:`Teachers.train`."""
+        """See :meth:`Teachers.train`.
+
+        Raises:
+            ValueError: if the estimator's name leads to nothing that can be made.
+        """
+        prototype = self._prototype()
         models: list[Any] = []
         empty = torch.zeros(num_teachers, dtype=torch.bool)
         failed = torch.zeros(num_teachers, dtype=torch.bool)
@@ -139,7 +166,7 @@ class SklearnTeachers(Teachers):
                 model = _Constant(int(y[0]))
             else:
                 try:
-                    model = self._fresh(teacher).fit(x, y)
+                    model = self._fresh(prototype, teacher).fit(x, y)
                 except Exception as error:  # whatever a user's classifier raises; its text may hold records
                     failed[teacher] = True
                     failures.add(type(error).__name__)
@@ -147,12 +174,23 @@ class SklearnTeachers(Teachers):
             progress((teacher + 1) / num_teachers)
         return _SklearnEnsemble(models, num_classes, empty, failed, frozenset(failures))
 
-    def _fresh(self, teacher: int) -> Any:
+    def _prototype(self) -> Any:
+        if not isinstance(self.estimator, str):
+            return self.estimator
+        module, _, name = self.estimator.rpartition(".")
+        try:
+            made = getattr(importlib.import_module(module), name)(**self.params)
+        except Exception as error:  # whatever a module or a class raises; no record is in reach of either
+            raise ValueError(
+                f"estimator={self.estimator!r} with params={self.params!r} can't be made "
+                f"({type(error).__name__}: {error}); {_NAME_REMEDY}"
+            ) from None
+        return _check_estimator(made, self.estimator)
+
+    def _fresh(self, prototype: Any, teacher: int) -> Any:
         from sklearn.base import clone
 
-        model = (
-            clone(self.estimator) if hasattr(self.estimator, "get_params") else copy.deepcopy(self.estimator)
-        )
+        model = clone(prototype) if hasattr(prototype, "get_params") else copy.deepcopy(prototype)
         if hasattr(model, "get_params") and model.get_params().get("random_state", 0) is None:
             model.set_params(random_state=teacher_seed(self.seed, teacher) % (1 << 32))
         return model
@@ -166,6 +204,7 @@ class _SklearnEnsemble(TrainedTeachers):
         self._models = models
         self._num_classes = num_classes
 
+    @_quiet_estimators()
     def predict(self, queries: Tensor) -> Tensor:
         votes = torch.full((len(queries), self.num_teachers), -1, dtype=torch.int64)
         if len(queries) == 0:
@@ -211,41 +250,40 @@ def teacher_seed(seed: int, teacher: int, purpose: str = "") -> int:
 
 @contextmanager
 def progress_bar(what: str, enabled: bool) -> Iterator[TrainingProgress]:
-    """A progress bar on a terminal; silent elsewhere and where another one can't be joined."""
+    """A progress bar on a terminal; silent elsewhere, and where another one can't be joined.
+
+    It shows a fraction of what is public, the number of teachers and of their steps. No time that is left: how long
+    teachers take depends on their parts.
+    """
     from rich.console import Console
     from rich.errors import LiveError
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    console = Console()
-    if not enabled or not console.is_terminal:
-        yield lambda fraction: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, transient=True)
-    try:
-        bar.start()
-    except LiveError:  # before rich 14.1 a bar inside another bar is refused
-        yield lambda fraction: None
-        return
-    try:
-        task = bar.add_task(what, total=1.0)
-        yield lambda fraction: bar.update(task, completed=fraction)
-    finally:
-        bar.stop()
-
-
-def _estimator(estimator: Any, params: dict[str, Any]) -> Any:
-    if isinstance(estimator, str):
-        module, _, name = estimator.rpartition(".")
+    with terminal() as stream:
+        console = Console(file=stream)
+        if not enabled or not console.is_terminal:
+            yield lambda fraction: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        bar = Progress(*columns, console=console, transient=True)
         try:
-            estimator = getattr(importlib.import_module(module), name)(**params)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"estimator={estimator!r} with params={params!r} can't be made ({error}); give the dotted "
-                "name of a class, like 'sklearn.linear_model.LogisticRegression', and its own arguments"
-            ) from error
-    elif params:
-        raise ValueError("params: only together with an estimator given by name; set them on the object")
-    if isinstance(estimator, type) or not (hasattr(estimator, "fit") and hasattr(estimator, "predict")):
-        raise ValueError(f"estimator={estimator!r} must be an object with fit(X, y) and predict(X)")
-    return estimator
+            bar.start()
+        except LiveError:  # before rich 14.1 a bar inside another bar is refused
+            yield lambda fraction: None
+            return
+        try:
+            task = bar.add_task(what, total=1.0)
+            yield lambda fraction: bar.update(task, completed=fraction)
+        finally:
+            bar.stop()
+
+
+_NAME_REMEDY = (
+    "give the dotted name of a class, like 'sklearn.linear_model.LogisticRegression', and its own arguments"
+)
+
+
+def _check_estimator(made: Any, shown: Any) -> Any:
+    if isinstance(made, type) or not (hasattr(made, "fit") and hasattr(made, "predict")):
+        raise ValueError(f"estimator={shown!r} must be an object with fit(X, y) and predict(X)")
+    return made

@@ -1,0 +1,184 @@
+"""What runs on private records keeps its words to itself: it is silenced, its exceptions are told by place."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dis
+import functools
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TextIO, TypeVar
+
+#: Set to 1 it lets texts of the private side through, for the data owner's own screen.
+SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
+
+_PACKAGE = __name__.split(".")[0]
+_RAISE = dis.opmap["RAISE_VARARGS"]
+_FILES = (1, 2)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class PrivateSideError(RuntimeError):
+    """Something failed where private records are at hand; it says what and where, never the text."""
+
+
+def privately(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Call ``function``, which sees private records, so that nothing but its result comes out.
+
+    What it prints, logs or warns of is dropped (:func:`silenced`). Exceptions raised by this package's own ``raise``
+    statements, whose texts hold no private value, pass without what lies behind them. Any other one, a teacher's
+    or a library's, may quote a record: its type and place are told and its text, its notes, its causes and the
+    frames that hold records are left behind. With the environment variable ``PRIVKNN_SHOW_PRIVATE_ERRORS=1``
+    everything comes through.
+
+    Raises:
+        PrivateSideError: in the place of an exception from elsewhere.
+    """
+    if _shows():
+        return function(*args, **kwargs)
+    try:
+        with silenced():
+            return function(*args, **kwargs)
+    except BaseException as error:
+        told = _told(error)
+    try:
+        raise told  # outside of the handler, or the exception itself would be its context
+    finally:
+        del told
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what runs inside prints (child processes and C code too), logs or warns of.
+
+    For the whole process, so briefly. A block within a block changes nothing.
+    """
+    global _muted
+    if _muted or _shows():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings(record=True))  # not shown, whoever lets them pass inside
+        warnings.simplefilter("ignore")
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(sys.maxsize)
+        null = _null()
+        stack.enter_context(_files_closed(null))
+        stack.enter_context(contextlib.redirect_stdout(null))
+        stack.enter_context(contextlib.redirect_stderr(null))
+        _muted = True
+        try:
+            yield
+        finally:
+            _muted = False
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[TextIO]:
+    """A stream to where standard output leads now, which :func:`silenced` leaves open: for progress bars."""
+    try:
+        handle = os.dup(sys.stdout.fileno())
+    except (AttributeError, OSError, ValueError):  # a notebook's, or a test's: no file
+        yield sys.stdout
+        return
+    with open(handle, "w", encoding=sys.stdout.encoding, errors="replace") as stream:
+        yield stream
+
+
+_muted = False
+
+
+@functools.cache
+def _null() -> TextIO:
+    """Leads nowhere, and stays open: a library may keep it as the place of its messages."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+@functools.cache
+def _c_flush() -> Callable[[Any], Any] | None:
+    """C's ``fflush``, where there is such a door."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        return ctypes.CDLL(None).fflush  # type: ignore[no-any-return]
+    return None
+
+
+def _shows() -> bool:
+    return os.environ.get(SHOW) == "1"
+
+
+@contextlib.contextmanager
+def _files_closed(null: TextIO) -> Iterator[None]:
+    """Let file descriptors 1 and 2 lead nowhere, for child processes and C code."""
+    kept = {}
+    _flush()
+    for file in _FILES:
+        with contextlib.suppress(OSError):  # a daemon has none
+            kept[file] = os.dup(file)
+            os.dup2(null.fileno(), file)
+    try:
+        yield
+    finally:
+        _flush()  # what waits in buffers belongs to the silence
+        for file, copy in kept.items():
+            os.dup2(copy, file)
+            os.close(copy)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()  # type: ignore[union-attr]
+    if (flush := _c_flush()) is not None:
+        flush(None)
+
+
+def _told(error: BaseException) -> BaseException:
+    """What may be said of an exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return KeyboardInterrupt()
+    frames = list(_frames(error.__traceback__))
+    if frames and _raised_here(frames[-1]):
+        error.__cause__ = error.__context__ = None
+        error.__dict__.pop("__notes__", None)
+        return error.with_traceback(None)
+    ours = [frame for frame in frames[:-1] if _is_ours(frame)]
+    below = f", below {_place(ours[-1])}" if ours else ""
+    where = _place(frames[-1]) if frames else "an unknown place"
+    return PrivateSideError(
+        f"{type(error).__name__} at {where}{below}: its text may quote a private record, so it is not shown. Set the "
+        f"environment variable {SHOW}=1 (on the data owner's own screen alone) to see it"
+    )
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _raised_here(trace: TracebackType) -> bool:
+    """Whether the exception began at a ``raise`` of this package, and not in a call that failed there."""
+    return _is_ours(trace) and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__"))
+    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
+
+
+def _place(trace: TracebackType) -> str:
+    frame: Any = trace.tb_frame
+    name = frame.f_globals.get("__name__")
+    if name in (None, "__main__"):
+        name = Path(frame.f_code.co_filename).name
+    return f"{name}:{trace.tb_lineno}"
