@@ -63,6 +63,7 @@ def sgd():
             "init_args": {
                 "extractor": {"class_path": "HOG"},
                 "batch_size": 200,
+                "expected_records": 1000,
                 "components": 10,
                 "steps_per_charge": 1,
             },

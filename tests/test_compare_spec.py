@@ -35,7 +35,10 @@ REVERSE = {
 }
 SGD = {
     "name": "sgd",
-    "model": {"class_path": "NoisySGD", "init_args": {"network": "tanh_cnn", "batch_size": 200}},
+    "model": {
+        "class_path": "NoisySGD",
+        "init_args": {"network": "tanh_cnn", "batch_size": 200, "expected_records": 1000},
+    },
     "trainer": {"max_epochs": 3},
     "epsilon_to": "model.init_args.target_epsilon",
     "settings": {2: {"model.init_args.lr": 0.25}},

@@ -35,6 +35,9 @@ def test_trainers_that_break_the_accounting_are_refused(tmp_path, options, messa
         ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "exactly one"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"sampling_rate": 1.5}, "sampling_rate"),
+        ({"expected_records": None}, "sampling_rate=None, expected_records=None: give exactly one"),
+        ({"sampling_rate": 0.1, "expected_records": 90}, "give exactly one"),
+        ({"expected_records": 29}, "batch_size=30 is more than expected_records=29"),
         ({"clipping": "per_layer"}, "clipping"),
         ({"on_budget": "ignore"}, "on_budget"),
         ({"components": 65}, "components"),
@@ -45,11 +48,6 @@ def test_trainers_that_break_the_accounting_are_refused(tmp_path, options, messa
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
-
-
-def test_batches_larger_than_the_data_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="batch_size=91"):
-        fit(make(batch_size=91), tmp_path)
 
 
 def test_module_can_be_fitted_twice_and_leaves_the_data_module_public(tmp_path):

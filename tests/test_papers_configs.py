@@ -37,6 +37,7 @@ ANSWERS = {**ASK, f"{LABELER}screening.threshold": 0, f"{LABELER}screening.sigma
 TEACHERS = {
     **ASK, f"{LABELER}num_teachers": 4, f"{LABELER}progress": "false", f"{LABELER}teachers.init_args.steps": 3,
 }  # fmt: skip
+FEW_RECORDS = {"model.init_args.batch_size": 20, "model.init_args.expected_records": 60}
 CIFAR = {"data.init_args.num_private": 30, "data.init_args.num_public": 29, "data.init_args.num_test": 10}
 HELD_OUT = {"data.init_args.num_public": 60, "data.init_args.num_test": 10}
 FEW_HELD_OUT = {"data.init_args.num_public": 30, "data.init_args.num_test": 10}
@@ -52,7 +53,7 @@ RUNS = [
     ("private_knn_table1_svhn", {**ANSWERS, **FEW_HELD_OUT, **SMALL_CNN}),
     ("private_knn_table1_cifar10", {**ANSWERS, **CIFAR}),
     ("private_knn_table1_cifar10_noisy_sgd", {
-        "model.init_args.batch_size": 20, "data.init_args.num_public": 10, "data.init_args.num_test": 10,
+        **FEW_RECORDS, "data.init_args.num_public": 10, "data.init_args.num_test": 10,
     }),
     ("private_knn_table3_celeba_gamma0.05", {**ASK, **FACES, **SMALL_CNN}),
     ("private_knn_table3_celeba_gnmax300", {**FEW_TEACHERS, **FACES, **SMALL_CNN}),
@@ -61,7 +62,7 @@ RUNS = [
     ("reverse_knn_table1_mnist_eps0.1", {**ASK, **SMALL_CNN}),
     ("reverse_knn_table1_cifar10_eps1.0", {**ASK, **SMALL_CNN, **FEW_HELD_OUT}),
     ("ind_knn_table1_cifar10_private_knn", ASK),
-    ("ind_knn_table1_cifar10_noisy_sgd", {"model.init_args.batch_size": 20}),
+    ("ind_knn_table1_cifar10_noisy_sgd", FEW_RECORDS),
     ("ind_knn_table3_ag_news", ASK),
     ("ind_knn_table5_dbpedia", ASK),
     ("guided_pate_table1_mnist_guided", {

@@ -17,9 +17,8 @@ from pl_privknn._checks import (
     check_int,
     check_open_unit,
     check_positive,
-    check_rate,
 )
-from pl_privknn.baselines.books import TrainingBooks, TrainingPlan, run_folder
+from pl_privknn.baselines.books import TrainingBooks, TrainingPlan, public_rate, run_folder
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.clipping import ClippedGradients, check_network
 from pl_privknn.baselines.heads import build_head
@@ -29,6 +28,7 @@ from pl_privknn.baselines.updates import build_optimizer, check_updates, schedul
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import quiet_lr
+from pl_privknn.privacy.private_side import privately
 
 BATCH_NORM = ("refuse", "group_norm")
 ON_BUDGET = ("error", "stop")
@@ -64,9 +64,11 @@ class NoisySGD(ReportsBooks, Classifier):
         hidden_size: width of the hidden layer of ``"mlp"``.
         components: keep this many principal directions of the public features.
         whitening: divide each direction by its public standard deviation to this power.
-        batch_size: expected size of a batch, a public constant.
-        sampling_rate: Poisson rate; ``batch_size`` over the number of private records by default, which is
-            then taken to be public.
+        batch_size: what the noisy sum of gradients is divided by, a public constant; about the expected size of a
+            batch.
+        sampling_rate: Poisson rate. Give it or ``expected_records``.
+        expected_records: about how many private records there are, a public constant that takes the place of
+            their number, which is private; the rate is then ``batch_size`` over it.
         target_epsilon: find the least noise with which all steps cost at most this. Give it or
             ``noise_multiplier``.
         noise_multiplier: noise over ``clip_norm``.
@@ -113,6 +115,7 @@ class NoisySGD(ReportsBooks, Classifier):
         whitening: float = 0.5,
         batch_size: int = 1024,
         sampling_rate: float | None = None,
+        expected_records: int | None = None,
         target_epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
@@ -152,7 +155,7 @@ class NoisySGD(ReportsBooks, Classifier):
         self.max_epsilon = None if max_epsilon is None else check_positive("max_epsilon", max_epsilon)
         self.stop_at_budget = check_choice("on_budget", on_budget, ON_BUDGET) == "stop"
         self.batch_size = check_int("batch_size", batch_size)
-        self.sampling_rate = None if sampling_rate is None else check_rate("sampling_rate", sampling_rate)
+        self.sampling_rate = public_rate(self.batch_size, sampling_rate, expected_records)
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         check_choice("batch_norm", batch_norm, BATCH_NORM)
         check_updates(optimizer, lr, momentum, weight_decay, scheduler, noise_limit)
@@ -207,13 +210,7 @@ class NoisySGD(ReportsBooks, Classifier):
             places = torch.arange(len(data.public))
             data.public.set_labels(places, places % self.num_classes)
             return
-        rate = self.batch_size / len(data.private) if self.sampling_rate is None else self.sampling_rate
-        if rate > 1:
-            raise ValueError(
-                f"batch_size={self.batch_size} is more than there are private records; lower it, or give "
-                "sampling_rate too"
-            )
-        self._private = data.train_privately(rate, self._coins)
+        self._private = data.train_privately(self.sampling_rate, self._coins)
 
     def on_fit_start(self) -> None:
         """State the plan, then compute the features of the private records."""
@@ -241,7 +238,7 @@ class NoisySGD(ReportsBooks, Classifier):
         if self._books.lost:
             rank_zero_info(f"{self._books.lost} paid steps were lost; the training is shorter by them")
         if self.extractor is not None:
-            self._private.records.prepare(self.inputs)
+            privately(self._private.records.prepare, self.inputs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """End the training where the plan ends."""
@@ -262,7 +259,7 @@ class NoisySGD(ReportsBooks, Classifier):
             # Records of a private batch are images, or vectors that were made of them when the fit began.
             made = None if self.extractor is not None else self.inputs
             self._rate = self._learning_rate(self._books)
-            total = self._clipped.sum(batch.records, batch.labels, _losses, made)
+            total = privately(self._clipped.sum, batch.records, batch.labels, _losses, made)
             gradient = self._books.steps.release(total, self.noise_source)
         self._clipped.assign(gradient / self.batch_size)
         for group in optimizer.param_groups:
