@@ -16,12 +16,16 @@ from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger import LedgerRun
+from pl_privknn.privacy.private_side import privately, terminal
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from pl_privknn.datamodules.base import PrivatePublicDataModule
 
-#: Told after each step: what is being done, how many steps are done, how many there are.
-ProgressHook = Callable[[str, int, int], None]
+#: Told of each step: what is being done, how many parts of it are done, how many there are. None for work on private
+#: records, whose number nobody is told: 0 parts are done when it begins and 1 when it has ended.
+ProgressHook = Callable[[str, int, int | None], None]
 
 _IMAGES_AT_ONCE = 1024
 
@@ -63,6 +67,8 @@ class LabelingRound:
 
         Raises:
             BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
+            PrivateSideError: in the place of an exception that the teacher, the extractor or the data module
+                raised on private records; see :func:`~pl_privknn.privacy.private_side.privately`.
         """
         examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
         open_positions = store.open_positions(index, ledger.num_charges)
@@ -71,9 +77,9 @@ class LabelingRound:
         asked = store.selections(index + 1)[index]
         means = asked.query_features(self._public_features(data)) if asked.ask_means else None
         if type(self.labeler).fit_public is not Labeler.fit_public:
-            self.labeler.fit_public(self._public_features(data))
-        self.labeler.join_run(private_folder(store.path.parent) / ledger.run_id)
-        self._fit_labeler(data, progress)
+            privately(self.labeler.fit_public, self._public_features(data))
+        privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id)
+        privately(self._fit_labeler, data, progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
         batch_size = self.query_batch_size if self.labeler.asks_in_batches else len(open_positions)
@@ -88,7 +94,7 @@ class LabelingRound:
             else:
                 features = means[positions]
             store.mark_asked(index, positions, ledger.num_charges)
-            release = self.labeler.label(features, ledger, max_answers=answers_left)
+            release = privately(self.labeler.label, features, ledger, max_answers=answers_left)
             store.put(index, positions, release)
             if release.scores is None and store.has_spread(index):
                 rank_zero_warn(
@@ -147,7 +153,7 @@ class LabelingRound:
         return self.max_answers - counts["answered"] - counts["lost"]
 
     def _fit_labeler(self, data: PrivatePublicDataModule, progress: ProgressHook) -> None:
-        total = len(data.private)
+        progress("features of private images", 0, None)
         table: Tensor | None = None
         labels = torch.empty(data.private.labels.shape, dtype=torch.int64)
         done, digests = 0, []
@@ -155,19 +161,19 @@ class LabelingRound:
             digests.append(self.labeler.record_digests(images, targets))
             features = self.extractor(images)
             if table is None:
-                table = torch.empty(total, features.shape[1], dtype=torch.float32)
+                table = torch.empty(len(labels), features.shape[1], dtype=torch.float32)
             table[done : done + len(images)] = features
             labels[done : done + len(images)] = targets
             done += len(images)
-            progress("features of private images", done, total)
         if table is None:
             raise ValueError("the data module's private set is empty; a teacher needs private records")
-        if (take_public := getattr(self.labeler, "fit_public", None)) is not None:
-            take_public(self._public_features(data))
+        progress("features of private images", 1, None)
+        progress("fitting the private teacher", 0, None)
         self.labeler.private_groups, self.labeler.private_ids = data.private_groups, data.private_ids
         known = [part for part in digests if part is not None]
         self.labeler.private_digests = torch.cat(known) if known else None
         self.labeler.fit(table, labels, data.num_classes)
+        progress("fitting the private teacher", 1, None)
 
 
 def private_folder(run_dir: Path) -> Path:
@@ -178,19 +184,26 @@ def private_folder(run_dir: Path) -> Path:
 
 @contextmanager
 def rich_progress(round_index: int, rounds: int, enabled: bool) -> Iterator[ProgressHook]:
-    """A progress bar with one line for each kind of step; silent where not ``enabled``."""
+    """A progress bar with one line for each kind of step; silent where not ``enabled``.
+
+    Work on private records pulses, without a count, a total or a time.
+    """
     if not enabled:
         yield lambda what, done, total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bars:
-        tasks: dict[str, object] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+    with terminal() as stream, Progress(*columns, console=Console(file=stream)) as bars:
+        tasks: dict[str, TaskID] = {}
 
-        def update(what: str, done: int, total: int) -> None:
+        def update(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(f"round {round_index + 1}/{rounds}: {what}", total=total)
-            bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
+                tasks[what] = bars.add_task(f"round {round_index + 1}/{rounds}: {what}", total=None, count="")
+            if total is not None:
+                bars.update(tasks[what], completed=done, total=total, count=f"{done}/{total}")
+            elif done:
+                bars.update(tasks[what], completed=1, total=1)
 
         yield update

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
+
 #: An array, or the path of a ``.npy`` or ``.npz`` file, or ``file.npz:member``.
 ArrayOrPath = str | Path | np.ndarray | Tensor
 
@@ -134,13 +136,13 @@ def as_images(name: str, array: Tensor, wanted: tuple[int, int, int], channels_l
 
 def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | None) -> bool:
     if len(shape) != 4:
-        raise ValueError(f"{name}: shape {shape}; want (n, h, w), (n, c, h, w) or (n, h, w, c)")
+        raise ValueError(f"{name}: shape {shape_text(shape)}; want (n, h, w), (n, c, h, w) or (n, h, w, c)")
     if channels_last is not None:
         return channels_last
     first, last = shape[1] in _COLOURS, shape[3] in _COLOURS
     if first == last:
         raise ValueError(
-            f"{name}: shape {shape} doesn't tell where the colours are; pass channels_last=True for "
+            f"{name}: shape {shape_text(shape)} doesn't tell where the colours are; pass channels_last=True for "
             "(n, h, w, c) or channels_last=False for (n, c, h, w)"
         )
     return last

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
 from pl_privknn.datamodules.array_files import ArrayOrPath, array_shape, read_array
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
@@ -111,7 +112,9 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
     def _store(self, name: str) -> ImageStore:
         table = _read(name, self._sources[name])
         if table.ndim != 2 or not table.is_floating_point():
-            raise ValueError(f"{name}: shape {tuple(table.shape)}, {table.dtype}; want float of shape (n, d)")
+            raise ValueError(
+                f"{name}: shape {shape_text(table.shape)}, {table.dtype}; want float of shape (n, d)"
+            )
         if not all(bool(torch.isfinite(part).all()) for part in table.split(_CHUNK)):
             raise ValueError(f"{name}: some values are NaN or infinite; leave those records out")
         return TensorImages(table[:, :, None, None])
@@ -122,7 +125,7 @@ def _dimension(name: str, source: ArrayOrPath) -> int:
         return int(_read(name, source).shape[-1])
     shape = array_shape(name, source)
     if len(shape) != 2 or shape[1] < 1:
-        raise ValueError(f"{name}: shape {shape}; want (n, d), one row a record")
+        raise ValueError(f"{name}: shape {shape_text(shape)}; want (n, d), one row a record")
     return shape[1]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
+
 _CHUNK = 1024
 
 
@@ -51,7 +53,7 @@ class TensorImages(ImageStore):
     def __init__(self, images: Tensor) -> None:
         if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise ValueError(
-                f"images: shape {tuple(images.shape)}, {images.dtype}; want uint8 or float of shape "
+                f"images: shape {shape_text(images.shape)}, {images.dtype}; want uint8 or float of shape "
                 "(n, channels, height, width)"
             )
         self._images = images
@@ -100,12 +102,12 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
         )
     if rows.dtype == torch.bool:
         if len(rows) != count:
-            raise IndexError(f"indices: a mask of length {len(rows)} for {count} images")
+            raise IndexError("indices: a mask of another length than the images")
         return torch.nonzero(rows).flatten()
     rows = rows.to(torch.int64)
     if int(rows.min()) < 0 or int(rows.max()) >= count:
         raise IndexError(
-            f"indices: {int(rows.min())} … {int(rows.max())} for {count} images; want 0 … {count - 1}"
+            "indices: some are no positions of images; want whole numbers from 0 to the number of images less 1"
         )
     return rows
 

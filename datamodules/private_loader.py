@@ -15,6 +15,7 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.loading import LateStartLoader
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample
+from pl_privknn.privacy.private_side import privately
 
 _IMAGES_AT_ONCE = 1024
 
@@ -70,6 +71,9 @@ class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
         return records[0], labels[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return privately(self._read, indices)
+
+    def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         rows = torch.tensor(indices, dtype=torch.int64)
         records = self._private.store.read(rows) if self._vectors is None else self._vectors[rows]
         return records, self._private.labels[rows]

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
+
 Task = Literal["multiclass", "multilabel"]
 TASKS: tuple[Task, ...] = ("multiclass", "multilabel")
 
@@ -36,8 +38,8 @@ def check_attributes(
     """
     if labels.shape != (count, num_attributes) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
-            f"{name}: shape {tuple(labels.shape)}, {labels.dtype}; want whole numbers of shape "
-            f"{(count, num_attributes)}, a row of attributes (0 or 1) an image"
+            f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; want whole numbers of shape "
+            f"(n, {num_attributes}), a row of attributes (0 or 1) an image"
         )
     labels = labels.to(torch.int64)
     if bool(((labels < (-1 if unknown_allowed else 0)) | (labels > 1)).any()):
@@ -69,11 +71,11 @@ def check_labels(
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.ndim != 1 or not whole:
         raise ValueError(
-            f"{name}: shape {tuple(labels.shape)}, {labels.dtype}; want whole numbers of shape ({count},), "
+            f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; want whole numbers of shape (n,), "
             "one class index an image"
         )
     if len(labels) != count:
-        raise ValueError(f"{name}: {len(labels)} labels for {count} images; want one label an image")
+        raise ValueError(f"{name}: not as many labels as images; want one label an image")
     labels = labels.to(torch.int64)
     lowest = -1 if unknown_allowed else 0
     if bool(((labels < lowest) | (labels >= num_classes)).any()):
@@ -99,7 +101,8 @@ def check_soft(soft: Tensor, known: Tensor, num_classes: int, task: str) -> Tens
     """
     if soft.shape != (len(known), num_classes) or not soft.is_floating_point():
         raise ValueError(
-            f"soft: shape {tuple(soft.shape)}, {soft.dtype}; want float of shape {(len(known), num_classes)}"
+            f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; want float of shape (n, {num_classes}), "
+            "a row an image"
         )
     soft = soft.detach().to("cpu", torch.float32)
     answered = soft[known]

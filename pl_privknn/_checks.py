@@ -54,6 +54,11 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return str(value)
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape for messages, its first size as n: how many records there are may be private."""
+    return f"({', '.join(['n', *map(str, shape[1:])])}{',' if len(shape) == 1 else ''})" if shape else "()"
+
+
 def _number(name: str, value: Any, *, low: float, low_open: bool, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={value!r} must be {what}")

@@ -22,6 +22,7 @@ from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, usable_checkpo
 from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
+from pl_privknn.privacy.private_side import PrivateSideError
 from pl_privknn.privacy.run_folder import FolderInUse, FolderLock
 
 #: Imported so that YAML may name their classes without a module path.
@@ -170,7 +171,14 @@ def run_training(words: Sequence[str]) -> int:
             parser_kwargs={"prog": "privknn"},
             args=_expand_resume(list(words)),
         )
-    except (BudgetExceeded, FolderInUse, LabelStoreError, LedgerCorrupt, FileNotFoundError) as error:
+    except (
+        BudgetExceeded,
+        FileNotFoundError,
+        FolderInUse,
+        LabelStoreError,
+        LedgerCorrupt,
+        PrivateSideError,
+    ) as error:
         print(f"privknn {words[0]}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -98,7 +98,7 @@ def test_other_errors():
         BackboneFeatures(Net(), batch_size=0)
     net = Net()
     net.features = lambda images: images
-    with pytest.raises(ValueError, match=r"returned shape \(3, 1, 8, 8\); want \(n, d\)"):
+    with pytest.raises(ValueError, match=r"returned shape \(n, 1, 8, 8\); want \(n, d\)"):
         BackboneFeatures(net)(torch.rand(3, 1, 8, 8))
 
 

@@ -53,9 +53,9 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     assert not Path("runs").exists()
     assert compare(write(methods)) == 1
     printed = capsys.readouterr().out
-    assert "failed: broken ε=4 seed 0: RuntimeError: the teacher broke" in printed
+    assert "failed: broken ε=4 seed 0: privknn fit: RuntimeError at broken_teacher:4: its text" in printed
     assert "8 runs: 0 done before, 7 now, 1 failed" in printed
-    assert "the teacher broke" in json.loads((folder("broken", 4) / "error.json").read_text())["error"]
+    assert "RuntimeError at broken_teacher:4" in json.loads((folder("broken", 4) / "error.json").read_text())["error"]
     for method in ("knn", "guided", "sgd"):
         for epsilon in (1, 4):
             values = result(method, epsilon)

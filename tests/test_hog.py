@@ -94,7 +94,7 @@ def test_errors_name_argument_and_remedy():
         HOG()(torch.zeros(1, 1, 7, 28))
     with pytest.raises(ValueError, match="smaller than one block"):
         HOG().feature_size((3, 28, 5))
-    with pytest.raises(ValueError, match=r"images: shape \(28, 28\)"):
+    with pytest.raises(ValueError, match=r"images: shape \(n, 28\)"):
         HOG()(torch.zeros(28, 28))
     with pytest.raises(ValueError, match="Divide whole numbers by 255"):
         HOG()(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))

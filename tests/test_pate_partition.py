@@ -194,7 +194,7 @@ def test_bad_input_is_named():
     groups = torch.arange(9) // 3
     with pytest.raises(ValueError, match="fewer groups than 5 teachers"):
         assign(RandomPartition(), features, labels, parts=5, groups=groups)
-    with pytest.raises(ValueError, match=r"groups: shape \(8,\)"):
+    with pytest.raises(ValueError, match=r"groups: shape \(n,\)"):
         assign(RandomPartition(), features, labels, parts=2, groups=groups[:8])
     with pytest.raises(ValueError, match="deals out single records"):
         assign(ClassBalancedPartition(), features, labels, parts=2, groups=groups)
@@ -208,7 +208,7 @@ def test_bad_input_is_named():
     ("result", "message"),
     [
         (torch.zeros(9), "float32"),
-        (torch.zeros(8, dtype=torch.int64), r"shape \(8,\)"),
+        (torch.zeros(8, dtype=torch.int64), r"shape \(n,\)"),
         (torch.full((9,), 2), "outside"),
     ],
 )

@@ -202,7 +202,7 @@ def test_bad_arguments_and_no_private_text():
     with pytest.raises(ValueError, match=r"labels: some lie outside \[0, num_classes=2\)") as error:
         PoissonNeighbors(_table(3), torch.tensor([0, 1, 77]), 2, 1, 0.5)
     assert "77" not in str(error.value)
-    with pytest.raises(ValueError, match=r"labels: shape \(3,\), torch.float32"):
+    with pytest.raises(ValueError, match=r"labels: shape \(n,\), torch.float32"):
         RadiusNeighbors(_table(3), labels.float(), 2, 1.0)
     with pytest.raises(ValueError, match="radius=0"):
         RadiusNeighbors(_table(3), labels, 2, 0)

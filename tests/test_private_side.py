@@ -1,5 +1,6 @@
 """An exception that starts where private records are at hand is told by type and place, never by its text."""
 
+import json
 import traceback
 
 import pytest
@@ -173,8 +174,8 @@ def inside_the_package(body):
         ("record()", quote, r"RuntimeError at test_private_side:\d+: its"),
         (
             "record()",
-            lambda: quote(),
-            r"RuntimeError at test_private_side:\d+, called from test_private_side:\d+: its",
+            lambda: json.loads(CANARY),
+            r"JSONDecodeError at json\.decoder:\d+, called from test_private_side:\d+: its",
         ),
         (
             "try: record()\n    except RuntimeError as e: raise e",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.base import Extractor
 
 
@@ -71,7 +71,7 @@ class BackboneFeatures(Extractor):
                     part = module.features(images[start : start + self.batch_size].to(device))
                     if part.ndim != 2:
                         raise ValueError(
-                            f"{type(module).__name__}.features returned shape {tuple(part.shape)}; want (n, d): "
+                            f"{type(module).__name__}.features returned shape {shape_text(part.shape)}; want (n, d): "
                             "flatten or pool it"
                         )
                 # Filled outside inference mode: the result is an ordinary tensor, usable in training.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int
+from pl_privknn._checks import check_choice, check_int, shape_text
 from pl_privknn.features.base import Extractor
 
 BLOCK_NORMS = ("L1", "L1-sqrt", "L2", "L2-Hys")
@@ -95,7 +95,7 @@ class HOG(Extractor):
         """
         if images.ndim != 4 or not images.is_floating_point() or images.shape[1] < 1:
             raise ValueError(
-                f"images: shape {tuple(images.shape)}, {images.dtype}; want float32 in [0, 1] of shape "
+                f"images: shape {shape_text(images.shape)}, {images.dtype}; want float32 in [0, 1] of shape "
                 "(n, channels, height, width). Divide whole numbers by 255, give a single image as image[None]"
             )
         if self.transform_sqrt and bool((images < 0).any()):

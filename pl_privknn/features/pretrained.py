@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.backbone import BackboneFeatures
 
 #: Packages that hold nothing but weights: architecture -> (module, class with ``get_model_file_path()``).
@@ -81,7 +81,7 @@ class _Preprocessed(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] not in (1, len(self.mean)):
             raise ValueError(
-                f"images: shape {tuple(images.shape)}; want (n, 1 or {len(self.mean)}, height, width)"
+                f"images: shape {shape_text(images.shape)}; want (n, 1 or {len(self.mean)}, height, width)"
             )
         if images.shape[-2:] != (self.size, self.size):
             resized = nn.functional.interpolate(

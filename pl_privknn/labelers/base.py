@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource, default_noise
@@ -169,11 +170,12 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
     """
     if features.ndim != 2 or not features.is_floating_point():
         raise ValueError(
-            f"features: shape {tuple(features.shape)}, {features.dtype}; want float of shape (n, d)"
+            f"features: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
         )
     if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
         raise ValueError(
-            f"labels: shape {tuple(labels.shape)}, {labels.dtype}; want int64 of shape ({len(features)},)"
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape (n,), one for each row "
+            "of features"
         )
     if num_classes < 2:
         raise ValueError(f"num_classes={num_classes} must be at least 2")

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_int, shape_text
 from pl_privknn._files import sync_folder
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import ChargesLedger, check_table
@@ -344,7 +344,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             return x
         if self.extractor is None:
             raise ValueError(
-                f"x: images of shape {tuple(x.shape)}, but there is no extractor; pass one, or give features"
+                f"x: images of shape {shape_text(x.shape)}, but there is no extractor; pass one, or give features"
             )
         with torch.inference_mode():
             return self.extractor(x)

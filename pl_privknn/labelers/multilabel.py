@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
 from pl_privknn.labelers.base import Release
 from pl_privknn.labelers.voting import complete_noise, noise_deviation
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
@@ -27,12 +28,12 @@ def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int)
     """
     if features.ndim != 2 or not features.is_floating_point():
         raise ValueError(
-            f"features: shape {tuple(features.shape)}, {features.dtype}; want float of shape (n, d)"
+            f"features: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
         )
     if labels.shape != (len(features), num_attributes) or labels.dtype != torch.int64:
         raise ValueError(
-            f"labels: shape {tuple(labels.shape)}, {labels.dtype}; want int64 of shape "
-            f"{(len(features), num_attributes)}, a row of attributes a record. Data with one class a record goes "
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape "
+            f"(n, {num_attributes}), a row of attributes for each row of features. Data with one class a record goes "
             "to PrivateKNN, PATE or ReverseKNN"
         )
     if bool(((labels < 0) | (labels > 1)).any()):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_int, shape_text
 from pl_privknn.privacy.mechanisms import Conditional
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -90,8 +90,8 @@ class Partitioner(abc.ABC):
             parts = self._deal_units(units, num_parts, noise)[groups]
         if parts.dtype != torch.int64 or parts.shape != labels.shape:
             raise ValueError(
-                f"{type(self).__name__}: parts of shape {tuple(parts.shape)}, {parts.dtype}; want int64 of "
-                f"shape {tuple(labels.shape)}, one part for each record"
+                f"{type(self).__name__}: parts of shape {shape_text(parts.shape)}, {parts.dtype}; want int64 of "
+                "shape (n,), one part for each record"
             )
         if bool(((parts < 0) | (parts >= num_parts)).any()):
             raise ValueError(f"{type(self).__name__}: some parts lie outside [0, num_parts={num_parts})")
@@ -201,7 +201,7 @@ def compact_groups(groups: Tensor, records: int) -> Tensor:
     """
     if groups.shape != (records,) or groups.is_floating_point() or groups.is_complex():
         raise ValueError(
-            f"groups: shape {tuple(groups.shape)}, {groups.dtype}; want whole numbers of shape ({records},), "
+            f"groups: shape {shape_text(groups.shape)}, {groups.dtype}; want whole numbers of shape (n,), "
             "one id for each private record in the data module's order"
         )
     if records == 0:

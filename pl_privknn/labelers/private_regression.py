@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_finite, check_int, check_rate
+from pl_privknn._checks import check_choice, check_finite, check_int, check_rate, shape_text
 from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.multilabel import complete_sum_noise
 from pl_privknn.labelers.voting import complete_noise
@@ -101,11 +101,12 @@ class PrivateRegression:
         """
         if features.ndim != 2 or not features.is_floating_point() or not bool(features.isfinite().all()):
             raise ValueError(
-                f"features: shape {tuple(features.shape)}, {features.dtype}; want finite float of shape (n, d)"
+                f"features: shape {shape_text(features.shape)}, {features.dtype}; want finite float of shape (n, d)"
             )
         if targets.shape != features.shape[:1] or not targets.is_floating_point():
             raise ValueError(
-                f"targets: shape {tuple(targets.shape)}, {targets.dtype}; want float of shape ({len(features)},)"
+                f"targets: shape {shape_text(targets.shape)}, {targets.dtype}; want float of shape (n,), "
+                "one for each row of features"
             )
         if not bool(targets.isfinite().all()):
             raise ValueError("targets: some are NaN or infinite; take these records out")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int
+from pl_privknn._checks import check_choice, check_int, shape_text
 from pl_privknn.neighbors.selection import compiled
 
 OBJECTIVES = ("arithmetic", "minimum", "harmonic")
@@ -57,7 +57,7 @@ def balanced_connections(
     k, passes = check_int("k", k), check_int("passes", passes)
     if similarity.ndim != 2 or not bool(((similarity > 0) & torch.isfinite(similarity)).all()):
         raise ValueError(
-            f"similarity: shape {tuple(similarity.shape)}; want finite numbers above 0 of shape (n, s)"
+            f"similarity: shape {shape_text(similarity.shape)}; want finite numbers above 0 of shape (n, s)"
         )
     if similarity.shape[1] < k:
         raise ValueError(f"k={k} is more than the {similarity.shape[1]} queries; lower k")

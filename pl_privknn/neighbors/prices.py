@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_int, shape_text
 from pl_privknn.neighbors.assignment import assign
 
 _STEPS = 300
@@ -116,8 +116,8 @@ def priced_neighbors(records: Tensor, queries: Tensor, prices: Tensor, k: int = 
 def _check(features: Tensor, queries: Tensor, k: int) -> None:
     if features.ndim != 2 or queries.ndim != 2 or features.shape[1] != queries.shape[1]:
         raise ValueError(
-            f"features of shape {tuple(features.shape)} and queries of shape {tuple(queries.shape)}; want (n, d) "
-            "and (s, d) with the same d"
+            f"features of shape {shape_text(features.shape)} and queries of shape {tuple(queries.shape)}; want "
+            "(n, d) and (s, d) with the same d"
         )
     if len(queries) < k:
         raise ValueError(f"queries: there are {len(queries)}, fewer than k={k}; ask about more or lower k")

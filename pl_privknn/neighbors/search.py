@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_positive
+from pl_privknn._checks import check_int, check_positive, shape_text
 
 # 2**26 float32 keys are 256 MB: the most that a search holds at once beside its inputs and its result.
 _KEYS_AT_A_TIME = 1 << 26
@@ -313,7 +313,7 @@ def _check_pair(queries: Tensor, table: Tensor) -> None:
     for name, features in (("queries", queries), ("table", table)):
         if features.ndim != 2 or not features.is_floating_point():
             raise ValueError(
-                f"{name}: shape {tuple(features.shape)}, {features.dtype}; want float of shape (rows, d)"
+                f"{name}: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
             )
     if queries.shape[1] != table.shape[1] or table.shape[1] == 0:
         raise ValueError(
@@ -321,4 +321,4 @@ def _check_pair(queries: Tensor, table: Tensor) -> None:
             "at least 1: use one extractor for both"
         )
     if len(table) >= 2**31:
-        raise ValueError(f"table: {len(table)} records; at most 2**31 - 1 are supported")
+        raise ValueError("table: more than 2**31 - 1 records are not supported")

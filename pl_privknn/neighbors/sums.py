@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
 from pl_privknn.neighbors.poisson import PoissonNeighbors, RankedLists
 from pl_privknn.neighbors.votes import Coins, toss
 
@@ -41,7 +42,8 @@ class PoissonSums(PoissonNeighbors):
     ) -> None:
         if values.ndim != 2 or len(values) != len(table) or not values.is_floating_point():
             raise ValueError(
-                f"values: shape {tuple(values.shape)}, {values.dtype}; want float of shape ({len(table)}, a)"
+                f"values: shape {shape_text(values.shape)}, {values.dtype}; want float of shape (n, a), "
+                "a row for each row of the table"
             )
         if not bool(values.isfinite().all()):
             raise ValueError("values: some are NaN or infinite; a sum of them has no meaning")

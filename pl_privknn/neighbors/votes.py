@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_positive, check_rate
+from pl_privknn._checks import check_int, check_positive, check_rate, shape_text
 from pl_privknn.neighbors.search import within_radius
 
 #: Tosses coins: (shape, probability) -> bool tensor on the CPU.
@@ -134,7 +134,8 @@ def compact_labels(labels: Tensor, records: int, num_classes: int) -> Tensor:
     """
     if labels.shape != (records,) or labels.dtype != torch.int64:
         raise ValueError(
-            f"labels: shape {tuple(labels.shape)}, {labels.dtype}; want int64 of shape ({records},)"
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape (n,), one for each row "
+            "of the table"
         )
     if records and bool(((labels < 0) | (labels >= num_classes)).any()):
         raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")

@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
 
 _PACKAGE = __name__.split(".")[0]
 _RAISE = dis.opmap["RAISE_VARARGS"]
+#: Raise with public values alone, whoever calls them.
+_BOOKS = tuple(f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "journal", "paying"))
+#: Stand between two functions of this package without giving arguments of their own.
+_PASS_ON = (_PACKAGE, "torch", "contextlib", "functools")
 _FILES = (1, 2)
 
 Arguments = ParamSpec("Arguments")
@@ -36,10 +41,11 @@ def privately(
     """Call ``function``, which sees private records, so that nothing but its result comes out.
 
     What it prints, logs or warns of is dropped (:func:`silenced`). Exceptions raised by this package's own ``raise``
-    statements, whose texts hold no private value, pass without what lies behind them. Any other one, a teacher's
-    or a library's, may quote a record: its type and place are told and its text, its notes, its causes and the
-    frames that hold records are left behind. With the environment variable ``PRIVKNN_SHOW_PRIVATE_ERRORS=1``
-    everything comes through.
+    statements, whose texts hold no private value, pass without what lies behind them: from the ledger always, from
+    elsewhere where no foreign code stands between, whose arguments a text might repeat. Any other exception, a
+    teacher's or a library's, may quote a record: its type and place are told and its text, its notes, its causes
+    and the frames that hold records are left behind. With the environment variable
+    ``PRIVKNN_SHOW_PRIVATE_ERRORS=1`` everything comes through.
 
     Raises:
         PrivateSideError: in the place of an exception from elsewhere.
@@ -147,13 +153,13 @@ def _told(error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
     frames = list(_frames(error.__traceback__))
-    if frames and _raised_here(frames[-1]):
+    if frames and _is_safe(frames):
         error.__cause__ = error.__context__ = None
         error.__dict__.pop("__notes__", None)
         return error.with_traceback(None)
-    ours = [frame for frame in frames[:-1] if _is_ours(frame)]
-    below = f", below {_place(ours[-1])}" if ours else ""
     where = _place(frames[-1]) if frames else "an unknown place"
+    theirs = [frame for frame in frames[:-1] if _is_users(frame)]
+    below = f", called from {_place(theirs[-1])}" if theirs and not _is_users(frames[-1]) else ""
     return PrivateSideError(
         f"{type(error).__name__} at {where}{below}: its text may quote a private record, so it is not shown. Set the "
         f"environment variable {SHOW}=1 (on the data owner's own screen alone) to see it"
@@ -166,14 +172,27 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _raised_here(trace: TracebackType) -> bool:
-    """Whether the exception began at a ``raise`` of this package, and not in a call that failed there."""
-    return _is_ours(trace) and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
+def _is_safe(frames: list[TracebackType]) -> bool:
+    """Whether the exception began at a ``raise`` of this package, and not in a call, with this package's values."""
+    last = frames[-1]
+    if _room(last) != _PACKAGE or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
+        return False
+    return _module(last).startswith(_BOOKS) or all(_room(frame) in _PASS_ON for frame in frames)
 
 
-def _is_ours(trace: TracebackType) -> bool:
-    name = str(trace.tb_frame.f_globals.get("__name__"))
-    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
+def _is_users(trace: TracebackType) -> bool:
+    """Whether a line is a user's own, where a fault is looked for first."""
+    file = trace.tb_frame.f_code.co_filename
+    library = "site-packages" in file or file.startswith((sysconfig.get_paths()["stdlib"], "<"))
+    return not library and _room(trace) != _PACKAGE
+
+
+def _module(trace: TracebackType) -> str:
+    return str(trace.tb_frame.f_globals.get("__name__"))
+
+
+def _room(trace: TracebackType) -> str:
+    return _module(trace).split(".")[0]
 
 
 def _place(trace: TracebackType) -> str:
