@@ -123,9 +123,6 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
 def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
     """The configuration with what the run's place and loggers need, which its outcome does not depend on."""
     placed = merged(document, None)
-    if (labeler := get(placed, "labeling.labeler.class_path")) and "state_dir" in arguments_of(labeler):
-        # Budgets of single records must outlive a crash, or a resumed run would start, and pay, them anew.
-        put(placed, "labeling.labeler.init_args.state_dir", str(folder / "budgets"))
     wandb = run.comparison.wandb
     if wandb is not None and wandb["mode"] != "disabled":
         logger: dict[str, Any] = {
