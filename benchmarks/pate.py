@@ -30,7 +30,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
-from pl_privknn.comparison.marks import stated
+from pl_privknn.comparison.marks import footnotes, guarantee_of, mark, stated
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
 from pl_privknn.labelers.aggregators import LNMAX, Aggregator, ConfidentGNMAX
@@ -42,7 +42,7 @@ from pl_privknn.labelers.pate_report import consensus, consensus_histogram, pred
 from pl_privknn.labelers.pate_stacked import StackedTeachers
 from pl_privknn.labelers.pate_teachers import rows_of_parts
 from pl_privknn.privacy.accountant import account
-from pl_privknn.privacy.guarantee import weakest
+from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -164,6 +164,7 @@ def figures(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         "variance",
     )
     results: dict[str, Any] = {}
+    named: list[tuple[str, Guarantee]] = []
     for name, (count, aggregator, sizes) in settings.items():
         table = Table(*columns, title=name)
         for partition in partitions:
@@ -183,12 +184,13 @@ def figures(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                     pate.forget_queries()
             for queries, of_seeds in runs.items():
                 summary = _summarise(of_seeds)
+                named.append((type(partition).__name__, guarantee_of(summary)))
                 results.setdefault(name, {}).setdefault(type(partition).__name__, {})[queries] = summary
                 table.add_row(
                     type(partition).__name__.removesuffix("Partition"),
                     str(queries),
                     *(f"{summary[key]['mean']:.3f}" for key in ("consensus", "answered", "label_accuracy")),
-                    f"{summary['epsilon']['mean']:.3f}" + ("*" if partition.condition else ""),
+                    f"{summary['epsilon']['mean']:.3f}{mark(guarantee_of(summary))}",
                     *(
                         f"{summary[key]['mean']:.3f}"
                         for key in ("epsilon_data_dependent", "student_accuracy")
@@ -196,9 +198,7 @@ def figures(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                     f"{summary['student_variance']:.4f}",
                 )
         console.print(table)
-    console.print(
-        "* conditional: the partition depends on all records. Data-dependent ε: private, for comparison only."
-    )
+    console.print(*footnotes(named), "Data-dependent ε: private, for comparison only.", sep="\n")
     return {"seeds": arguments.seeds, "delta": DELTA, "settings": results}
 
 
