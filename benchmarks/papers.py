@@ -7,11 +7,11 @@ Nothing but the accountant makes the figures.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
+import yaml
 from render import epsilon_of, explained, guarantee, runs, spread
 
 from pl_privknn.comparison.marks import guarantee_of, mark
@@ -42,7 +42,7 @@ FURTHER = ["run by", "our nearest run, on Fashion-MNIST"]
 
 def rows() -> list[dict[str, Any]]:
     """The rows with their reports, equal releases accounted once."""
-    document = importlib.import_module("yaml").safe_load((HERE / "papers.yaml").read_text(encoding="utf-8"))
+    document = yaml.safe_load((HERE / "papers.yaml").read_text(encoding="utf-8"))
     reports: dict[str, Any] = {}
     for row in document:
         delta, adjacency = row.get("delta", 1e-5), row.get("adjacency", "add_remove")

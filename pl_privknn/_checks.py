@@ -1,4 +1,4 @@
-"""One-line validators whose errors name the argument, the value and the remedy."""
+"""One-line validators whose errors name the argument, the value and the remedy; and the limits of arithmetic."""
 
 from __future__ import annotations
 
@@ -7,51 +7,82 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+#: Bounds of every number that must be above 0. Beyond them a reciprocal, or a product with another such number's,
+#: leaves the range of float64, and what is computed from it would be 0, infinite or no number.
+MIN_POSITIVE = 1e-300
+MAX_POSITIVE = 1e300
+#: Bound of every whole number: what a tensor of int64 and a column of SQLite hold.
+MAX_INT = 2**63 - 1
+#: Bound of a number of releases. A composition raises Fourier coefficients, which are exact to some 1e-15, to this
+#: power; up to here that is far less than the grids round up, and ε stays a close bound. Far beyond it would be wrong.
+MAX_COUNT = 10**9
+
+_LONGEST = 80
+
 
 def check_positive(name: str, value: Any) -> float:
-    """Return ``value`` as float, or raise ``ValueError`` unless it is a finite number above zero."""
-    return _number(name, value, low=0.0, low_open=True, what="a finite number above 0")
+    """Return ``value`` as float, or raise ``ValueError`` unless it is a finite number above zero.
+
+    The bounds are :data:`MIN_POSITIVE` and :data:`MAX_POSITIVE`.
+    """
+    number = _number(name, value, "a finite number above 0")
+    if number <= 0:
+        raise ValueError(f"{name}={shown(value)} must be a finite number above 0")
+    if not MIN_POSITIVE <= number <= MAX_POSITIVE:
+        raise ValueError(
+            f"{name}={shown(value)} is beyond what arithmetic carries; it must lie between {MIN_POSITIVE:g} and "
+            f"{MAX_POSITIVE:g}"
+        )
+    return number
 
 
 def check_non_negative(name: str, value: Any) -> float:
     """Return ``value`` as float, or raise ``ValueError`` unless it is a finite number of at least zero."""
-    return _number(name, value, low=0.0, low_open=False, what="a finite number of at least 0")
+    number = _number(name, value, "a finite number of at least 0")
+    if number < 0:
+        raise ValueError(f"{name}={shown(value)} must be a finite number of at least 0")
+    return number
 
 
 def check_finite(name: str, value: Any) -> float:
     """Return ``value`` as float, or raise ``ValueError`` unless it is a finite number."""
-    return _number(name, value, low=-math.inf, low_open=False, what="a finite number")
+    return _number(name, value, "a finite number")
 
 
 def check_rate(name: str, value: Any) -> float:
-    """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1]."""
-    rate = _number(name, value, low=0.0, low_open=True, what="a rate in (0, 1]")
-    if rate > 1:
-        raise ValueError(f"{name}={value!r} must be a rate in (0, 1]")
+    """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1]; see :data:`MIN_POSITIVE`."""
+    rate = _number(name, value, "a rate in (0, 1]")
+    if not MIN_POSITIVE <= rate <= 1:
+        raise ValueError(f"{name}={shown(value)} must be a rate in (0, 1], at least {MIN_POSITIVE:g}")
     return rate
 
 
 def check_open_unit(name: str, value: Any) -> float:
-    """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1), as every δ must."""
-    rate = _number(name, value, low=0.0, low_open=True, what="a number in (0, 1)")
-    if rate >= 1:
-        raise ValueError(f"{name}={value!r} must be a number in (0, 1)")
-    return rate
+    """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1), as every δ must.
+
+    The lower bound is :data:`MIN_POSITIVE`.
+    """
+    number = _number(name, value, "a number in (0, 1)")
+    if not MIN_POSITIVE <= number < 1:
+        raise ValueError(f"{name}={shown(value)} must be a number in (0, 1), at least {MIN_POSITIVE:g}")
+    return number
 
 
-def check_int(name: str, value: Any, minimum: int = 1) -> int:
-    """Return ``value`` as int, or raise ``ValueError`` unless it is a whole number from ``minimum`` on."""
+def check_int(name: str, value: Any, minimum: int = 1, maximum: int = MAX_INT) -> int:
+    """Return ``value`` as int, or raise ``ValueError`` unless it is a whole number in these bounds."""
     whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or value < minimum:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least {minimum}")
+        raise ValueError(f"{name}={shown(value)} must be a whole number of at least {minimum}")
+    if value > maximum:
+        raise ValueError(f"{name}={shown(value)} must be a whole number of at most {maximum}")
     return int(value)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     """Return ``value``, or raise ``ValueError`` unless it is one of ``choices``."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
-    return str(value)
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}={shown(value)} must be one of {', '.join(map(repr, choices))}")
+    return value
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -59,17 +90,30 @@ def shape_text(shape: Sequence[int]) -> str:
     return f"({', '.join(['n', *map(str, shape[1:])])}{',' if len(shape) == 1 else ''})" if shape else "()"
 
 
-def _number(name: str, value: Any, *, low: float, low_open: bool, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name}={value!r} must be {what}")
-    number = float(value)
-    if not math.isfinite(number) or number < low or (low_open and number == low):
-        raise ValueError(f"{name}={value!r} must be {what}")
-    return number
-
-
-def check_switch(name: str, value: bool) -> bool:
+def check_switch(name: str, value: Any) -> bool:
     """Return ``value`` where it is a plain true or false."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be true or false")
+        raise ValueError(f"{name}={shown(value)} must be true or false")
     return value
+
+
+def shown(value: Any) -> str:
+    """``repr`` of a value for a message of one line: cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python writes out
+        return f"a {type(value).__name__} of thousands of digits"
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}…{text[-19:]}"
+
+
+def _number(name: str, value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name}={shown(value)} must be {what}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name}={shown(value)} must be {what}")
+    return number

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn import cli_compare, cli_privacy
+from pl_privknn._checks import check_int
+from pl_privknn.cli_errors import CommandParser, mistake
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.release_files import Releases
@@ -20,6 +22,7 @@ _TRAINING = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
+_COMMANDS = ("epsilon", "plan", "compare", "audit")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -29,28 +32,40 @@ def main(args: Sequence[str] | None = None) -> int:
         args: the words after ``privknn``; those of the process by default.
 
     Returns:
-        The exit status: 0, or 1 where the command says that something is wrong.
+        The exit status: 0; 1 where the command found that something is wrong, such as a violated claim; 2 for a
+        mistake in what it was given, which is told in one line on stderr.
     """
     words = list(sys.argv[1:] if args is None else args)
-    if words and words[0] in _TRAINING:
-        from pl_privknn.training_cli import run_training
+    training = bool(words) and words[0] in _TRAINING
+    try:
+        return _run_training(words) if training else _run(words)
+    except Exception as error:
+        text = mistake(error, anywhere=not training)
+        if text is None:
+            raise
+        name = f"privknn {words[0]}" if words and words[0] in (*_TRAINING, *_COMMANDS) else "privknn"
+        print(f"{name}: {text}", file=sys.stderr)
+        return 2
 
-        return run_training(words)
+
+def _run_training(words: list[str]) -> int:
+    from pl_privknn.training_cli import run_training
+
+    return run_training(words)
+
+
+def _run(words: list[str]) -> int:
     parser = _parser()
     parsed = parser.parse_args(words)
     if not hasattr(parsed, "run"):
         parser.print_help()
         return 0 if not words else 2
-    try:
-        status: int = parsed.run(parsed)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"privknn {words[0]}: {error}", file=sys.stderr)
-        return 1
+    status: int = parsed.run(parsed)
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="privknn", description="Train students on labels bought from private data, with a stated ε."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -99,6 +114,8 @@ def _epsilon(parsed: argparse.Namespace) -> int:
     from pl_privknn.privacy.report import epsilon_of_files, total
 
     exact = not parsed.fast
+    if parsed.num_classes is not None:
+        check_int("--num-classes", parsed.num_classes, minimum=2)
     if (plans := _config_plans(parsed.files, parsed.num_classes)) is not None:
         report = total(plans, parsed.delta, parsed.adjacency, exact)
     else:
@@ -111,22 +128,24 @@ def _config_plans(files: list[str], num_classes: int | None) -> list[tuple[str |
     """Plans of configurations, or None where the files are of other kinds."""
     if not all(Path(file).suffix in (".yaml", ".yml") and Path(file).is_file() for file in files):
         return None
-    from pl_privknn.privacy.release_files import read_document, releases_in
+    from pl_privknn.documents import read_document
+    from pl_privknn.privacy.release_files import releases_in
 
     documents = [(file, read_document(file)) for file in files]
-    if not any(isinstance(document, dict) and "labeling" in document for _, document in documents):
+    if not any(_is_config(document) for _, document in documents):
         return None
     from pl_privknn.config_plan import plan_of_config
 
     return [
-        (
-            file,
-            plan_of_config(document, file, num_classes)
-            if isinstance(document, dict) and "labeling" in document
-            else releases_in(document, file),
-        )
+        (file, plan_of_config(document, file, num_classes))
+        if _is_config(document)
+        else (file, releases_in(document, file))
         for file, document in documents
     ]
+
+
+def _is_config(document: Any) -> bool:
+    return isinstance(document, dict) and "labeling" in document
 
 
 def _audit(parsed: argparse.Namespace) -> int:

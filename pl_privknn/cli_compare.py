@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import json
 import math
 import signal
 import sys
@@ -61,6 +59,7 @@ def run_compare(parsed: argparse.Namespace) -> int:
         return 0
     if parsed.config is None:
         raise ValueError("name the YAML of a comparison, or --render DIR")
+    from pl_privknn.cli import main
     from pl_privknn.comparison.reading import read_comparison
     from pl_privknn.comparison.runner import run_comparison
 
@@ -73,6 +72,8 @@ def run_compare(parsed: argparse.Namespace) -> int:
         outcome = run_comparison(
             comparison,
             output,
+            command=main,
+            worker="pl_privknn.cli_worker",
             only=parsed.only,
             seeds=parsed.seeds,
             epsilons=parsed.epsilons,
@@ -154,10 +155,9 @@ def _override(text: str) -> tuple[str, Any]:
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise ValueError(f"--set {text!r} must be PATH=VALUE, as in base.trainer.max_epochs=2")
-    try:
-        return path, json.loads(value)  # YAML 1.1 reads 1e-3 as text
-    except ValueError:
-        return path, importlib.import_module("yaml").safe_load(value)
+    from pl_privknn.documents import read_yaml
+
+    return path, read_yaml(value)
 
 
 @contextlib.contextmanager

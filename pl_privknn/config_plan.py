@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_int, shown
+from pl_privknn.configuration import ConfigurationError, instantiate, known_classes, project_classes_only
 from pl_privknn.privacy.release_files import Releases
 
 if TYPE_CHECKING:
     from pl_privknn.callbacks import PrivateLabeler
     from pl_privknn.privacy.mechanisms import Charge
 
-#: Rooms whose classes YAML names without a module path.
-ROOMS_NAMED_IN_YAML = (
-    "datamodules",
-    "features",
-    "labelers",
-    "privacy.mechanisms",
-    "privacy.noise",
-    "students",
-)
+#: What has no part in a plan, and may be large, or read files.
+_LEFT_OUT = ("features", "teachers")
 
 
 def plan_of_config(document: dict[str, Any], path: str | Path, num_classes: int | None = None) -> Releases:
     """The plan that the ``labeling`` section of a configuration states before its first query.
+
+    The sections ``labeling`` and ``data`` may name the project's own classes alone; of ``data`` nothing but the
+    number of classes is asked.
 
     Args:
         document: the configuration: a ``labeling`` section, and a ``data`` section that tells the number of
@@ -34,36 +31,59 @@ def plan_of_config(document: dict[str, Any], path: str | Path, num_classes: int 
         num_classes: number of classes, for a fragment without ``data``.
 
     Raises:
-        ValueError: for sections that don't parse, a missing number of classes, or a number of queries that only
-            the data tells.
+        ValueError: for sections that don't parse, or name other classes; a missing number of classes, or a number of
+            queries that only the data tells.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    for room in ROOMS_NAMED_IN_YAML:
-        importlib.import_module(f"pl_privknn.{room}")
     from pl_privknn.callbacks import PrivateLabeler
-    from pl_privknn.datamodules.base import PrivatePublicDataModule
 
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(PrivateLabeler, "labeling")
-    if "data" in document:
-        parser.add_subclass_arguments(PrivatePublicDataModule, "data")
-    sections = {name: document[name] for name in ("labeling", "data") if name in document}
     try:
-        made = parser.instantiate_classes(parser.parse_object(sections))
-    except ArgumentError as error:
-        raise ValueError(f"{path}: {error}") from error
-    labeling = made.labeling
-    if labeling.labeler is None:
-        raise ValueError(f"{path}: its labeling section has no labeler, so nothing is released")
-    if num_classes is None:
-        if "data" not in made:
-            raise ValueError(
-                f"num_classes=None: {path} has no data section that tells it; pass it (--num-classes)"
-            )
-        num_classes = made.data.num_classes
+        sections = {
+            name: project_classes_only(document[name], name, unmade=_LEFT_OUT)
+            for name in ("labeling", "data")
+            if name in document
+        }
+        labeling = instantiate(
+            {"labeling": _planned(sections["labeling"])}, {"labeling": PrivateLabeler}
+        ).labeling
+        if labeling.labeler is None:
+            raise ConfigurationError("its labeling section has no labeler, so nothing is released")
+        if num_classes is None:
+            num_classes = _num_classes(sections.get("data"))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
     charges = labeling_plan(labeling, check_int("num_classes", num_classes, minimum=2), str(path))
     return Releases(tuple(charges), labeling.delta, labeling.adjacency)
+
+
+def _planned(labeling: Any) -> Any:
+    """The part of a labeling section on which its plan depends."""
+    if not isinstance(labeling, Mapping):
+        return labeling
+    kept = {name: value for name, value in labeling.items() if name not in _LEFT_OUT}
+    labeler = kept.get("labeler")
+    if isinstance(labeler, Mapping) and isinstance(arguments := labeler.get("init_args"), Mapping):
+        plain = {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
+        kept["labeler"] = {**labeler, "init_args": plain}
+    return kept
+
+
+def _num_classes(data: Any) -> int:
+    from pl_privknn.datamodules.base import PrivatePublicDataModule
+
+    if data is None:
+        raise ConfigurationError(
+            "num_classes=None: there is no data section that tells it; pass it (--num-classes)"
+        )
+    section = {"class_path": data} if isinstance(data, str) else data
+    if not isinstance(section, Mapping) or set(section) - {"class_path", "init_args"}:
+        raise ConfigurationError(f"data={shown(data)} must have a class_path, and its arguments as init_args")
+    found = known_classes().get(section.get("class_path", ""))
+    if found is None or not issubclass(found, PrivatePublicDataModule):
+        raise ConfigurationError(
+            f"data.class_path={shown(section.get('class_path'))} must name a data module"
+        )
+    made = instantiate({"data": section.get("init_args") or {}}, {"data": found}).data
+    return int(made.num_classes)
 
 
 def labeling_plan(

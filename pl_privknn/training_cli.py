@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from jsonargparse import Namespace
+from jsonargparse import ArgumentError, Namespace
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from pl_privknn._checks import check_int
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, usable_checkpoint
-from pl_privknn.callbacks.label_store import LabelStoreError
+from pl_privknn.cli_errors import mistake, shown_text
+from pl_privknn.configuration import ConfigurationError, known_classes, one_line, strict_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
-from pl_privknn.privacy.private_side import PrivateSideError
-from pl_privknn.privacy.run_folder import FolderInUse, FolderLock
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.run_folder import FolderLock
 
-#: Imported so that YAML may name their classes without a module path.
-_NAMED_IN_YAML = (
-    "baselines",
-    "datamodules",
-    "features",
-    "labelers",
-    "privacy.mechanisms",
-    "privacy.noise",
-    "students",
-)
-for _room in _NAMED_IN_YAML:
-    importlib.import_module(f"pl_privknn.{_room}")
+known_classes()  # YAML may name them without a module path
+strict_yaml()
 
 _CHECKPOINT = Path("checkpoints") / "last.ckpt"
 
@@ -69,6 +60,32 @@ class PrivKNNCLI(LightningCLI):
         parser.link_arguments(
             "data.image_shape", "model.init_args.image_size", lambda shape: shape[-1], apply_on="instantiate"
         )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the command line and its files.
+
+        Raises:
+            ConfigurationError: for arguments that are not known or have a bad value.
+        """
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            command = args[0] if isinstance(args, list) and args else "fit"
+            raise ConfigurationError(f"{one_line(error)}; see privknn {command} --help") from error
+        seed = self.config[self.config.subcommand].seed_everything
+        if not isinstance(seed, bool):
+            check_int("seed_everything", seed, minimum=0, maximum=2**32 - 1)
+
+    def instantiate_classes(self) -> None:
+        """Make the trainer, the data, the student and the labeler.
+
+        Raises:
+            ConfigurationError: for arguments that their constructors refuse.
+        """
+        try:
+            super().instantiate_classes()
+        except (ArgumentError, ValueError, TypeError, MisconfigurationException) as error:
+            raise ConfigurationError(one_line(error)) from error
 
     def _parse_ckpt_path(self) -> None:
         """Leave the command line as it was given.
@@ -152,10 +169,14 @@ def run_training(words: Sequence[str]) -> int:
 
     Returns:
         The exit status.
+
+    Raises:
+        ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
     """
     # Said of Lightning's own workings, not of the user's run.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)` is deprecated")
+    expanded = _expand_resume(list(words))
     try:
         PrivKNNCLI(
             model_class=pl.LightningModule,
@@ -168,20 +189,39 @@ def run_training(words: Sequence[str]) -> int:
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={"prog": "privknn"},
-            args=_expand_resume(list(words)),
+            parser_kwargs={
+                "prog": "privknn",
+                "exit_on_error": False,
+                **{name: {"exit_on_error": False} for name in PrivKNNCLI.subcommands()},
+            },
+            args=expanded,
         )
-    except (
-        BudgetExceeded,
-        FileNotFoundError,
-        FolderInUse,
-        LabelStoreError,
-        LedgerCorrupt,
-        PrivateSideError,
-    ) as error:
-        print(f"privknn {words[0]}: {error}", file=sys.stderr)
-        return 1
+    except MisconfigurationException as error:
+        raise ConfigurationError(one_line(error)) from error
+    except Exception as error:
+        if mistake(error) is None and _restoring(error):
+            text = shown_text(one_line(error))
+            raise ConfigurationError(
+                f"{_checkpoint_of(expanded)} can't be restored ({type(error).__name__}: {text}); give another "
+                "checkpoint, of the same student"
+            ) from error
+        raise
     return 0
+
+
+def _restoring(error: Exception) -> bool:
+    """Whether an error came up while a checkpoint was read."""
+    files = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+    return "checkpoint_connector.py" in files
+
+
+def _checkpoint_of(words: list[str]) -> str:
+    """The checkpoint that the command line names, for messages."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.endswith("ckpt_path"):
+            return f"ckpt_path={value if equals else ''.join(words[place + 1 : place + 2])}"
+    return "the checkpoint"
 
 
 def _expand_resume(words: list[str]) -> list[str]:

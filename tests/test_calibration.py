@@ -253,7 +253,7 @@ def test_the_command_finds_what_was_left_out(words, found, capsys):
 
 
 def test_the_command_names_what_is_wrong(capsys):
-    assert main([*COMMAND.split(), "--answers", "0"]) == 1
+    assert main([*COMMAND.split(), "--answers", "0"]) == 2
     assert "max_answers=0" in capsys.readouterr().err
 
 

@@ -69,15 +69,15 @@ def test_resume_continues_in_the_same_folder(tmp_path, capsys):
     assert second["epochs"] == 3
     for name in ("epsilon", "epsilon_spent", "queried", "answered", "label_accuracy"):
         assert second[name] == first[name]
-    assert main(["fit", "--resume", "runs/none"]) == 1
+    assert main(["fit", "--resume", "runs/none"]) == 2
     assert "config.yaml" in capsys.readouterr().err
 
 
 def test_budget_and_changed_parameters_are_refused_with_one_line(tmp_path, capsys):
-    assert main(["fit", *DIGITS, *SMALL, "--labeling.max_epsilon", "0.001"]) == 1
+    assert main(["fit", *DIGITS, *SMALL, "--labeling.max_epsilon", "0.001"]) == 2
     assert "max_epsilon" in capsys.readouterr().err
     assert main(["fit", *DIGITS, *SMALL, "--run_dir", "runs/b", "--trainer.max_epochs", "1"]) == 0
-    assert main(["fit", "--resume", "runs/b", "--labeling.labeler.init_args.k", "41"]) == 1
+    assert main(["fit", "--resume", "runs/b", "--labeling.labeler.init_args.k", "41"]) == 2
     assert "other parameters" in capsys.readouterr().err
 
 
@@ -181,7 +181,7 @@ def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):
 def test_bad_records_are_refused_with_the_field_named(tmp_path, capsys, records, word):
     path = tmp_path / "records.json"
     path.write_text(records)
-    assert main(["epsilon", str(path), "--delta", "1e-5"]) == 1
+    assert main(["epsilon", str(path), "--delta", "1e-5"]) == 2
     assert word in capsys.readouterr().err
 
 

@@ -13,7 +13,8 @@ from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
-from pl_privknn.privacy.release_files import read_document, read_releases
+from pl_privknn.documents import read_document
+from pl_privknn.privacy.release_files import read_releases
 from pl_privknn.privacy.report import epsilon_of_file, epsilon_of_files, export_ledger
 
 G = Gaussian(20.0)
@@ -55,7 +56,7 @@ def test_a_labelers_plan_is_read_through_its_own_class(tmp_path, capsys):
     words += ["--sampling-rate", "0.2", "--rounds", "2"]
     assert main(words) == 0
     path = write(tmp_path, capsys.readouterr().out)
-    assert main(["epsilon", str(path)]) == 1
+    assert main(["epsilon", str(path)]) == 2
     assert "--num-classes" in capsys.readouterr().err
     report = printed(["epsilon", path, "--num-classes", 10], capsys)
     assert report["epsilon"] == printed(words, capsys)["epsilon"] <= 1
@@ -92,8 +93,8 @@ def test_configurations_that_say_too_little_are_refused(tmp_path, text, match):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("a: [1", "neither a ledger nor a JSON list"),
-        ("just words", "neither a ledger nor a JSON list"),
+        ("a: [1", "neither JSON"),
+        ("just words", "neither JSON"),
         ("model: {}\ntrainer: {}", "holds model, trainer; want"),
         ("releases: [{mechanism: gaussian, sigma: -1}]", "record 0.*sigma"),
         ("releases: []\ndelta: 2", "delta=2"),
@@ -136,9 +137,9 @@ def test_audit_fails_on_another_delta_or_adjacency(ledger_path, capsys):
     assert (
         printed(["audit", ledger_path, "--delta", "1e-5", "--adjacency", "add_remove"], capsys)["rows"] == 3
     )
-    assert main(["audit", str(ledger_path), "--delta", "1e-3"]) == 1
+    assert main(["audit", str(ledger_path), "--delta", "1e-3"]) == 2
     assert "delta=0.001" in capsys.readouterr().err
-    assert main(["audit", str(ledger_path), "--adjacency", "replace_one"]) == 1
+    assert main(["audit", str(ledger_path), "--adjacency", "replace_one"]) == 2
     assert "adjacency='replace_one'" in capsys.readouterr().err
 
 

@@ -63,8 +63,8 @@ def test_exact_is_computed_unless_declined(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("not JSON", "neither a ledger nor a JSON list"),
-        ("\xff\xfe", "neither a ledger nor a JSON list"),
+        ("not JSON", "neither JSON"),
+        ("\xff\xfe", "neither JSON"),
         ('{"mechanism": "gaussian", "sigma": 20}', "JSON list"),
         ('[{"mechanism": "gaussian"}]', "record 0.*sigma"),
         ('[{"mechanism": "gaussian", "sigma": 20}, {"mechanism": "no such"}]', "record 1.*no such"),

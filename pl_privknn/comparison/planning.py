@@ -11,13 +11,12 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 
-# Makes the project's classes known by name.
-import pl_privknn.training_cli  # noqa: F401
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.run import Run, fingerprint
 from pl_privknn.comparison.sections import get, merged, put
 from pl_privknn.comparison.spec import Calibrate, SpecError
 from pl_privknn.config_plan import labeling_plan
+from pl_privknn.configuration import instantiate, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.calibration import Parameter, calibrate
@@ -52,6 +51,7 @@ class Planner:
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
+        known_classes()
         self._data_section = dict(data)
         self._known: dict[str, Planned] = {}
 
@@ -65,7 +65,7 @@ class Planner:
         try:
             _whole_parser().parse_object({**document})
         except (ArgumentError, TypeError, ValueError) as error:
-            raise SpecError(f"{run.label}: {error}") from error
+            raise SpecError(f"{run.label}: {one_line(error)}") from error
 
     def plan(self, run: Run) -> Planned:
         """Find the run's noise where that is to be found, and check that its plan keeps the target.
@@ -90,11 +90,7 @@ class Planner:
         """
         # Extractors have no part in a plan, and may be large.
         section = {name: value for name, value in document["labeling"].items() if name != "features"}
-        parser = _labeling_parser()
-        try:
-            labeling = parser.instantiate_classes(parser.parse_object({"labeling": section})).labeling
-        except ArgumentError as error:
-            raise ValueError(str(error)) from error
+        labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}).labeling
         public = self._public_examples if labeling.selects_all else None
         return labeling_plan(labeling, self._data.num_classes, "labeling", public)
 
@@ -173,8 +169,8 @@ class Planner:
             made: PrivatePublicDataModule = parser.instantiate_classes(
                 parser.parse_object({"data": self._data_section})
             ).data
-        except ArgumentError as error:
-            raise SpecError(f"base.data: {error}") from error
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise SpecError(f"base.data: {one_line(error)}") from error
         return made
 
     @functools.cached_property
@@ -192,13 +188,6 @@ def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
         plain["labeling"].pop("seed", None)
         plain["labeling"]["labeler"].get("init_args", {}).pop("noise_source", None)
     return plain
-
-
-@functools.cache
-def _labeling_parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(PrivateLabeler, "labeling")
-    return parser
 
 
 @functools.cache

@@ -12,8 +12,8 @@ from typing import Any
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
 from pl_privknn.comparison.sections import put
 from pl_privknn.comparison.spec import Calibrate, Comparison, Method, SpecError, epsilon_text, read_epsilon
+from pl_privknn.documents import read_document
 from pl_privknn.privacy.mechanisms.base import check_adjacency
-from pl_privknn.privacy.release_files import read_document
 
 _TOP = ("name", "base", "delta", "adjacency", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
 _BASE = ("data", "student", "trainer", "labeling")

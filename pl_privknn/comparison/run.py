@@ -14,8 +14,7 @@ from typing import Any
 
 from pl_privknn.comparison.sections import get, merged, put
 from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
-
-_ROOMS = ("baselines", "labelers", "students")
+from pl_privknn.configuration import known_classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,15 +184,11 @@ def _fill_in(
 
 
 def _resolve(class_path: str) -> type | None:
-    if "." in class_path:
-        module, _, name = class_path.rpartition(".")
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ImportError:
-            return None
-        return found if isinstance(found, type) else None
-    for room in _ROOMS:
-        found = getattr(importlib.import_module(f"pl_privknn.{room}"), class_path, None)
-        if isinstance(found, type):
-            return found
-    return None
+    if (known := known_classes().get(class_path)) is not None:
+        return known
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError:
+        return None
+    return found if isinstance(found, type) else None

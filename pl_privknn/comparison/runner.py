@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import signal
@@ -32,7 +31,8 @@ from pl_privknn.comparison.results import (
 from pl_privknn.comparison.run import Run, place_in, runs_of
 from pl_privknn.comparison.sections import differences
 from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
-from pl_privknn.comparison.worker import BUSY, CONFIG, work
+from pl_privknn.comparison.worker import BUSY, CONFIG, Command, work
+from pl_privknn.documents import write_yaml
 
 _IDENTITY = "identity.json"
 _STATE = "state.json"
@@ -67,6 +67,8 @@ def run_comparison(
     comparison: Comparison,
     output: str | Path,
     *,
+    command: Command,
+    worker: str,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
     epsilons: Sequence[float | str] = (),
@@ -81,6 +83,9 @@ def run_comparison(
     Args:
         comparison: see :func:`~pl_privknn.comparison.spec.read_comparison`.
         output: the comparison's folder: ``METHOD/eps_ε/seed_N`` for each run, and ``results`` with one JSON each.
+        command: does what ``privknn`` does for its words, for runs in this process.
+        worker: module that does so for one folder (:func:`~pl_privknn.comparison.worker.work`), for runs in processes
+            of their own.
         only: names of methods; all by default.
         seeds: seeds among the comparison's; all by default.
         epsilons: values of ε among the comparison's; all by default.
@@ -106,7 +111,7 @@ def run_comparison(
             if (key := (run.method.name, run.epsilon)) not in seen:
                 seen.add(key)
                 planner.check(run)
-        failed = _Pool(planner, output, workers, report).run(missing)
+        failed = _Pool(planner, output, workers, report, command, worker).run(missing)
     return Outcome(len(chosen), len(chosen) - len(missing), failed)
 
 
@@ -184,8 +189,11 @@ def locked(output: Path) -> Iterator[None]:
 class _Pool:
     """Some runs at a time, each in a process of its own (or all in this one)."""
 
-    def __init__(self, planner: Planner, output: Path, workers: int, report: Report) -> None:
+    def __init__(
+        self, planner: Planner, output: Path, workers: int, report: Report, command: Command, worker: str
+    ) -> None:
         self.planner, self.output, self.workers, self.report = planner, output, workers, report
+        self.command, self.worker = command, worker
         self._planning = threading.Lock()
         self._stopped = threading.Event()
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -261,11 +269,8 @@ class _Pool:
         planned = self.planner.plan(run)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _IDENTITY, run.identity)
-        text = importlib.import_module("yaml").safe_dump(
-            place_in(planned.document, run, folder), sort_keys=False, allow_unicode=True
-        )
         partial = folder / f"{CONFIG}.part"
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(write_yaml(place_in(planned.document, run, folder)), encoding="utf-8")
         os.replace(partial, folder / CONFIG)
         return planned
 
@@ -293,7 +298,7 @@ class _Pool:
         threads = str(max(1, (os.cpu_count() or 1) // self.workers))
         environment = {**({} if self.workers == 1 else dict.fromkeys(_THREADS, threads)), **os.environ}
         process = subprocess.Popen(
-            [sys.executable, "-m", "pl_privknn.comparison.worker", str(folder)],
+            [sys.executable, "-m", self.worker, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -312,7 +317,7 @@ class _Pool:
             contextlib.redirect_stderr(log),
         ):
             try:
-                return work(folder)
+                return work(folder, self.command)
             except SystemExit as stopped:
                 return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
             except Exception:

@@ -1,8 +1,8 @@
-"""One run in its folder, started or continued: ``python -m pl_privknn.comparison.worker FOLDER``."""
+"""One run in its folder, started or continued."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from pl_privknn.privacy.run_folder import FolderInUse, FolderLock
@@ -12,8 +12,11 @@ CONFIG = "run.yaml"
 #: Exit status of a worker whose run another process is working at.
 BUSY = 3
 
+#: Does what ``privknn`` does for these words, and returns its exit status.
+Command = Callable[[list[str]], int]
 
-def work(folder: Path) -> int:
+
+def work(folder: Path, command: Command) -> int:
     """Run ``privknn fit`` in ``folder``, or continue what was begun there.
 
     Returns:
@@ -21,9 +24,7 @@ def work(folder: Path) -> int:
     """
     try:
         with FolderLock(folder, shared=True):
-            from pl_privknn.training_cli import run_training
-
-            return run_training(words(folder))
+            return command(words(folder))
     except FolderInUse:
         print(f"{folder}: another process is at this run; wait for its end, then start the comparison again")
         return BUSY
@@ -35,7 +36,3 @@ def words(folder: Path) -> list[str]:
     if begun and (folder / "config.yaml").is_file():
         return ["fit", "--resume", str(folder)]
     return ["fit", "--config", str(folder / CONFIG), "--run_dir", str(folder)]
-
-
-if __name__ == "__main__":
-    sys.exit(work(Path(sys.argv[1])))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive, check_rate
+from pl_privknn.documents import write_yaml
 from pl_privknn.privacy.accountant import PrivacyReport, account, epsilon_for_delta
 from pl_privknn.privacy.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import (
@@ -73,10 +73,7 @@ class Plan:
 
     def yaml(self) -> str:
         """The plan as configuration: ``labeling`` of ``privknn fit`` for labelers, else the records."""
-        text: str = importlib.import_module("yaml").safe_dump(
-            _plain(self.fragment), sort_keys=False, default_flow_style=None, width=100
-        )
-        return text
+        return write_yaml(_plain(self.fragment), flow_style=None, width=100)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON types."""

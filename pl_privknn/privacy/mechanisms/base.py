@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_choice, check_int
+from pl_privknn._checks import MAX_COUNT, check_choice, check_int, shown
 from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, Level
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Charge:
             from a seed. It travels with the charge: into records, sums and reports.
 
     Raises:
-        ValueError: if ``count`` is not a whole number of at least 1.
+        ValueError: if ``count`` is not a whole number from 1 to :data:`~pl_privknn._checks.MAX_COUNT`.
     """
 
     mechanism: Mechanism
@@ -162,7 +162,7 @@ class Charge:
     mark: Guarantee = UNCONDITIONAL
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", check_int("count", self.count))
+        object.__setattr__(self, "count", check_int("count", self.count, maximum=MAX_COUNT))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -193,17 +193,17 @@ class Charge:
             ValueError: for an unknown mechanism, a missing, unknown or invalid field; it names the field.
         """
         if not isinstance(record, dict):
-            raise ValueError(f"record {record!r} must be a JSON object with a 'mechanism' field")
+            raise ValueError(f"record {shown(record)} must be a JSON object with a 'mechanism' field")
         fields = dict(record)
         kind = fields.pop("mechanism", None)
         count = fields.pop("count", 1)
         level, reasons = fields.pop("guarantee", "unconditional"), fields.pop("reasons", ())
         if not isinstance(kind, str) or kind not in _REGISTRY:
-            raise ValueError(f"mechanism={kind!r} is unknown; known are {', '.join(sorted(_REGISTRY))}")
+            raise ValueError(f"mechanism={shown(kind)} is unknown; known are {', '.join(sorted(_REGISTRY))}")
         mechanism_class = _REGISTRY[kind]
         known = {field.name: field for field in dataclasses.fields(mechanism_class)}  # type: ignore[arg-type]
-        if unknown := sorted(set(fields) - set(known)):
-            raise ValueError(f"{kind}: unknown field {unknown[0]!r}; its fields are {', '.join(known)}")
+        if unknown := [name for name in fields if name not in known]:
+            raise ValueError(f"{kind}: unknown field {shown(unknown[0])}; its fields are {', '.join(known)}")
         missing = [
             name
             for name, field in known.items()
@@ -212,7 +212,7 @@ class Charge:
             and field.default_factory is dataclasses.MISSING
         ]
         if missing:
-            raise ValueError(f"{kind}: field {missing[0]!r} is missing from {record!r}")
+            raise ValueError(f"{kind}: field {missing[0]!r} is missing from {shown(record)}")
         try:
             return cls(mechanism_class(**fields), count, Guarantee(level, reasons))
         except ValueError as error:

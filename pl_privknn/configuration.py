@@ -1,0 +1,239 @@
+"""Classes that configuration may name, and the parser that makes them.
+
+Whoever runs ``privknn fit`` runs the code that the configuration names. Whoever asks what a file would cost does
+not: :func:`project_classes_only` lets the project's own classes through and refuses all others before anything is
+imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, get_loader, set_dumper, set_loader
+
+from pl_privknn._checks import shown
+from pl_privknn.documents import DocumentError, check_yaml, read_yaml, write_yaml
+
+#: Rooms whose classes YAML may name, bare or by their path.
+ROOMS = (
+    "baselines",
+    "callbacks.selection",
+    "datamodules",
+    "features",
+    "labelers",
+    "privacy.mechanisms",
+    "privacy.noise",
+    "students",
+)
+
+
+class ConfigurationError(ValueError):
+    """Configuration that can't be used; the message is one line with the argument, its value and what is wanted."""
+
+
+@functools.cache
+def known_classes() -> dict[str, type]:
+    """The project's classes by every name that YAML may use: bare, and by the paths that lead to them.
+
+    The rooms are imported, which makes the bare names known to every parser of jsonargparse too.
+    """
+    known: dict[str, type] = {}
+    for room in ROOMS:
+        module = importlib.import_module(f"pl_privknn.{room}")
+        for name, found in vars(module).items():
+            if isinstance(found, type) and _in_rooms(found.__module__) and not name.startswith("_"):
+                paths = (name, f"{module.__name__}.{name}", f"pl_privknn.{name}")
+                for path in (*paths, f"{found.__module__}.{found.__qualname__}"):
+                    known.setdefault(path, found)
+    return known
+
+
+def project_classes_only(section: Any, where: str, unmade: Collection[str] = ()) -> Any:
+    """A copy of plain data in which every class is the project's own, under its full path.
+
+    Args:
+        section: lists, mappings and values, as :func:`~pl_privknn.documents.read_document` gives them.
+        where: its place, for messages.
+        unmade: keys of which nothing will be made, so that other text than a ``class_path`` is only text there.
+
+    Raises:
+        ConfigurationError: for a ``class_path`` that is not in :func:`known_classes`, and for any other text that
+            names code outside the project. Nothing outside it is imported on the way.
+    """
+    return _checked(section, where, frozenset(unmade), made=True)
+
+
+def _checked(section: Any, where: str, unmade: frozenset[str], made: bool) -> Any:
+    if isinstance(section, Mapping):
+        if dotted := [key for key in section if not isinstance(key, str) or "." in key]:
+            raise ConfigurationError(
+                f"{where}: {shown(dotted[0])} must be a plain word; nest sections instead"
+            )
+        return {
+            key: _own_path(item, f"{where}.{key}")
+            if key == "class_path"
+            else _checked(item, f"{where}.{key}", unmade, made and key not in unmade)
+            for key, item in section.items()
+        }
+    if isinstance(section, list):
+        return [_checked(item, f"{where}[{place}]", unmade, made) for place, item in enumerate(section)]
+    if isinstance(section, str) and made:
+        _check_text(section, where)
+    return section
+
+
+def instantiate(sections: Mapping[str, Any], classes: Mapping[str, type]) -> Namespace:
+    """Make one object of each class from its section, with types checked and nested classes made.
+
+    Args:
+        sections: arguments of each class.
+        classes: the classes, under the names of their sections.
+
+    Raises:
+        ConfigurationError: for a section that does not fit its class.
+    """
+    for name in classes:
+        if not isinstance(sections.get(name), Mapping):
+            raise ConfigurationError(f"{name}={shown(sections.get(name))} must be a section of arguments")
+    parser = _parser_of(tuple(classes.items()))
+    try:
+        return parser.instantiate_classes(
+            parser.parse_object({name: dict(sections[name]) for name in classes})
+        )
+    except (ArgumentError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(one_line(error)) from error
+
+
+@functools.lru_cache(maxsize=16)
+def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
+    known_classes()
+    parser = ArgumentParser(exit_on_error=False)
+    for name, made in classes:
+        # Arguments without a type are let through; files within files are not read.
+        parser.add_class_arguments(made, name, fail_untyped=False)
+    return parser
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error without line breaks; that of a parser shortened to what is wrong and what is wanted."""
+    lines = [line.strip().removeprefix("- ") for line in str(error).splitlines()]
+    if not any(line.startswith(_OF_PARSERS) for line in lines):
+        return " ".join(part for line in lines for part in line.split()) or type(error).__name__
+    key, wanted, given = "", [], ""
+    for line in lines:
+        if match := re.match(r'Parser key "(.+?)":\s*(.*)', line):
+            key, line = match[1], match[2]
+        value = re.match(r"(.*?)\.? ?(?:Got|Given) value: (.*)", line)
+        if value is not None:
+            line, given = value[1], given or value[2]
+        for pattern, words in _REWORDED:
+            line = re.sub(pattern, words, line)
+        if line and not line.startswith(_NOISE) and line not in wanted:
+            wanted.append(line)
+    if nested := re.match(r"NestedArg\(key='(.*?)', val=(.*)\)", given):
+        key, given = f"{key}.{nested[1]}", nested[2]
+    text = ", or ".join(wanted) or "is not what is wanted here"
+    return f"{key}{f'={_cut(given)}' if given else ''}: {text}" if key else text
+
+
+def strict_yaml() -> None:
+    """Let jsonargparse read only what :func:`~pl_privknn.documents.check_yaml` lets through, and write such YAML."""
+    load = get_loader("yaml")
+    if getattr(load, "strict", False):
+        return
+
+    def load_strictly(text: str) -> Any:
+        check_yaml(text)
+        return load(text)
+
+    load_strictly.strict = True  # type: ignore[attr-defined]
+    set_loader("yaml", load_strictly, (yaml.YAMLError, DocumentError))
+    set_dumper("yaml", write_yaml)
+
+
+_OF_PARSERS = (
+    "Parser key",
+    "Does not validate against any",
+    "Problem with given class_path",
+    "Given value type",
+)
+_REWORDED = (
+    (r"Expected an? <class '([\w.]+)'>", r"want \1"),
+    (r"Expected an? typing\.Literal\[(.*)\]", r"want one of \1"),
+    (r"Expected an? (\S+\[.*\])", r"want \1"),
+    (
+        r"Expected a dot import path string: .*",
+        "no class has this name; give the name of one of the project's, or another's whole path, "
+        "as in my_package.MyClass",
+    ),
+)
+_NOISE = (
+    "Does not validate against any", "Problem with given class_path", "Subtypes:", "Errors:", "want NoneType", "Expected a path but", "Given value type",
+    "Subclass types expect one of", "a class path (str)", "a dict with", "a dict without",
+)  # fmt: skip
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:80]}…"
+
+
+def _in_rooms(module: str) -> bool:
+    return any(module == f"pl_privknn.{room}" or module.startswith(f"pl_privknn.{room}.") for room in ROOMS)
+
+
+def _own_path(name: Any, where: str) -> str:
+    found = _own_class(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigurationError(
+            f"{where}={shown(name)} is not a class of this project; a file's cost is stated without running other "
+            "code, so run privknn fit and audit the run's ledger instead"
+        )
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def _own_class(path: str) -> type | None:
+    """A class of the project by its name, or by its path also where its room does not offer it by name."""
+    if "." in path and not path.startswith("pl_privknn."):
+        return None
+    if (known := known_classes().get(path)) is not None:
+        return known
+    module, _, name = path.rpartition(".")
+    if not _in_rooms(module) or not name.isidentifier():
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and _in_rooms(found.__module__) else None
+
+
+def _check_text(text: str, where: str) -> None:
+    """Refuse text that a parser could take for code: a dotted name, or YAML within text."""
+    name = text.strip().strip("'\"")
+    parts = name.split(".")
+    if len(parts) > 1 and all(part.isidentifier() for part in parts):
+        if _own_class(name) is None and _importable(parts[0]):
+            raise ConfigurationError(
+                f"{where}={shown(text)} names code outside this project, or reads like it; write ./{name} where it "
+                "is a path"
+            )
+        return
+    try:
+        inner = read_yaml(text)
+    except DocumentError:
+        return  # no YAML, so no parser makes more of it than text
+    if isinstance(inner, Mapping | list):
+        project_classes_only(inner, f"the text of {where}")
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # __main__, and modules made by hand: they are loaded already
+        return True
