@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
 
-from pl_privknn._checks import check_int, check_open_unit, check_positive
+from pl_privknn._checks import check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
 from pl_privknn.callbacks.reports_run import ReportsRun
@@ -28,6 +28,8 @@ from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.run_folder import resumed_folder
+
+_MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
 class PrivateLabeler(ReportsRun):
@@ -95,18 +97,18 @@ class PrivateLabeler(ReportsRun):
         progress: bool = True,
     ) -> None:
         self.labeler = labeler
-        self.rounds = check_int("rounds", rounds)
+        self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
         self.queries_per_round = queries_of_rounds(queries_per_round, self.rounds)
         self.delta = check_open_unit("delta", delta)
         self.max_epsilon = None if max_epsilon is None else check_positive("max_epsilon", max_epsilon)
         self.max_answers = None if max_answers is None else check_int("max_answers", max_answers)
         self.features = features_of_rounds(features)
-        if isinstance(selection, str) and selection not in SELECTORS:
+        if selection not in SELECTORS if isinstance(selection, str) else not callable(selection):
             raise ValueError(f"selection={selection!r} must be one of {', '.join(SELECTORS)} or a Selector")
         self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
         self.selects_all = selection == "all"
-        self.retrain = retrain
+        self.retrain = check_switch("retrain", retrain)
         self.ledger_path = None if ledger_path is None else Path(ledger_path)
         self.ledger_head_path = None if ledger_head_path is None else Path(ledger_head_path)
         self.run_dir = None if run_dir is None else Path(run_dir)
@@ -118,7 +120,7 @@ class PrivateLabeler(ReportsRun):
             )
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
         self.seed = check_int("seed", seed, minimum=0)
-        self.progress = progress
+        self.progress = check_switch("progress", progress)
         super().__init__()
         self._loaded: dict[str, Any] | None = None
         self._epochs_before = 0

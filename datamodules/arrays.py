@@ -85,6 +85,8 @@ class ArraysDataModule(PrivatePublicDataModule):
                 raise ValueError(
                     f"{given[0]}: {part}_images and {part}_labels go together; pass both or neither"
                 )
+        if public_images is None:
+            raise ValueError("public_images=None: a student needs public images; pass an array or its file")
         shapes = {
             name: array_shape(name, source)
             for name, source in self._sources.items()

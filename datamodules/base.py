@@ -28,6 +28,7 @@ from pl_privknn.datamodules.targets import TASKS, known_rows
 from pl_privknn.privacy.noise import NoiseSource
 
 Overlap = Literal["error", "warn", "ignore"]
+_MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
 _OVERLAP: tuple[Overlap, ...] = ("error", "warn", "ignore")
 
 
@@ -105,11 +106,11 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         overlap: Overlap = "error",
     ) -> None:
         super().__init__()
-        self.num_classes = check_int("num_classes", num_classes, 2)
+        self.num_classes = check_int("num_classes", num_classes, 2, _MOST_CLASSES)
         channels, height, width = (check_int("image_shape", side) for side in image_shape)
         self.image_shape: ImageShape = (channels, height, width)
-        names = tuple(class_names) if class_names is not None else tuple(map(str, range(num_classes)))
-        if len(names) != num_classes or len(set(names)) != num_classes:
+        names = tuple(class_names) if class_names is not None else tuple(map(str, range(self.num_classes)))
+        if len(names) != self.num_classes or len(set(names)) != self.num_classes:
             raise ValueError(
                 f"class_names: {len(set(names))} different names for num_classes={num_classes}; want one a class"
             )

@@ -174,8 +174,9 @@ _REWORDED = (
     ),
 )
 _NOISE = (
-    "Does not validate against any", "Problem with given class_path", "Subtypes:", "Errors:", "want NoneType", "Expected a path but", "Given value type",
-    "Subclass types expect one of", "a class path (str)", "a dict with", "a dict without",
+    "Does not validate against any", "Problem with given class_path", "Subtypes:", "Errors:", "want NoneType",
+    "Expected a path but", "Given value type", "Subclass types expect one of", "a class path (str)", "a dict with",
+    "a dict without",
 )  # fmt: skip
 
 

@@ -8,12 +8,12 @@ from ledger_setup import PROTECTED
 
 from pl_privknn.cli import main
 from pl_privknn.config_plan import plan_of_config
+from pl_privknn.documents import read_document
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
-from pl_privknn.documents import read_document
 from pl_privknn.privacy.release_files import read_releases
 from pl_privknn.privacy.report import epsilon_of_file, epsilon_of_files, export_ledger
 

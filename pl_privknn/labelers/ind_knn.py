@@ -130,7 +130,7 @@ class IndKNN(Labeler):
             min_count=min_count,
         )
         self.switches = IndKNNSwitches(density, reuse, hashing, abstain)
-        self.soft = soft
+        self.soft = check_switch("soft", soft)
         self.release_counts = check_switch("release_counts", release_counts)
         self.ids = ids
         self.state_dir = None if state_dir is None else Path(state_dir)

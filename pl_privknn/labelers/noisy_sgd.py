@@ -7,7 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_finite, check_int, check_non_negative, check_open_unit, check_positive
+from pl_privknn._checks import (
+    check_finite,
+    check_int,
+    check_non_negative,
+    check_open_unit,
+    check_positive,
+    check_switch,
+)
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -111,7 +118,7 @@ class NoisySGDTeacher(Labeler):
         self.momentum = momentum
         self.components = None if components is None else check_int("components", components)
         self.whitening = check_non_negative("whitening", whitening)
-        self.soft = soft
+        self.soft = check_switch("soft", soft)
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         self._table: tuple[Tensor, Tensor, int] | None = None
 

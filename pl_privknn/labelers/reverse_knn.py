@@ -106,10 +106,10 @@ class ReverseKNN(Labeler):
         self.trust = check_choice("trust", trust, ("central", "local", "shuffle"))
         self.balance = None if balance is None else check_choice("balance", balance, ("prices",))
         self._public: Tensor | None = None
-        self.soft = soft
+        self.soft = check_switch("soft", soft)
         self.abstain = check_non_negative("abstain", abstain)
         natural: Adjacency = "add_remove" if trust == "central" else "replace_one"
-        self.adjacency = check_adjacency(adjacency or natural)
+        self.adjacency = check_adjacency(natural if adjacency is None else adjacency)
         self.adjacencies = (self.adjacency,)
         self._features: Tensor | None = None
         self._labels: Tensor | None = None

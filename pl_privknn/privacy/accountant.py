@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Method = Literal["best", "rdp", "pld"]
 METHODS: tuple[Method, ...] = ("best", "rdp", "pld")
+
+#: Loss of one release, in nats, beyond which no privacy loss distribution is made: Rényi orders say enough of it.
+LARGEST_LOSS = 1e6
 
 # Order at which twice the Rényi divergence over the order stands for the variance of the loss.
 _VARIANCE_ORDER = int(np.searchsorted(rdp.ORDERS, 1.05))
@@ -121,7 +124,6 @@ def account(
     releases = merge_charges(charges)
     if not releases:
         return PrivacyReport(0.0, 0.0, 0.0, 0.0, 0.0 if exact else None, delta, adjacency)
-    curve = total_rdp(releases, adjacency)
     by_rdp = _rdp_epsilon(releases, delta, adjacency)
     by_pld = _pld_epsilon(releases, delta, adjacency)
     by_induction = _exact(releases, delta, adjacency) if exact else None
@@ -130,7 +132,7 @@ def account(
     return PrivacyReport(
         epsilon=min(value for value in (by_rdp, by_pld, by_induction) if value is not None),
         epsilon_rdp=by_rdp,
-        epsilon_rdp_classic=rdp.epsilon_classic(rdp.ORDERS, curve, delta),
+        epsilon_rdp_classic=rdp.epsilon_classic(rdp.ORDERS, total_rdp(releases, adjacency), delta),
         epsilon_pld=by_pld,
         epsilon_exact=by_induction,
         delta=delta,
@@ -180,13 +182,14 @@ def delta_for_epsilon(
     if method == "rdp":
         return by_rdp
     mu, parts = _parts(releases, adjacency)
-    if not parts:
-        by_pld = pld.gaussian_delta(mu, epsilon)
-    else:
-        # The composition is accurate near the δ that RDP points to.
-        near = math.exp(min(max(log_delta - 1, -600.0), -1.0))
-        by_pld = float(_compose(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
-    return by_pld if method == "pld" else min(by_rdp, by_pld)
+    # The composition is accurate near the δ that RDP points to.
+    near = math.exp(min(max(log_delta - 1, -600.0), -1.0))
+    by_pld = _carried(
+        lambda: float(_compose(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
+        if parts
+        else pld.gaussian_delta(mu, epsilon)
+    )
+    return min(1.0, by_pld) if method == "pld" else min(by_rdp, by_pld)
 
 
 def epsilon_curve(
@@ -217,16 +220,33 @@ def epsilon_curve(
 def total_rdp(charges: Sequence[Charge], adjacency: Adjacency) -> NDArray[np.float64]:
     """RDP of the composition at :data:`pl_privknn.privacy.rdp.ORDERS`: curves add up (Mironov 2017)."""
     total = np.zeros(len(rdp.ORDERS))
-    for charge in charges:
-        total += charge.count * _curve(charge.mechanism, adjacency)
+    with np.errstate(over="ignore"):
+        for charge in charges:
+            total += charge.count * _curve(charge.mechanism, adjacency)
     return total
 
 
 @functools.lru_cache(maxsize=256)
 def _curve(mechanism: Mechanism, adjacency: Adjacency) -> NDArray[np.float64]:
-    curve = mechanism.rdp(rdp.ORDERS, adjacency)
+    """The mechanism's RDP; infinite, which always holds, at orders where float64 can't carry it."""
+    try:
+        with np.errstate(all="ignore"):
+            curve = mechanism.rdp(rdp.ORDERS, adjacency)
+    except ArithmeticError:
+        curve = np.full(len(rdp.ORDERS), math.inf)
+    curve = np.where(np.isnan(curve), math.inf, curve)
     curve.setflags(write=False)
     return curve
+
+
+def _carried(total: Callable[[], float]) -> float:
+    """A total, or infinity where arithmetic or memory can't carry it: no bound is a bound that always holds."""
+    try:
+        with np.errstate(all="ignore"):
+            value = total()
+    except (ArithmeticError, MemoryError):
+        return math.inf
+    return math.inf if math.isnan(value) else value
 
 
 def _parts(charges: Sequence[Charge], adjacency: Adjacency) -> tuple[float, list[Charge]]:
@@ -254,9 +274,10 @@ def _rdp_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) 
 def _pld_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> float:
     mu, parts = _parts(charges, adjacency)
     if not parts:
-        return pld.gaussian_epsilon(mu, delta)
+        return _carried(lambda: pld.gaussian_epsilon(mu, delta))
+    by_grid = _carried(lambda: _compose(charges, delta, adjacency).epsilon(delta))
     # The grid may round the largest loss up.
-    return min(_compose(charges, delta, adjacency).epsilon(delta), _pure_epsilon(charges, adjacency))
+    return min(by_grid, _pure_epsilon(charges, adjacency))
 
 
 def _compose(
@@ -270,16 +291,23 @@ def _compose(
     releases = sum(charge.count for charge in parts) + (mu > 0) + bool(curves)
     # Heavy-tailed releases (much noise for most records, little for a sampled one) need a grid that fits memory.
     span = max((_span(charge.mechanism, adjacency) for charge in parts), default=0.0)
+    if not (span <= LARGEST_LOSS and mu <= LARGEST_LOSS):
+        raise OverflowError(f"a loss of {max(span, mu):g}")
     step = composition.choose_discretization(variance, releases, span)
-    pieces: list[tuple[PrivacyLossDistribution, int]] = []
-    if curves:
-        curve = total_rdp(curves, adjacency)
+    curve = total_rdp(curves, adjacency) if curves else None
+    if curve is not None:
         step = max(step, 2.0 ** math.ceil(math.log2(pld.rdp_reach(rdp.ORDERS, curve)) - 19))
-        pieces.append((pld.from_rdp(rdp.ORDERS, curve, step), 1))
-    if mu > 0:
-        pieces.append((pld.to_distribution(pld.gaussian_losses(mu, 1.0, step), None, step), 1))
-    pieces += [(charge.mechanism.pld(adjacency, step), charge.count) for charge in parts]
-    return composition.compose(pieces, delta, epsilon)
+    while True:
+        pieces: list[tuple[PrivacyLossDistribution, int]] = []
+        if curve is not None:
+            pieces.append((pld.from_rdp(rdp.ORDERS, curve, step), 1))
+        if mu > 0:
+            pieces.append((pld.to_distribution(pld.gaussian_losses(mu, 1.0, step), None, step), 1))
+        pieces += [(charge.mechanism.pld(adjacency, step), charge.count) for charge in parts]
+        try:
+            return composition.compose(pieces, delta, epsilon)
+        except composition.GridTooFine as error:
+            step *= error.factor
 
 
 def _variance(mechanism: Mechanism, adjacency: Adjacency) -> float:

@@ -16,8 +16,25 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+#: Points of a composed distribution, at most: some 400 MB of work arrays.
+MAX_POINTS = 1 << 24
+#: Finest grid: finer ones leave nothing of a mass's differences.
+FINEST = 2.0**-40
+
 # From this δ on the FFT runs on masses that are hardly tilted.
 _NO_TILT = 1e-4
+
+
+class GridTooFine(Exception):
+    """The composition would need more points than :data:`MAX_POINTS`.
+
+    Attributes:
+        factor: how much coarser the grid has to be, a power of two.
+    """
+
+    def __init__(self, points: int) -> None:
+        super().__init__(points)
+        self.factor = 2.0 ** math.ceil(math.log2(points / MAX_POINTS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +78,7 @@ class Direction:
 
     def epsilon(self, delta: float) -> float:
         """Smallest ε ≥ 0 with δ(ε) ≤ delta; inf where there is none."""
-        if self.infinity > delta:
+        if not self.infinity <= delta or not np.isfinite(self.masses).all():
             return math.inf
         upper, lower = self._above
         # δ at each grid point, where only the points beyond it count; 0 beyond the last.
@@ -179,6 +196,8 @@ def _compose_direction(
     top = min(top, largest)
     bottom = max(bottom, sum(count * offset for _, offset, count in pieces))
     top = max(top, bottom)
+    if top - bottom >= MAX_POINTS:
+        raise GridTooFine(top - bottom + 1)
     length = fft.next_fast_len(top - bottom + 1, real=True)
 
     spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
@@ -240,4 +259,4 @@ def choose_discretization(variance: float, releases: int, span: float = 0.0) -> 
     fine = 2.0**-14 if releases == 1 else 2.0**-11
     # The lower limit keeps some three million points across ±20 standard deviations.
     share = max(min(0.03 / math.sqrt(releases), fine), 2.0**-16)
-    return 2.0 ** math.floor(math.log2(max(spread * share, span * 2.0**-18)))
+    return 2.0 ** math.floor(math.log2(max(spread * share, span * 2.0**-18, FINEST)))

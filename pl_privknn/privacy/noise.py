@@ -206,9 +206,7 @@ class SeededNoise(NoiseSource):
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed = check_int("seed", seed, minimum=0)
-        if self.seed >= 1 << 64:
-            raise ValueError(f"seed={seed!r} must be below 2**64")
+        self.seed = check_int("seed", seed, minimum=0, maximum=2**64 - 1)
         digest = _digest(self.seed)
         halves = (digest[8:12], digest[12:16])
         self._generators = tuple(

@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 _EMPTY: Floats = np.empty(0)
 #: Standard deviations of Gaussian noise that are kept; the mass beyond (1e-32) counts as an infinite loss.
 GAUSSIAN_REACH = 12.0
+_LARGE_MU = 1e4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,8 +219,13 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest ε ≥ 0 at which μ-Gaussian-DP holds with ``delta``, by bisection (upper end, to 1e-12)."""
+    from scipy.special import ndtri
+
     if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
+    if mu > _LARGE_MU:
+        # The second term is less than the first by a factor of about μ, and its rounding errors are not: left out.
+        return max(0.0, mu * mu / 2 - mu * float(ndtri(delta)))
     low, high = 0.0, mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     while gaussian_delta(mu, high) > delta:
         high *= 2

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Adjacency = Literal["add_remove", "replace_one"]
 ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one")
 
+#: Most outcomes that a mechanism lists one by one.
+MAX_LISTED = 10**5
+
 _REGISTRY: dict[str, type[Mechanism]] = {}
 
 

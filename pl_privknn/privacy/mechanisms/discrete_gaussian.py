@@ -26,6 +26,10 @@ Floats = NDArray[np.float64]
 # σ² over the squared sensitivity from which the lattice sums of _lattice_pairs are equal to 1e-17.
 _SMOOTH = 2.1
 _REACH = 13.0
+# Largest sensitivity: all divisors of its square are tried.
+_LARGEST_LENGTH = 1e6
+# Largest deviation of a lattice that is listed point by point; beyond it the RDP curve is used, a little looser.
+_LISTED = 2e5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,8 @@ class DiscreteGaussian(Mechanism):
         length = check_positive("l2_sensitivity", self.l2_sensitivity)
         object.__setattr__(self, "l2_sensitivity", length)
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+        if length > _LARGEST_LENGTH:
+            raise ValueError(f"l2_sensitivity={length!r} must be at most {_LARGEST_LENGTH:g}")
         if self.square < 1 or abs(length**2 - self.square) > 1e-6 * self.square:
             raise ValueError(
                 f"l2_sensitivity={self.l2_sensitivity!r} must be the square root of a whole number, since "
@@ -79,7 +85,7 @@ class DiscreteGaussian(Mechanism):
 
     @property
     def _smooth(self) -> bool:
-        return self.sigma**2 >= _SMOOTH * self.square
+        return self.sigma * self.sigma >= _SMOOTH * self.square
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return whole-number ``values`` plus fresh noise, as a new int64 tensor of the same shape.
@@ -99,7 +105,7 @@ class DiscreteGaussian(Mechanism):
     def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
         """PLD of the envelope over all shifts, or of the RDP curve for small noise."""
         require_unsampled(self.kind, self.sampling_rate, adjacency)
-        if not self._smooth:
+        if not self._smooth or self.sigma * self.l2_sensitivity > _LISTED:
             return super().pld(adjacency, discretization)
         remove, add = _measures(self.sigma, self.square, self.sampling_rate)
         return pld.to_distribution(remove, add, discretization)

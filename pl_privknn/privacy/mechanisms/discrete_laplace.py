@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_int, check_positive, check_rate
-from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
+from pl_privknn.privacy.mechanisms.base import MAX_LISTED, Adjacency, require_unsampled
 from pl_privknn.privacy.mechanisms.fixed_pair import FixedPair
 from pl_privknn.privacy.mechanisms.outcomes import sample_pairs
 
@@ -45,7 +45,7 @@ class DiscreteLaplace(FixedPair):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
-        object.__setattr__(self, "l1_sensitivity", check_int("l1_sensitivity", self.l1_sensitivity))
+        object.__setattr__(self, "l1_sensitivity", check_int("l1_sensitivity", self.l1_sensitivity, maximum=MAX_LISTED))
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:

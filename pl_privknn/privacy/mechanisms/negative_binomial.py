@@ -24,6 +24,9 @@ Floats = NDArray[np.float64]
 
 # Outcomes are listed up to the quantile that leaves this mass; the rest counts as an infinite loss.
 _REST = 1e-30
+# The most of them, and of cells whose losses are added.
+_MOST = 1 << 22
+_MOST_CELLS = 10**4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,13 @@ class NegativeBinomial(Mechanism):
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_positive("shape", self.shape))
         object.__setattr__(self, "ratio", check_open_unit("ratio", self.ratio))
-        object.__setattr__(self, "moved", check_int("moved", self.moved))
+        object.__setattr__(self, "moved", check_int("moved", self.moved, maximum=_MOST_CELLS))
+        # The tail of a Gaussian near the mean, and beyond it that of a geometric distribution.
+        if not self.mean + 12 * math.sqrt(self.variance) + 70 / (1 - self.ratio) <= _MOST:
+            raise ValueError(
+                f"shape={self.shape!r}, ratio={self.ratio!r}: noise of mean {self.mean:.3g} is too large to list; "
+                f"use less, up to about {_MOST:g}"
+            )
 
     @property
     def mean(self) -> float:

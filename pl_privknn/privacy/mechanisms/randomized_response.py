@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+# Places whose losses are added one by one.
+_MOST = 10**4
+
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedResponse(FixedPair):
@@ -49,7 +52,7 @@ class RandomizedResponse(FixedPair):
         flip = check_open_unit("flip_probability", self.flip_probability)
         object.__setattr__(self, "flip_probability", flip)
         object.__setattr__(self, "num_values", check_int("num_values", self.num_values, minimum=2))
-        object.__setattr__(self, "differing", check_int("differing", self.differing))
+        object.__setattr__(self, "differing", check_int("differing", self.differing, maximum=_MOST))
         if self.loss <= 0:
             raise ValueError(
                 f"flip_probability={self.flip_probability!r} must be below (n-1)/n = "

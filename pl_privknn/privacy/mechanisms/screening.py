@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, check_switch
-from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
+from pl_privknn.privacy.mechanisms.base import MAX_LISTED, Adjacency, require_unsampled
 from pl_privknn.privacy.mechanisms.outcomes import OutcomeMechanism, sample_pairs
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class NoisyScreening(OutcomeMechanism):
     secure: bool = dataclasses.field(default=False, metadata={"switch": True})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", check_int("k", self.k))
+        object.__setattr__(self, "k", check_int("k", self.k, maximum=MAX_LISTED))
         threshold = check_finite("threshold", self.threshold)
         if not 0 <= threshold <= self.k:
             raise ValueError(

@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 # Standard deviations of the binomials that are listed; what lies beyond gets the largest loss there is, ε₀.
 _REACH = 9.0
 _GROUPS = 300
+# ε₀ from which a clone has a probability below 1e-130: shuffling adds nothing to the message itself.
+_NO_CLONES = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,10 @@ class ShuffleAmplification(Mechanism):
 def _measure(local: float, clients: int) -> pld.LossMeasure:
     from scipy.stats import binom
 
+    if local > _NO_CLONES:
+        wrong = 1 / (1 + math.exp(min(local, 700.0)))
+        told, not_told = np.array([1 - wrong, wrong]), np.array([wrong, 1 - wrong])
+        return pld.LossMeasure(np.array([local, -local]), told, not_told)
     clone = math.exp(-local)
     mean, spread = (clients - 1) * clone, math.sqrt((clients - 1) * clone * (1 - clone))
     low = max(0, math.floor(mean - _REACH * spread - 2))
