@@ -14,7 +14,7 @@ MAX_POSITIVE = 1e300
 #: Bound of every whole number: what a tensor of int64 and a column of SQLite hold.
 MAX_INT = 2**63 - 1
 #: Bound of a number of releases. A composition raises Fourier coefficients, which are exact to some 1e-15, to this
-#: power; up to here that is far less than the grids round up, and ε stays a close bound. Far beyond it would be wrong.
+#: power: up to here that is far less than the grids round up, and ε is a close bound. Far beyond, it would be wrong.
 MAX_COUNT = 10**9
 
 _LONGEST = 80

@@ -110,6 +110,13 @@ def instantiate(sections: Mapping[str, Any], classes: Mapping[str, type]) -> Nam
         raise ConfigurationError(one_line(error)) from error
 
 
+def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
+    """What a parser makes of plain sections, by jsonargparse's name for it before and after version 4.49."""
+    make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    made: Namespace = make(parser.parse_object(sections))
+    return made
+
+
 @functools.lru_cache(maxsize=16)
 def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
     known_classes()

@@ -169,17 +169,13 @@ def _check_key(event: Any, keys: set[str], where: str) -> None:
 
 def _read_json(text: str) -> Any:
     document = json.loads(text, object_pairs_hook=_object)
-    level = [document]
+    level = [[document]]
     for _ in range(MAX_DEPTH + 1):
-        level = [
-            item
-            for part in level
-            if isinstance(part, list | dict)
-            for item in (part.values() if isinstance(part, dict) else part)
-        ]
-        if not level:
-            return document
-    raise DocumentError(_too_deep())
+        parts = [item for part in level for item in part if isinstance(item, list | dict)]
+        level = [list(part.values()) if isinstance(part, dict) else part for part in parts]
+    if level:
+        raise DocumentError(_too_deep())
+    return document
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

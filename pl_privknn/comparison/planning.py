@@ -16,7 +16,7 @@ from pl_privknn.comparison.run import Run, fingerprint
 from pl_privknn.comparison.sections import get, merged, put
 from pl_privknn.comparison.spec import Calibrate, SpecError
 from pl_privknn.config_plan import labeling_plan
-from pl_privknn.configuration import instantiate, known_classes, one_line
+from pl_privknn.configuration import instantiate, known_classes, made_by, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.calibration import Parameter, calibrate
@@ -166,9 +166,7 @@ class Planner:
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(PrivatePublicDataModule, "data")
         try:
-            made: PrivatePublicDataModule = parser.instantiate_classes(
-                parser.parse_object({"data": self._data_section})
-            ).data
+            made: PrivatePublicDataModule = made_by(parser, {"data": self._data_section}).data
         except (ArgumentError, TypeError, ValueError) as error:
             raise SpecError(f"base.data: {one_line(error)}") from error
         return made

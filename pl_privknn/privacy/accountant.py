@@ -185,9 +185,11 @@ def delta_for_epsilon(
     # The composition is accurate near the δ that RDP points to.
     near = math.exp(min(max(log_delta - 1, -600.0), -1.0))
     by_pld = _carried(
-        lambda: float(_compose(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
-        if parts
-        else pld.gaussian_delta(mu, epsilon)
+        lambda: (
+            float(_compose(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
+            if parts
+            else pld.gaussian_delta(mu, epsilon)
+        )
     )
     return min(1.0, by_pld) if method == "pld" else min(by_rdp, by_pld)
 

@@ -45,7 +45,9 @@ class DiscreteLaplace(FixedPair):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
-        object.__setattr__(self, "l1_sensitivity", check_int("l1_sensitivity", self.l1_sensitivity, maximum=MAX_LISTED))
+        object.__setattr__(
+            self, "l1_sensitivity", check_int("l1_sensitivity", self.l1_sensitivity, maximum=MAX_LISTED)
+        )
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
