@@ -152,7 +152,7 @@ def _line(error: Exception) -> str:
 
 
 def _events(text: str) -> Iterator[Any]:
-    return yaml.parse(text, Loader=_Loader)  # type: ignore[no-any-return]
+    return yaml.parse(text, Loader=_Loader)
 
 
 def _check_key(event: Any, keys: set[str], where: str) -> None:

@@ -114,7 +114,7 @@ def _null() -> TextIO:
 def _c_flush() -> Callable[[Any], Any] | None:
     """C's ``fflush``, where there is such a door."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        return ctypes.CDLL(None).fflush  # type: ignore[no-any-return]
+        return ctypes.CDLL(None).fflush
     return None
 
 
