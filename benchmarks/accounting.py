@@ -33,8 +33,8 @@ def measure(task: str, screenings: int, answers: int) -> tuple[float, float]:
     from dp_accounting.pld import privacy_loss_distribution
 
     from pl_privknn.privacy import induction  # noqa: F401 - compiled code is loaded with the imports
-    from pl_privknn.privacy.accountant import account
-    from pl_privknn.privacy.exact import exact_epsilon
+    from pl_privknn.privacy.accounting.accountant import account
+    from pl_privknn.privacy.accounting.exact import exact_epsilon
     from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
 
     charges = [Charge(NoisyScreening(**SCREENING), screenings)]

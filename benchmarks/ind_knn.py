@@ -23,7 +23,7 @@ import torch
 from ind_knn_features import CLASSES, LOG, write
 from torch import Tensor
 
-from pl_privknn.labelers.ind_knn import IndKNN
+from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.testing import FreeLedger
 

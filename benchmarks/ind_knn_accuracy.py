@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn.comparison.marks import SEEDED, stated
-from pl_privknn.labelers.ind_knn_core import PAPER_MIN_COUNT, IndKNNParameters, PublicDensity, ask
-from pl_privknn.labelers.ind_knn_search import search_ind_knn
-from pl_privknn.privacy.budgets import CONVERSIONS, Conversion
+from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters, PublicDensity, ask
+from pl_privknn.labelers.ind_knn.hyperparameters import search_ind_knn
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.per_record.budgets import CONVERSIONS, Conversion
 
 METHODS = ("density", "fixed")
 VIEWS = ("plain", "components")

@@ -24,7 +24,7 @@ from pl_privknn import __version__
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG, TimmFeatures
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers.ind_knn_table import unit_rows
+from pl_privknn.labelers.ind_knn.private_table import unit_rows
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = Path(__file__).resolve().parents[1] / "docs"

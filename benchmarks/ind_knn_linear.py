@@ -19,7 +19,7 @@ import numpy as np
 from ind_knn_features import CLASSES, DELTA, Part
 
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
-from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism

@@ -16,11 +16,11 @@ from ind_knn_features import CLASSES, DELTA, LOG, Tables
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn.labelers.aggregation import noisy_argmax
 from pl_privknn.labelers.private_knn import KNN_VOTES_L2
-from pl_privknn.labelers.voting import noisy_argmax
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.poisson import RankedLists
-from pl_privknn.privacy.calibration import Parameter, calibrate
+from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 

@@ -25,9 +25,9 @@ from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark, stated
 from pl_privknn.datamodules import FashionMNISTAttributesDataModule
 from pl_privknn.features.hog import HOG
 from pl_privknn.labelers import FixedThresholds, LearnedThresholds, MultiLabelReverseKNN
-from pl_privknn.labelers.multilabel import clip_attributes, swapped_vote_norms
+from pl_privknn.labelers.multilabel.votes import clip_attributes, swapped_vote_norms
 from pl_privknn.neighbors import PoissonSums
-from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

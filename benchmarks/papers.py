@@ -16,7 +16,7 @@ from render import epsilon_of, explained, guarantee, runs, spread
 
 from pl_privknn.comparison.marks import guarantee_of, mark
 from pl_privknn.privacy import account
-from pl_privknn.privacy.accountant import read_records
+from pl_privknn.privacy.accounting.accountant import read_records
 from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, weakest
 
 HERE = Path(__file__).resolve().parent

@@ -33,15 +33,15 @@ from torch import Tensor, nn
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark, stated
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
-from pl_privknn.labelers.aggregators import LNMAX, Aggregator, ConfidentGNMAX
-from pl_privknn.labelers.pate import PATE
-from pl_privknn.labelers.pate_guided import GuidedPartition
-from pl_privknn.labelers.pate_networks import CNNTeachers, LinearTeachers, MLPTeachers
-from pl_privknn.labelers.pate_partition import ClassBalancedPartition, RandomPartition
-from pl_privknn.labelers.pate_report import consensus, consensus_histogram, prediction_variance
-from pl_privknn.labelers.pate_stacked import StackedTeachers
-from pl_privknn.labelers.pate_teachers import rows_of_parts
-from pl_privknn.privacy.accountant import account
+from pl_privknn.labelers.pate.aggregators import LNMAX, Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.pate.guided import GuidedPartition
+from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers, MLPTeachers
+from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition
+from pl_privknn.labelers.pate.pate import PATE
+from pl_privknn.labelers.pate.report import consensus, consensus_histogram, prediction_variance
+from pl_privknn.labelers.pate.stacked import StackedTeachers
+from pl_privknn.labelers.pate.teachers import rows_of_parts
+from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

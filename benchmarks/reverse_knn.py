@@ -36,7 +36,7 @@ from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
-from pl_privknn.labelers.voting import noise_deviation
+from pl_privknn.labelers.aggregation import noise_deviation
 from pl_privknn.neighbors.balanced import REASON, balanced_connections, scores
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.guarantee import Guarantee

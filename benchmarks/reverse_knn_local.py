@@ -20,8 +20,8 @@ from pl_privknn.comparison.marks import SEEDED, footnotes, guarantee_of, mark, s
 from pl_privknn.comparison.plot import explain
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
-from pl_privknn.labelers.reverse_knn_local import Table, make_randomizer, true_counts
-from pl_privknn.labelers.reverse_knn_shuffle import (
+from pl_privknn.labelers.reverse_knn.local import Table, make_randomizer, true_counts
+from pl_privknn.labelers.reverse_knn.shuffle import (
     MultiMessage,
     SingleMessage,
     amplified_epsilon,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from pl_privknn.cli import main as privknn
+from pl_privknn.cli.main import main as privknn
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -26,11 +26,11 @@ from ind_knn_accuracy import VIEWS, Setting, search
 from ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Part, Tables, add_feature_options, load, write
 
 from pl_privknn.comparison.marks import SEEDED, stated
-from pl_privknn.labelers.ind_knn_core import PublicDensity
-from pl_privknn.labelers.ind_knn_engine import IndKNNSwitches
-from pl_privknn.labelers.ind_knn_predictor import IndKNNPredictor
-from pl_privknn.privacy.budgets import epsilon_of_budget
+from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
+from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
+from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.per_record.budgets import epsilon_of_budget
 
 #: Records that leave, and as many that arrive, at every change.
 LEAVING = 25

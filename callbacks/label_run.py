@@ -14,11 +14,11 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
-from pl_privknn.privacy.accountant import PrivacyReport
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.guarantee import strength
-from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
+from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
+from pl_privknn.privacy.ledger.run_folder import FolderLock
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.run_folder import FolderLock
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.datasets import PublicDataset
@@ -41,7 +41,7 @@ class RunTerms:
         max_epsilon: budget, or None.
         adjacency: neighbouring relation.
         ledger_path: a ledger that several runs share, or None for the run's own.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
+        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.ledger.Ledger`.
         run_id: the run that a checkpoint belongs to, or None.
         description: public facts about the run, for the reader of the ledger.
     """

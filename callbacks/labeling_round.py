@@ -15,7 +15,7 @@ from torch import Tensor
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.privacy.ledger import LedgerRun
+from pl_privknn.privacy.ledger.ledger import LedgerRun
 from pl_privknn.privacy.private_side import privately, terminal
 
 if TYPE_CHECKING:

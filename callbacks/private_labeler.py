@@ -25,9 +25,9 @@ from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
+from pl_privknn.privacy.ledger.run_folder import resumed_folder
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
-from pl_privknn.privacy.run_folder import resumed_folder
 
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 

@@ -18,7 +18,7 @@ class RunReport(pl.Callback):
     """Writes ``summary.json`` into the run's folder when training ends, and again after a test.
 
     The ε in it is the exact worst case where that applies (see
-    :func:`pl_privknn.privacy.accountant.account`), so it can be a little below the fast figure that was
+    :func:`pl_privknn.privacy.accounting.accountant.account`), so it can be a little below the fast figure that was
     logged during training.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_non_negative, check_positive
-from pl_privknn.labelers.reverse_knn_posterior import class_posterior, nonnegative_shares
+from pl_privknn.labelers.reverse_knn.posterior import class_posterior, nonnegative_shares
 
 _ROWS_AT_A_TIME = 2048
 
@@ -163,7 +163,7 @@ def label_by_spread(spread: Spread, scores: Tensor, deviation: Tensor | float) -
     Returns:
         Labels, int64 ``(n,)``, -1 where there is no weight or too little confidence, and probabilities, float32
         ``(n, c)``: the posterior under the known noise
-        (:func:`~pl_privknn.labelers.reverse_knn_posterior.class_posterior`).
+        (:func:`~pl_privknn.labelers.reverse_knn.posterior.class_posterior`).
     """
     sums, noise = spread_scores(spread, scores, deviation)
     heard = (spread.weights * torch.isfinite(scores).all(dim=1)[spread.queries]).sum(dim=1) > 0

@@ -12,12 +12,12 @@ from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.digits import DigitsDataModule
 from pl_privknn.datamodules.embeddings import EmbeddingsDataModule
 from pl_privknn.datamodules.fashion_attributes import FashionMNISTAttributesDataModule
+from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
+from pl_privknn.datamodules.formats.loaders import NoLabeledExamplesError
+from pl_privknn.datamodules.formats.published import DamagedFileError
 from pl_privknn.datamodules.image_folder import ImageFolderDataModule
-from pl_privknn.datamodules.images import ImageStore, TensorImages
-from pl_privknn.datamodules.loading import NoLabeledExamplesError
 from pl_privknn.datamodules.market1501 import Market1501DataModule
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule, MNISTDataModule
-from pl_privknn.datamodules.published import DamagedFileError
 from pl_privknn.datamodules.svhn import SVHNDataModule
 
 __all__ = [

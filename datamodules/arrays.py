@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn.datamodules.array_files import (
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
+from pl_privknn.datamodules.formats.array_files import (
     ArrayOrPath,
     array_shape,
     as_images,
     image_shape,
     read_array,
 )
-from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.images import ImageStore, TensorImages
+from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
 
 
 class ArraysDataModule(PrivatePublicDataModule):

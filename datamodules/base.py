@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from pl_privknn._checks import check_choice, check_int
 from pl_privknn.datamodules.datasets import ImageShape, LabeledImages, PublicDataset
-from pl_privknn.datamodules.images import ImageStore, common_images
-from pl_privknn.datamodules.loading import (
+from pl_privknn.datamodules.formats.images import ImageStore, common_images
+from pl_privknn.datamodules.formats.loaders import (
     LabeledBatches,
     LabeledSampler,
     LateStartLoader,
@@ -22,9 +22,15 @@ from pl_privknn.datamodules.loading import (
     UnlabeledSampler,
     take_batch,
 )
-from pl_privknn.datamodules.parts import check_by_record, check_overlap, check_part, known_truth, present
-from pl_privknn.datamodules.private_loader import PrivateTraining
-from pl_privknn.datamodules.targets import TASKS, known_rows
+from pl_privknn.datamodules.formats.partition_checks import (
+    check_by_record,
+    check_overlap,
+    check_part,
+    known_truth,
+    present,
+)
+from pl_privknn.datamodules.formats.poisson_loader import PrivateTraining
+from pl_privknn.datamodules.formats.targets import TASKS, known_rows
 from pl_privknn.privacy.noise import NoiseSource
 
 Overlap = Literal["error", "warn", "ignore"]
@@ -268,10 +274,10 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         """``{"labeled": (x, y), "unlabeled": x}``; see the class. May be called before labels exist.
 
         After :meth:`train_privately`: Poisson samples of the private set, each a
-        :class:`~pl_privknn.datamodules.private_loader.PrivateBatch`. Without ``"labeled"`` for a module whose
+        :class:`~pl_privknn.datamodules.formats.poisson_loader.PrivateBatch`. Without ``"labeled"`` for a module whose
         ``needs_labels`` is False.
 
-        Batches raise :class:`~pl_privknn.datamodules.loading.NoLabeledExamplesError` where an epoch begins
+        Batches raise :class:`~pl_privknn.datamodules.formats.loaders.NoLabeledExamplesError` where an epoch begins
         and no public image has a label.
         """
         if self._private_training is not None:

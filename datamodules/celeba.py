@@ -14,9 +14,9 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_switch
 from pl_privknn.datamodules.base import Overlap, PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
+from pl_privknn.datamodules.formats.images import fixed_shuffle
+from pl_privknn.datamodules.formats.published import DamagedFileError, check_md5, find_file
 from pl_privknn.datamodules.image_folder import FolderImages
-from pl_privknn.datamodules.images import fixed_shuffle
-from pl_privknn.datamodules.published import DamagedFileError, check_md5, find_file
 
 #: In the order of list_attr_celeba.txt.
 CELEBA_ATTRIBUTES: tuple[str, ...] = (

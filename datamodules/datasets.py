@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.datamodules.images import ImageStore, as_indices
-from pl_privknn.datamodules.targets import TASKS, check_soft, check_targets, known_rows
+from pl_privknn.datamodules.formats.images import ImageStore, as_indices
+from pl_privknn.datamodules.formats.targets import TASKS, check_soft, check_targets, known_rows
 
 ImageShape = tuple[int, int, int]
 

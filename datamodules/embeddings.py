@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
-from pl_privknn.datamodules.array_files import ArrayOrPath, array_shape, read_array
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.images import ImageStore, TensorImages
+from pl_privknn.datamodules.formats.array_files import ArrayOrPath, array_shape, read_array
+from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
 
 _CHUNK = 65536
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.images import fixed_shuffle
+from pl_privknn.datamodules.formats.images import fixed_shuffle
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule
 
 #: Attributes of Fashion-MNIST's classes, in the order of the class numbers 0 … 9: T-shirt/top, trouser, pullover,

@@ -14,7 +14,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.images import ImageStore
+from pl_privknn.datamodules.formats.images import ImageStore
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _LAYOUT = "want private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"

@@ -14,9 +14,9 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_switch
 from pl_privknn.datamodules.base import Overlap, PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
+from pl_privknn.datamodules.formats.images import fixed_shuffle
+from pl_privknn.datamodules.formats.published import DamagedFileError, find_file, read_mat
 from pl_privknn.datamodules.image_folder import FolderImages
-from pl_privknn.datamodules.images import fixed_shuffle
-from pl_privknn.datamodules.published import DamagedFileError, find_file, read_mat
 
 _COLOURS_UP = ("black", "white", "red", "purple", "yellow", "gray", "blue", "green")
 _COLOURS_DOWN = ("black", "white", "pink", "purple", "yellow", "gray", "blue", "green", "brown")

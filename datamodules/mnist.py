@@ -11,8 +11,8 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.idx import IDXError, read_idx
-from pl_privknn.datamodules.images import TensorImages, fixed_shuffle
+from pl_privknn.datamodules.formats.idx import IDXError, read_idx
+from pl_privknn.datamodules.formats.images import TensorImages, fixed_shuffle
 
 _SIDE = 28
 _FILES = {

@@ -13,9 +13,9 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_switch
 from pl_privknn.datamodules.base import Overlap, PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.images import TensorImages, fixed_shuffle
-from pl_privknn.datamodules.published import DamagedFileError, check_md5, find_file, read_mat
-from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
+from pl_privknn.datamodules.formats.images import TensorImages, fixed_shuffle
+from pl_privknn.datamodules.formats.published import DamagedFileError, check_md5, find_file, read_mat
+from pl_privknn.datamodules.formats.stores import ChosenImages, JoinedImages
 
 _CHUNK = 4096
 _REMEDY = (

@@ -16,9 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.rdp import epsilon_classic, pairs_rdp
 from pl_privknn.privacy.mechanisms import Charge, NoisyScreening
-from pl_privknn.privacy.rdp import epsilon_classic, pairs_rdp
 
 SCREENING = {"k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10}
 DELTA = 1e-5

@@ -8,11 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pl_privknn import _moved
+
+_moved.install()
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "BackboneFeatures": "pl_privknn.features",
-    "BudgetExceeded": "pl_privknn.privacy.ledger",
+    "BudgetExceeded": "pl_privknn.privacy.ledger.ledger",
     "Charge": "pl_privknn.privacy.mechanisms",
     "ExponentialArgmax": "pl_privknn.privacy.mechanisms",
     "FixMatchStudent": "pl_privknn.students",
@@ -22,13 +26,13 @@ _PUBLIC = {
     "IndKNNPredictor": "pl_privknn.labelers",
     "Labeler": "pl_privknn.labelers.base",
     "Laplace": "pl_privknn.privacy.mechanisms",
-    "Ledger": "pl_privknn.privacy.ledger",
+    "Ledger": "pl_privknn.privacy.ledger.ledger",
     "NoisyScreening": "pl_privknn.privacy.mechanisms",
     "PATE": "pl_privknn.labelers",
     "PrivateKNN": "pl_privknn.labelers.private_knn",
     "PrivateLabeler": "pl_privknn.callbacks.private_labeler",
     "Release": "pl_privknn.labelers.base",
-    "ReverseKNN": "pl_privknn.labelers.reverse_knn",
+    "ReverseKNN": "pl_privknn.labelers.reverse_knn.reverse_knn",
     "Screening": "pl_privknn.labelers.private_knn",
     "SupervisedStudent": "pl_privknn.students",
     "TimmFeatures": "pl_privknn.features",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import check_int, shown
 from pl_privknn.configuration import ConfigurationError, instantiate, known_classes, project_classes_only
-from pl_privknn.privacy.release_files import Releases
+from pl_privknn.privacy.ledger.release_files import Releases
 
 if TYPE_CHECKING:
     from pl_privknn.callbacks import PrivateLabeler

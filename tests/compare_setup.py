@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pl_privknn.cli import main
+from pl_privknn.cli.main import main
 from pl_privknn.comparison.results import Result
 
 SMOKE = {"max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "limit_val_batches": 1}

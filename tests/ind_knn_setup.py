@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from pl_privknn.labelers.ind_knn_core import IndKNNParameters
-from pl_privknn.labelers.ind_knn_predictor import IndKNNPredictor
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
+from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.privacy.noise import SeededNoise
 
 PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pl_privknn.privacy.individual import IndividualFilter
+from pl_privknn.privacy.per_record.filter import IndividualFilter
 
 ALL = np.arange(20)
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from pl_privknn.labelers.aggregators import GNMAX
-from pl_privknn.labelers.pate import PATE
-from pl_privknn.labelers.pate_networks import LinearTeachers
+from pl_privknn.labelers.pate.aggregators import GNMAX
+from pl_privknn.labelers.pate.networks import LinearTeachers
+from pl_privknn.labelers.pate.pate import PATE
 from pl_privknn.privacy.noise import SeededNoise
 
 

@@ -12,7 +12,7 @@ import torch
 
 from pl_privknn import HOG, Gaussian, Labeler, Ledger, Release
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge
 
 

@@ -18,12 +18,12 @@ from pl_privknn._checks import (
     check_open_unit,
     check_positive,
 )
-from pl_privknn.baselines.books import TrainingBooks, TrainingPlan, public_rate, run_folder
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.clipping import ClippedGradients, check_network
 from pl_privknn.baselines.heads import build_head
-from pl_privknn.baselines.reporting import LeavesFolder, ReportsBooks
+from pl_privknn.baselines.reporting import LeavesFolder, ReportsTraining
 from pl_privknn.baselines.trainer_checks import check_data, check_trainer
+from pl_privknn.baselines.training_run import TrainingPlan, TrainingRun, public_rate, run_folder
 from pl_privknn.baselines.updates import build_optimizer, check_updates, scheduled
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.noise import NoiseSource, default_noise
@@ -36,7 +36,7 @@ ON_BUDGET = ("error", "stop")
 _IMAGES_AT_ONCE = 1024
 
 
-class NoisySGD(ReportsBooks, Classifier):
+class NoisySGD(ReportsTraining, Classifier):
     """A classifier trained on the private records by noisy SGD (Abadi et al. 2016).
 
     At each step every private record is drawn with probability ``sampling_rate``, independently; its gradient
@@ -93,7 +93,7 @@ class NoisySGD(ReportsBooks, Classifier):
         std: public constants, one a channel, divided by.
         ledger_path: a ledger that other runs over the same private data share; ``ledger.sqlite`` in the run's
             folder by default.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
+        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.ledger.Ledger`.
         run_dir: the run's folder; the trainer's log folder by default.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for
             tests and benchmarks and protect nothing.
@@ -183,7 +183,7 @@ class NoisySGD(ReportsBooks, Classifier):
         check_network(self.network)
         self.automatic_optimization = False  # one optimizer step a Poisson batch, on gradients made here
         self._clipped = ClippedGradients(self.network, clip_norm, clipping, physical_batch_size)
-        self._books: TrainingBooks | None = None
+        self._training_run: TrainingRun | None = None
         self._private: Any = None
         self._loaded: dict[str, Any] | None = None
         self._rate = float(lr)
@@ -201,7 +201,7 @@ class NoisySGD(ReportsBooks, Classifier):
         if stage != "fit":
             return
         self._clipped.detach()  # hooks of a training that an error ended
-        self._books = None
+        self._training_run = None
         data = check_data(self.trainer)
         if self.whitening is not None and not bool(self.whitening.fitted):
             self.whitening.fit(self._public_features(data))
@@ -219,7 +219,7 @@ class NoisySGD(ReportsBooks, Classifier):
             return
         resumed = self._loaded if self.trainer.ckpt_path is not None else None
         self._loaded = None
-        self._books = TrainingBooks(
+        self._training_run = TrainingRun(
             run_folder(
                 self.run_dir,
                 resumed,
@@ -235,32 +235,32 @@ class NoisySGD(ReportsBooks, Classifier):
             noise=self.noise_source,
             ledger_head_path=self.ledger_head_path,
         )
-        if self._books.lost:
-            rank_zero_info(f"{self._books.lost} paid steps were lost; the training is shorter by them")
+        if self._training_run.lost:
+            rank_zero_info(f"{self._training_run.lost} paid steps were lost; the training is shorter by them")
         if self.extractor is not None:
             privately(self._private.records.prepare, self.inputs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """End the training where the plan ends."""
-        if self._books is not None and self._books.steps.left == 0:
+        if self._training_run is not None and self._training_run.steps.left == 0:
             self.trainer.should_stop = True
-            rank_zero_info(f"all {self._books.planned} planned steps are done: the training ends here")
+            rank_zero_info(f"all {self._training_run.planned} planned steps are done: the training ends here")
             return -1
         return None
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One noisy step, also on an empty batch. Nothing of the private records is logged."""
         optimizer: Any = self.optimizers()
-        if self._books is None:
+        if self._training_run is None:
             x, y = batch["labeled"]
             gradient = self._clipped.sum(x, y, _losses, self.inputs)
             self._rate = self.hparams["lr"]
         else:
             # Records of a private batch are images, or vectors that were made of them when the fit began.
             made = None if self.extractor is not None else self.inputs
-            self._rate = self._learning_rate(self._books)
+            self._rate = self._learning_rate(self._training_run)
             total = privately(self._clipped.sum, batch.records, batch.labels, _losses, made)
-            gradient = self._books.steps.release(total, self.noise_source)
+            gradient = self._training_run.steps.release(total, self.noise_source)
         self._clipped.assign(gradient / self.batch_size)
         for group in optimizer.param_groups:
             group["lr"] = self._rate
@@ -280,12 +280,12 @@ class NoisySGD(ReportsBooks, Classifier):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the module holds no private record and no open ledger."""
-        return {**super().__getstate__(), "_private": None, "_books": None}
+        return {**super().__getstate__(), "_private": None, "_training_run": None}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save where the books of the run lie; they themselves stay in the ledger."""
-        if self._books is not None:
-            checkpoint["noisy_sgd"] = self._books.state()
+        if self._training_run is not None:
+            checkpoint["noisy_sgd"] = self._training_run.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remember the run that a checkpoint belongs to."""
@@ -322,7 +322,11 @@ class NoisySGD(ReportsBooks, Classifier):
 
     def _coins(self) -> NoiseSource:
         # A seeded source must not toss the same coins again after a resume; charges only grow.
-        place = (0, 0) if self._books is None else (self._books.num_charges, self._books.steps.left)
+        place = (
+            (0, 0)
+            if self._training_run is None
+            else (self._training_run.num_charges, self._training_run.steps.left)
+        )
         return self.noise_source.stream("batches", *place)
 
     def _public_features(self, data: Any) -> Tensor:
@@ -332,7 +336,7 @@ class NoisySGD(ReportsBooks, Classifier):
             [self.extractor(data.public.images(part)).cpu() for part in everything.split(_IMAGES_AT_ONCE)]
         )
 
-    def _learning_rate(self, books: TrainingBooks) -> float:
+    def _learning_rate(self, books: TrainingRun) -> float:
         hparams = self.hparams
         peak = quiet_lr(
             hparams["lr"], self.noise_limit, books.noise_multiplier, books.planned, self.batch_size

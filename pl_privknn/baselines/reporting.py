@@ -6,9 +6,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from pl_privknn.baselines.books import TrainingBooks
+from pl_privknn.baselines.training_run import TrainingRun
 from pl_privknn.privacy.guarantee import strength
-from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.ledger.ledger import Ledger
 
 
 class LeavesFolder(pl.Callback):
@@ -18,50 +18,50 @@ class LeavesFolder(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Leave it."""
-        if isinstance(pl_module, ReportsBooks):
+        if isinstance(pl_module, ReportsTraining):
             pl_module.leave_folder()
 
 
-class ReportsBooks(pl.LightningModule):
+class ReportsTraining(pl.LightningModule):
     """Reads and logs the books of a training; part of :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`."""
 
-    _books: TrainingBooks | None
+    _training_run: TrainingRun | None
     delta: float
 
     @property
     def epsilon(self) -> float:
         """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
-        return 0.0 if self._books is None else self._books.reports()[0].epsilon
+        return 0.0 if self._training_run is None else self._training_run.reports()[0].epsilon
 
     @property
     def epsilon_spent(self) -> float:
         """ε of the steps that were paid for so far; for information."""
-        return 0.0 if self._books is None else self._books.reports()[1].epsilon
+        return 0.0 if self._training_run is None else self._training_run.reports()[1].epsilon
 
     @property
     def ledger(self) -> Ledger | None:
         """The ledger, once the fit has started."""
-        return None if self._books is None else self._books.ledger
+        return None if self._training_run is None else self._training_run.ledger
 
     @property
     def planned_steps(self) -> int:
         """Number of steps that the guarantee covers; 0 before the fit."""
-        return 0 if self._books is None else self._books.planned
+        return 0 if self._training_run is None else self._training_run.planned
 
     def privacy_summary(self) -> dict[str, Any] | None:
         """What a report of the run says of its privacy, in plain types; None before the fit."""
-        return None if self._books is None else self._books.summary()
+        return None if self._training_run is None else self._training_run.summary()
 
     def leave_folder(self) -> None:
         """Let another run use the folder; the ledger stays readable."""
-        if self._books is not None:
-            self._books.close()
+        if self._training_run is not None:
+            self._training_run.close()
 
     def on_train_epoch_end(self) -> None:
         """Log ε beside the accuracy."""
-        if self._books is None:
+        if self._training_run is None:
             return
-        guarantee, spent = self._books.reports()
+        guarantee, spent = self._training_run.reports()
         self.log("privacy/epsilon", guarantee.epsilon, on_epoch=True, batch_size=1)
         self.log("privacy/epsilon_spent", spent.epsilon, on_epoch=True, batch_size=1)
         self.log("privacy/delta", self.delta, on_epoch=True, batch_size=1)

@@ -3,9 +3,9 @@
 :func:`pl_privknn.comparison.runner.run_comparison` runs it; what is here reads comparisons and their results.
 """
 
-from pl_privknn.comparison.reading import read_comparison
 from pl_privknn.comparison.results import Result, read_results
 from pl_privknn.comparison.spec import Comparison, Method, SpecError
+from pl_privknn.comparison.specification_file import read_comparison
 from pl_privknn.comparison.table import markdown_table
 
 __all__ = [

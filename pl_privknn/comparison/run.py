@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.comparison.sections import get, merged, put
+from pl_privknn.comparison.nested_settings import get, merged, put
 from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
 from pl_privknn.configuration import known_classes
 

@@ -1,25 +1,25 @@
 """Private teachers: one file each, behind :class:`~pl_privknn.labelers.base.Labeler`."""
 
-from pl_privknn.labelers.aggregators import GNMAX, LNMAX, ConfidentGNMAX
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.labelers.ind_knn import IndKNN
-from pl_privknn.labelers.ind_knn_predictor import IndKNNPredictor
-from pl_privknn.labelers.multilabel_knn import MultiLabelKNN
-from pl_privknn.labelers.multilabel_pate import (
+from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
+from pl_privknn.labelers.multilabel.knn import MultiLabelKNN
+from pl_privknn.labelers.multilabel.pate import (
     LinearAttributeTeachers,
     MLPAttributeTeachers,
     MultiLabelPATE,
 )
-from pl_privknn.labelers.multilabel_reverse_knn import MultiLabelReverseKNN
-from pl_privknn.labelers.multilabel_rules import FixedThresholds, LearnedThresholds
+from pl_privknn.labelers.multilabel.reverse_knn import MultiLabelReverseKNN
+from pl_privknn.labelers.multilabel.rules import FixedThresholds, LearnedThresholds
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
-from pl_privknn.labelers.pate import PATE
-from pl_privknn.labelers.pate_guided import GuidedPartition
-from pl_privknn.labelers.pate_networks import CNNTeachers, LinearTeachers, MLPTeachers
-from pl_privknn.labelers.pate_partition import ClassBalancedPartition, RandomPartition, ShufflePartition
-from pl_privknn.labelers.pate_teachers import SklearnTeachers
+from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, ConfidentGNMAX
+from pl_privknn.labelers.pate.guided import GuidedPartition
+from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers, MLPTeachers
+from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition, ShufflePartition
+from pl_privknn.labelers.pate.pate import PATE
+from pl_privknn.labelers.pate.teachers import SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
-from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
 
 __all__ = [
     "GNMAX",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, check_switch
+from pl_privknn.labelers.aggregation import answer_votes, check_releases_counts, complete_noise, secure_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.voting import answer_votes, check_releases_counts, complete_noise, secure_noise
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism, NoisyScreening
 from pl_privknn.privacy.noise import NoiseSource
@@ -58,7 +58,7 @@ class PrivateKNN(Labeler):
         release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
             answers can be smoothed over neighbouring queries. For noise that is added to every count.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        secure: draw all noise exactly, in integers (:func:`~pl_privknn.labelers.voting.secure_noise`), so that
+        secure: draw all noise exactly, in integers (:func:`~pl_privknn.labelers.aggregation.secure_noise`), so that
             attacks on floating-point noise (Mironov 2012) find nothing.
 
     Raises:

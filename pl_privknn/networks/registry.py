@@ -65,7 +65,7 @@ def build_network(
         128
     """
     if name.startswith("timm:"):
-        from pl_privknn.networks.timm_door import timm_network
+        from pl_privknn.networks.timm_models import timm_network
 
         return timm_network(name.removeprefix("timm:"), num_classes, in_channels, image_size)
     if name not in _BUILDERS:

@@ -6,12 +6,12 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "account": "accountant",
-    "read_records": "accountant",
-    "epsilon_for_delta": "accountant",
-    "delta_for_epsilon": "accountant",
-    "epsilon_curve": "accountant",
-    "PrivacyReport": "accountant",
+    "account": "accounting.accountant",
+    "read_records": "accounting.accountant",
+    "epsilon_for_delta": "accounting.accountant",
+    "delta_for_epsilon": "accounting.accountant",
+    "epsilon_curve": "accounting.accountant",
+    "PrivacyReport": "accounting.accountant",
     "Charge": "mechanisms",
     "Mechanism": "mechanisms",
     "Gaussian": "mechanisms",
@@ -32,7 +32,7 @@ _HOMES = {
     "SeededNoise": "noise",
     "SystemNoise": "noise",
     "default_noise": "noise",
-    "exact_epsilon": "exact",
+    "exact_epsilon": "accounting.exact",
 }
 
 __all__ = sorted(_HOMES)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, check_rate
-from pl_privknn.privacy.calibration import Parameter, calibrate
+from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.paying import ChargesLedger
@@ -34,7 +34,7 @@ def noise_for_steps(target_epsilon: float, delta: float, sampling_rate: float, s
     """The least noise multiplier with which ``steps`` steps cost at most ``target_epsilon``.
 
     Raises:
-        ValueError: for arguments out of range; :class:`~pl_privknn.privacy.calibration.CalibrationError`
+        ValueError: for arguments out of range; :class:`~pl_privknn.privacy.accounting.calibration.CalibrationError`
             where the target can't be met.
     """
     rate, count = check_rate("sampling_rate", sampling_rate), check_int("steps", steps)

@@ -18,8 +18,8 @@ from pl_privknn.students.ema import EMA
 from pl_privknn.students.evaluation import EvaluatedModule
 from pl_privknn.students.losses import weighted_mean
 from pl_privknn.students.optim import OPTIMIZERS, SCHEDULERS, build_optimizer, lr_factor
+from pl_privknn.students.output_types import TASKS, accuracy_metric
 from pl_privknn.students.reset import fresh_weights
-from pl_privknn.students.tasks import TASKS, accuracy_metric
 
 AUGMENT = ("none", "weak")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from pl_privknn._checks import check_non_negative
 from pl_privknn.students.augment import StrongAugmentation
 from pl_privknn.students.base import Student
-from pl_privknn.students.modes import deterministic, frozen_statistics
+from pl_privknn.students.forward import deterministic, frozen_statistics
 
 
 class ConsistencyStudent(Student):

@@ -10,7 +10,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn.students.losses import weighted_mean
 from pl_privknn.students.metrics import AttributeAccuracy
-from pl_privknn.students.tasks import Outputs
+from pl_privknn.students.output_types import Outputs
 
 
 class EvaluatedModule(pl.LightningModule):

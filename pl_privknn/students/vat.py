@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_non_negative, check_positive
 from pl_privknn.students.base import Student
+from pl_privknn.students.forward import deterministic, frozen_statistics
 from pl_privknn.students.losses import kl_divergence
-from pl_privknn.students.modes import deterministic, frozen_statistics
 
 
 def unit_rows(values: Tensor) -> Tensor:

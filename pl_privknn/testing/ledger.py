@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from pl_privknn._checks import check_int
-from pl_privknn.privacy.ledger import BudgetExceeded
-from pl_privknn.privacy.ledger_books import NOISE_MARKS
-from pl_privknn.privacy.ledger_gate import check_known
+from pl_privknn.privacy.ledger.balance import NOISE_MARKS
+from pl_privknn.privacy.ledger.budget import check_known
+from pl_privknn.privacy.ledger.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 

@@ -7,13 +7,13 @@ from pl_privknn.privacy.mechanisms.data_dependent import DataDependent
 from pl_privknn.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from pl_privknn.privacy.mechanisms.discrete_laplace import DiscreteLaplace
 from pl_privknn.privacy.mechanisms.fixed_pair import PureDP
+from pl_privknn.privacy.mechanisms.fixed_total import FixedTotal
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
 from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
 from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
-from pl_privknn.privacy.mechanisms.totals import FixedTotal
 
 __all__ = [
     "ADJACENCIES",

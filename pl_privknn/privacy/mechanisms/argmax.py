@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_positive, check_rate, check_switch
-from pl_privknn.privacy import pld, rdp
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
 from pl_privknn.privacy.mechanisms.outcomes import OutcomeMechanism
 

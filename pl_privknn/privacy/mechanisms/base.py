@@ -88,7 +88,7 @@ class Mechanism(abc.ABC):
         """Privacy loss distribution of a pair that dominates one release, in both directions.
 
         The default turns the RDP curve into a dominating pair (see
-        :func:`pl_privknn.privacy.pld.from_rdp`), which is valid for every mechanism and loose for most:
+        :func:`pl_privknn.privacy.accounting.pld.from_rdp`), which is valid for every mechanism and loose for most:
         mechanisms with a known pair override it.
 
         Args:
@@ -99,7 +99,7 @@ class Mechanism(abc.ABC):
         Raises:
             ValueError: where the mechanism is not defined under ``adjacency``; it says what to do.
         """
-        from pl_privknn.privacy import pld, rdp
+        from pl_privknn.privacy.accounting import pld, rdp
 
         orders = rdp.ORDERS
         return pld.from_rdp(orders, self.rdp(orders, adjacency), discretization)

@@ -3,7 +3,7 @@
 A data-dependent cost is small where the votes agree. It is a function of the private votes: stating it
 reveals something about them, so it is no guarantee that may be published. It never carries over to a random
 sample of the records (amplification needs the same bound on every sample): sampled mechanisms are refused.
-The curves themselves come from :mod:`pl_privknn.privacy.pate_analysis`.
+The curves themselves come from :mod:`pl_privknn.privacy.accounting.data_dependent`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.privacy import rdp
+from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
@@ -97,7 +97,7 @@ class DataDependent(Mechanism):
         Raises:
             ValueError: for a sampled mechanism (see the module), another kind, or votes that are no counts.
         """
-        from pl_privknn.privacy.pate_analysis import answers_rdp
+        from pl_privknn.privacy.accounting.data_dependent import answers_rdp
 
         if not isinstance(mechanism, (Gaussian, Laplace)):
             raise ValueError(
@@ -118,7 +118,7 @@ class DataDependent(Mechanism):
         Raises:
             ValueError: for a sampled mechanism: amplifying a data-dependent bound is not valid.
         """
-        from pl_privknn.privacy.pate_analysis import screening_rdp
+        from pl_privknn.privacy.accounting.data_dependent import screening_rdp
 
         _refuse_sampling(mechanism.sampling_rate)
         counts = np.asarray(max_votes)

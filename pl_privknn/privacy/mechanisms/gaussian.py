@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
-from pl_privknn.privacy import pld, rdp
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism, require_unsampled
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class Gaussian(Mechanism):
         return values.double() + noise.normal(tuple(values.shape), self.sigma).to(values.device)
 
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
-        """RDP of one release; see :func:`pl_privknn.privacy.rdp.gaussian_rdp`."""
+        """RDP of one release; see :func:`pl_privknn.privacy.accounting.rdp.gaussian_rdp`."""
         require_unsampled(self.kind, self.sampling_rate, adjacency)
         return rdp.gaussian_rdp(self.l2_sensitivity / self.sigma, self.sampling_rate, orders)
 
     def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
-        """PLD of one release by connect-the-dots; see :func:`pl_privknn.privacy.pld.gaussian_losses`."""
+        """PLD of one release by connect-the-dots; see :func:`pl_privknn.privacy.accounting.pld.gaussian_losses`."""
         require_unsampled(self.kind, self.sampling_rate, adjacency)
         return _distribution(self.l2_sensitivity / self.sigma, self.sampling_rate, discretization)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
-from pl_privknn.privacy import pld, rdp
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism, require_unsampled
 
 if TYPE_CHECKING:

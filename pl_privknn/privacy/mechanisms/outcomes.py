@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn.privacy import pld, rdp
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""File formats, image stores and loaders behind the data modules."""

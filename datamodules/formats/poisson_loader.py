@@ -1,0 +1,143 @@
+"""Poisson batches of private records, for private training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from pl_privknn._checks import check_int, check_rate
+from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.formats.loaders import LateStartLoader
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.noisy_steps import poisson_sample
+from pl_privknn.privacy.private_side import privately
+
+_IMAGES_AT_ONCE = 1024
+
+
+class PoissonBatches(Sampler[list[int]]):
+    """A fixed number of Poisson samples an epoch; samples may be empty.
+
+    Args:
+        count: number of records.
+        sampling_rate: probability with which a record is in a sample, independently of all else.
+        steps: samples in an epoch.
+        coins: gives the source of an epoch's coins.
+    """
+
+    def __init__(
+        self, count: int, sampling_rate: float, steps: int, coins: Callable[[], NoiseSource]
+    ) -> None:
+        self.count = check_int("count", count)
+        self.sampling_rate = check_rate("sampling_rate", sampling_rate)
+        self.steps = check_int("steps", steps)
+        self.coins = coins
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        coins = self.coins()
+        for _ in range(self.steps):
+            yield poisson_sample(self.count, self.sampling_rate, coins).tolist()
+
+
+class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
+    """Whole batches of private records: their images, or vectors that :meth:`prepare` made of them.
+
+    Vectors are kept in memory alone and belong to this object, so no checkpoint of a module holds them.
+
+    Args:
+        private: the private images and labels.
+    """
+
+    def __init__(self, private: LabeledImages) -> None:
+        self._private = private
+        self._vectors: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._private)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        records, labels = self.__getitems__([index])
+        return records[0], labels[0]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return privately(self._read, indices)
+
+    def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        rows = torch.tensor(indices, dtype=torch.int64)
+        records = self._private.store.read(rows) if self._vectors is None else self._vectors[rows]
+        return records, self._private.labels[rows]
+
+    @torch.no_grad()
+    def prepare(self, transform: Callable[[Tensor], Tensor]) -> None:
+        """Turn each image into a vector, once.
+
+        Args:
+            transform: maps images ``(b, channels, height, width)`` to vectors ``(b, d)``, each image by itself.
+        """
+        vectors: Tensor | None = None
+        for start in range(0, len(self), _IMAGES_AT_ONCE):
+            stop = min(start + _IMAGES_AT_ONCE, len(self))
+            part = transform(self._private.images(slice(start, stop))).cpu()
+            if vectors is None:
+                vectors = torch.empty((len(self), part.shape[1]), dtype=torch.float32)
+            vectors[start:stop] = part
+        self._vectors = vectors
+
+
+class PrivateBatch:
+    """A Poisson sample. A trainer moves and inspects tensors; this it leaves alone, on the CPU.
+
+    Args:
+        records: images or vectors, float32 ``(b, …)``; ``b`` may be 0 and is private like all of it.
+        labels: int64 ``(b,)``.
+    """
+
+    def __init__(self, records: Tensor, labels: Tensor) -> None:
+        self.records, self.labels = records, labels
+
+
+def _as_private_batch(batch: tuple[Tensor, Tensor]) -> PrivateBatch:
+    return PrivateBatch(*batch)
+
+
+class PrivateTraining:
+    """What :meth:`PrivatePublicDataModule.train_privately` hands out: the private training loader.
+
+    Args:
+        private: the private images and labels.
+        sampling_rate: Poisson rate of a step.
+        coins: gives the source of the coins at the start of each epoch.
+
+    Attributes:
+        records: the data set of the loader.
+        steps_per_epoch: ⌈1 / sampling_rate⌉, which depends on the rate alone and not on the private data.
+    """
+
+    def __init__(
+        self, private: LabeledImages, sampling_rate: float, coins: Callable[[], NoiseSource]
+    ) -> None:
+        self.records = PrivateRecords(private)
+        # 1 / rate may come out a hair above a whole number.
+        self.steps_per_epoch = math.ceil(1 / check_rate("sampling_rate", sampling_rate) - 1e-9)
+        self.batches = PoissonBatches(len(private), sampling_rate, self.steps_per_epoch, coins)
+
+    def loader(self, **options: Any) -> LateStartLoader:
+        """A :class:`PrivateBatch` a step.
+
+        Args:
+            **options: for the loader, for instance ``num_workers``.
+        """
+        return LateStartLoader(
+            self.records, batch_sampler=self.batches, **{**options, "collate_fn": _as_private_batch}
+        )

@@ -1,0 +1,120 @@
+"""Modules under their names of version 0.1.0a: saved configurations and users' imports find them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: Old and new name of each module, below the package.
+MOVED = {
+    "baselines.books": "baselines.training_run",
+    "cli_compare": "cli.compare",
+    "cli_errors": "cli.errors",
+    "cli_privacy": "cli.privacy",
+    "cli_worker": "cli.worker",
+    "comparison.planning": "comparison.noise_search",
+    "comparison.reading": "comparison.specification_file",
+    "comparison.sections": "comparison.nested_settings",
+    "datamodules.array_files": "datamodules.formats.array_files",
+    "datamodules.idx": "datamodules.formats.idx",
+    "datamodules.images": "datamodules.formats.images",
+    "datamodules.loading": "datamodules.formats.loaders",
+    "datamodules.parts": "datamodules.formats.partition_checks",
+    "datamodules.private_loader": "datamodules.formats.poisson_loader",
+    "datamodules.published": "datamodules.formats.published",
+    "datamodules.stores": "datamodules.formats.stores",
+    "datamodules.targets": "datamodules.formats.targets",
+    "labelers.aggregators": "labelers.pate.aggregators",
+    "labelers.ind_knn_core": "labelers.ind_knn.algorithm",
+    "labelers.ind_knn_engine": "labelers.ind_knn.prediction",
+    "labelers.ind_knn_folder": "labelers.ind_knn.predictor_files",
+    "labelers.ind_knn_predictor": "labelers.ind_knn.predictor",
+    "labelers.ind_knn_records": "labelers.ind_knn.identities",
+    "labelers.ind_knn_search": "labelers.ind_knn.hyperparameters",
+    "labelers.ind_knn_state": "labelers.ind_knn.labeler_budgets",
+    "labelers.ind_knn_store": "labelers.ind_knn.record_store",
+    "labelers.ind_knn_stream": "labelers.ind_knn.stream",
+    "labelers.ind_knn_table": "labelers.ind_knn.private_table",
+    "labelers.multilabel_knn": "labelers.multilabel.knn",
+    "labelers.multilabel_pate": "labelers.multilabel.pate",
+    "labelers.multilabel_reverse_knn": "labelers.multilabel.reverse_knn",
+    "labelers.multilabel_rules": "labelers.multilabel.rules",
+    "labelers.pate_cache": "labelers.pate.cache",
+    "labelers.pate_guided": "labelers.pate.guided",
+    "labelers.pate_networks": "labelers.pate.networks",
+    "labelers.pate_partition": "labelers.pate.partition",
+    "labelers.pate_report": "labelers.pate.report",
+    "labelers.pate_stacked": "labelers.pate.stacked",
+    "labelers.pate_teachers": "labelers.pate.teachers",
+    "labelers.private_regression": "labelers.regression",
+    "labelers.reverse_knn_hashing": "labelers.reverse_knn.collision",
+    "labelers.reverse_knn_local": "labelers.reverse_knn.local",
+    "labelers.reverse_knn_posterior": "labelers.reverse_knn.posterior",
+    "labelers.reverse_knn_shuffle": "labelers.reverse_knn.shuffle",
+    "labelers.reverse_knn_theory": "labelers.reverse_knn.accuracy",
+    "labelers.voting": "labelers.aggregation",
+    "networks.timm_door": "networks.timm_models",
+    "privacy.accountant": "privacy.accounting.accountant",
+    "privacy.audit": "privacy.auditing.lower_bound",
+    "privacy.audit_pairs": "privacy.auditing.worst_pairs",
+    "privacy.bracket": "privacy.accounting.error_bounds",
+    "privacy.budgets": "privacy.per_record.budgets",
+    "privacy.calibration": "privacy.accounting.calibration",
+    "privacy.composition": "privacy.accounting.composition",
+    "privacy.exact": "privacy.accounting.exact",
+    "privacy.individual": "privacy.per_record.filter",
+    "privacy.individual_table": "privacy.per_record.table",
+    "privacy.induction": "privacy.accounting.induction",
+    "privacy.journal": "privacy.per_record.journal",
+    "privacy.ledger_books": "privacy.ledger.balance",
+    "privacy.ledger_gate": "privacy.ledger.budget",
+    "privacy.ledger_reader": "privacy.ledger.reader",
+    "privacy.ledger_run": "privacy.ledger.run",
+    "privacy.ledger_store": "privacy.ledger.store",
+    "privacy.mechanisms.totals": "privacy.mechanisms.fixed_total",
+    "privacy.pate_analysis": "privacy.accounting.data_dependent",
+    "privacy.planning": "privacy.accounting.plan",
+    "privacy.plans": "privacy.accounting.teacher_plans",
+    "privacy.pld": "privacy.accounting.pld",
+    "privacy.rdp": "privacy.accounting.rdp",
+    "privacy.release_files": "privacy.ledger.release_files",
+    "privacy.renyi_filter": "privacy.ledger.renyi_filter",
+    "privacy.report": "privacy.ledger.audit",
+    "privacy.run_folder": "privacy.ledger.run_folder",
+    "students.modes": "students.forward",
+    "students.tasks": "students.output_types",
+    "training_cli": "cli.train",
+}
+
+
+class _Alias(Loader):
+    """Loads a module by giving out another one."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return importlib.import_module(self.target)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _MovedModules(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        if package != "pl_privknn" or name not in MOVED:
+            return None
+        return ModuleSpec(fullname, _Alias(f"pl_privknn.{MOVED[name]}"))
+
+
+def install() -> None:
+    """Let old names be imported."""
+    if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
+        sys.meta_path.append(_MovedModules())

@@ -1,0 +1,307 @@
+"""The books of one private training: its folder, its plan in the ledger, the steps that are left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pl_privknn._checks import check_int, check_rate
+from pl_privknn._files import write_durably
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.accounting.calibration import CalibrationError
+from pl_privknn.privacy.guarantee import noise_guarantee
+from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger.run_folder import FolderLock, HeadFile, resumed_folder
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
+
+_FILE = "noisy_sgd.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """What a training asks for, before anything is known of the budget; all of it public.
+
+    Attributes:
+        steps: number of steps, known beforehand.
+        sampling_rate: Poisson rate of a step.
+        batch_size: what the noisy sum of gradients is divided by.
+        clip_norm: bound of each example's gradient.
+        delta: δ of the guarantee.
+        noise_multiplier: noise over ``clip_norm``, or None where ``target_epsilon`` decides.
+        target_epsilon: ε that all steps together may cost, or None.
+    """
+
+    steps: int
+    sampling_rate: float
+    batch_size: int
+    clip_norm: float
+    delta: float
+    noise_multiplier: float | None
+    target_epsilon: float | None
+
+
+def public_rate(batch_size: int, sampling_rate: float | None, expected_records: int | None) -> float:
+    """The Poisson rate of a step, from public constants alone: a rate of batch/n would tell n.
+
+    Args:
+        batch_size: what noisy sums are divided by.
+        sampling_rate: the rate itself, or None.
+        expected_records: about how many private records there are; the rate is ``batch_size`` over it.
+
+    Raises:
+        ValueError: unless exactly one of the last two is given, and in range.
+    """
+    if (sampling_rate is None) == (expected_records is None):
+        raise ValueError(
+            f"sampling_rate={sampling_rate!r}, expected_records={expected_records!r}: give exactly one of them. The "
+            "number of private records is private, so give a public estimate of it as expected_records (the rate is "
+            "then batch_size / expected_records)"
+        )
+    if expected_records is None:
+        return check_rate("sampling_rate", sampling_rate)
+    if check_int("expected_records", expected_records) < batch_size:
+        raise ValueError(
+            f"batch_size={batch_size} is more than expected_records={expected_records}; lower batch_size, or give "
+            "sampling_rate instead of expected_records"
+        )
+    return batch_size / expected_records
+
+
+def run_folder(
+    chosen: Path | None, resumed: dict[str, Any] | None, checkpoint: str | Path | None, default: str | Path
+) -> Path:
+    """The run's folder: the chosen one, that of the checkpoint which is being resumed, or the default.
+
+    Args:
+        chosen: by the user, or None.
+        resumed: what :meth:`TrainingRun.state` said when the checkpoint was written, or None.
+        checkpoint: the checkpoint's file.
+        default: for a new run.
+
+    Raises:
+        FileNotFoundError: if the checkpoint's folder is gone.
+    """
+    if chosen is not None or resumed is None:
+        return chosen if chosen is not None else Path(default)
+    return resumed_folder(
+        Path(resumed["run_dir"]),
+        checkpoint,
+        lambda folder: _content(folder).get("run_id") == resumed["run_id"],
+    )
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    path = folder / _FILE
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+class TrainingRun:
+    """Opens, or continues, the books of a training and states its plan in the ledger.
+
+    The plan is the guarantee. Steps are charged before their noise is drawn; what a crash wastes is taken from
+    the steps that are left, so ε never grows beyond the plan and never falls below what was drawn.
+
+    Args:
+        folder: the run's folder.
+        plan: what is asked for.
+        max_epsilon: budget of the ledger, or None.
+        stop_at_budget: where the plan does not fit the budget, plan as many steps as do fit.
+        ledger_path: a ledger that several runs share, or None for the run's own.
+        steps_per_charge: steps that are paid by one row.
+        checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
+        noise: the source that will draw; the plan says whether it is cryptographic.
+        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.ledger.Ledger`.
+
+    Raises:
+        BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
+        FolderInUse: if another run has the folder.
+        LedgerCorrupt: if the ledger is older than this run's last charge.
+        FileNotFoundError: if the ledger of a run that has begun is missing.
+        ValueError: if the folder holds a run with other parameters, or one with no step left that no
+            checkpoint continues.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: TrainingPlan,
+        *,
+        max_epsilon: float | None,
+        stop_at_budget: bool,
+        ledger_path: Path | None,
+        steps_per_charge: int,
+        checkpoint: dict[str, Any] | None,
+        noise: NoiseSource,
+        ledger_head_path: Path | None = None,
+    ) -> None:
+        self.folder, self.plan = folder, plan
+        self._noise_mark = noise_guarantee(noise)
+        self._lock = FolderLock(folder)
+        try:
+            self._open(
+                max_epsilon, stop_at_budget, ledger_path, ledger_head_path, steps_per_charge, checkpoint
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another run use the folder; the ledger stays readable for reports."""
+        self._lock.release()
+
+    def _open(
+        self,
+        max_epsilon: float | None,
+        stop_at_budget: bool,
+        ledger_path: Path | None,
+        ledger_head_path: Path | None,
+        steps_per_charge: int,
+        checkpoint: dict[str, Any] | None,
+    ) -> None:
+        folder, plan = self.folder, self.plan
+        found = self._read(checkpoint)
+        path = ledger_path or folder / "ledger.sqlite"
+        if found and not path.exists():
+            raise FileNotFoundError(
+                f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
+                "ledger_path with its place"
+            )
+        self.run_id: str = found.get("run_id") or uuid.uuid4().hex
+        self.noise_multiplier: float = found.get("noise_multiplier") or self._noise()
+        self.mechanism: Gaussian = step_mechanism(self.noise_multiplier, plan.clip_norm, plan.sampling_rate)
+        self.ledger = Ledger(path, delta=plan.delta, max_epsilon=max_epsilon, head_path=ledger_head_path)
+        noted = HeadFile(folder / "ledger.head")
+        if found and noted.head is not None:
+            self.ledger.check_head(noted.head, str(noted.path))
+        self.ledger.witness(noted.note)
+        if not found:
+            self.planned = self._state_plan(stop_at_budget and max_epsilon is not None)
+            self._write()
+        else:
+            self.planned = int(found["planned"])
+        self._run = self.ledger.run(self.run_id)
+        before = self.charged
+        self._check_progress(checkpoint, before)
+        self.steps = PaidSteps(self._run, self.mechanism, max(0, self.planned - before), steps_per_charge)
+        #: Steps that were paid for and are not in the weights that training starts from.
+        self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
+
+    @property
+    def charged(self) -> int:
+        """Steps that this run has paid for."""
+        charges = self._run.report().charged if self._run.num_charges else ()
+        return sum(charge.count for charge in charges if charge.mechanism == self.mechanism)
+
+    @property
+    def num_charges(self) -> int:
+        """Rows that this run has paid."""
+        return self._run.num_charges
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: where the books lie and how far they were."""
+        return {
+            "run_id": self.run_id,
+            "run_dir": str(self.folder),
+            "charged": self.charged,
+            "done": self.planned - self.steps.left - self.lost,
+        }
+
+    def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
+        """The guarantee stated beforehand and what was spent, of the whole ledger at this run's δ."""
+        report = self.ledger.report(delta=self.plan.delta, exact=exact)
+        return report.guarantee, report.spent
+
+    def summary(self) -> dict[str, Any]:
+        """What a report of the run says of its privacy, in plain types."""
+        report = self.ledger.report(delta=self.plan.delta, exact=True)
+        return {
+            **report.guarantee.to_dict(),
+            "epsilon_spent": report.spent.epsilon,
+            "max_epsilon": self.ledger.max_epsilon,
+            "steps": self.charged,
+            "steps_planned": self.planned,
+            "sampling_rate": self.plan.sampling_rate,
+            "batch_size": self.plan.batch_size,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.plan.clip_norm,
+            "ledger_head": report.head,
+        }
+
+    def _noise(self) -> float:
+        plan = self.plan
+        if plan.noise_multiplier is not None:
+            return plan.noise_multiplier
+        assert plan.target_epsilon is not None
+        return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, plan.steps)
+
+    def _state_plan(self, stop_at_budget: bool) -> int:
+        description = {"training": "NoisySGD", **dataclasses.asdict(self.plan)}
+
+        def state(steps: int) -> int:
+            self.ledger.run(self.run_id, [Charge(self.mechanism, steps, self._noise_mark)], description)
+            return steps
+
+        try:
+            return state(self.plan.steps)
+        except BudgetExceeded as refused:
+            if not stop_at_budget:
+                raise
+            assert self.ledger.max_epsilon is not None
+            others = list(self.ledger.report().guaranteed)
+            try:
+                fitting = steps_within(
+                    self.mechanism, self.plan.steps, self.ledger.max_epsilon, self.ledger.delta, others
+                )
+            except CalibrationError:
+                raise refused from None
+            return state(fitting)
+
+    def _read(self, checkpoint: dict[str, Any] | None) -> dict[str, Any]:
+        found = _content(self.folder)
+        if checkpoint is not None and found.get("run_id") != checkpoint["run_id"]:
+            raise ValueError(
+                f"run_dir={str(self.folder)!r} holds run {found.get('run_id')}, the checkpoint belongs to run "
+                f"{checkpoint['run_id']}; pass the folder of the checkpoint's run"
+            )
+        if not found:
+            return {}
+        wanted = dataclasses.asdict(self.plan)
+        if changes := [
+            f"{name}={found['plan'].get(name)!r} then, {value!r} now"
+            for name, value in wanted.items()
+            if found["plan"].get(name) != value
+        ]:
+            raise ValueError(
+                f"{self.folder} holds a training with other parameters ({'; '.join(changes)}), and ε was stated "
+                "for those. Repeat it with its own parameters (the trainer's epochs give the steps) to continue "
+                "it, or choose another folder"
+            )
+        return found
+
+    def _write(self) -> None:
+        content = {
+            "run_id": self.run_id,
+            "plan": dataclasses.asdict(self.plan),
+            "noise_multiplier": self.noise_multiplier,
+            "planned": self.planned,
+        }
+        write_durably(self.folder / _FILE, (json.dumps(content, indent=2) + "\n").encode())
+
+    def _check_progress(self, checkpoint: dict[str, Any] | None, charged: int) -> None:
+        if checkpoint is not None and charged < checkpoint["charged"]:
+            raise ValueError(
+                f"the ledger {self.ledger.path} holds {charged} paid steps, the checkpoint was written "
+                f"after {checkpoint['charged']}: it is an older copy. Restore the ledger of this run"
+            )
+        if checkpoint is None and charged >= self.planned:
+            raise ValueError(
+                f"run_dir={str(self.folder)!r}: all {self.planned} steps of this training are paid for, and no "
+                "checkpoint continues it. Resume from its checkpoint, or choose another folder for a new "
+                "training, which costs anew"
+            )

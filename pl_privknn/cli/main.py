@@ -1,0 +1,178 @@
+"""The ``privknn`` command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pl_privknn._checks import check_int
+from pl_privknn.cli import compare as cli_compare
+from pl_privknn.cli import privacy as cli_privacy
+from pl_privknn.cli.errors import CommandParser, mistake
+
+if TYPE_CHECKING:
+    from pl_privknn.privacy.ledger.release_files import Releases
+
+_TRAINING = {
+    "fit": "train a student on privately bought labels (--resume DIR continues an interrupted run)",
+    "validate": "evaluate a checkpoint on public images",
+    "test": "evaluate a checkpoint on the test set",
+    "predict": "class probabilities for the test images",
+}
+_COMMANDS = ("epsilon", "plan", "compare", "audit")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one ``privknn`` command.
+
+    Args:
+        args: the words after ``privknn``; those of the process by default.
+
+    Returns:
+        The exit status: 0; 1 where the command found that something is wrong, such as a violated claim; 2 for a
+        mistake in what it was given, which is told in one line on stderr.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    training = bool(words) and words[0] in _TRAINING
+    try:
+        return _run_training(words) if training else _run(words)
+    except Exception as error:
+        text = mistake(error, anywhere=not training)
+        if text is None:
+            raise
+        name = f"privknn {words[0]}" if words and words[0] in (*_TRAINING, *_COMMANDS) else "privknn"
+        print(f"{name}: {text}", file=sys.stderr)
+        return 2
+
+
+def _run_training(words: list[str]) -> int:
+    from pl_privknn.cli.train import run_training
+
+    return run_training(words)
+
+
+def _run(words: list[str]) -> int:
+    parser = _parser()
+    parsed = parser.parse_args(words)
+    if not hasattr(parsed, "run"):
+        parser.print_help()
+        return 0 if not words else 2
+    status: int = parsed.run(parsed)
+    return status
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="privknn", description="Train students on labels bought from private data, with a stated ε."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, text in _TRAINING.items():
+        commands.add_parser(name, help=text, add_help=False)
+
+    epsilon = commands.add_parser("epsilon", help="ε of records, plans, configurations or ledgers")
+    epsilon.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a ledger, a JSON or YAML list of records, a plan, or a configuration with a labeling section; several "
+        "files over the same private data are composed",
+    )
+    epsilon.add_argument(
+        "--delta", type=float, default=None, help="δ, for instance 1e-5; by default the file's own"
+    )
+    epsilon.add_argument("--adjacency", choices=["add_remove", "replace_one"], default=None)
+    epsilon.add_argument(
+        "--num-classes", type=int, default=None, help="for a plan of a labeler without a data section"
+    )
+    epsilon.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
+    epsilon.add_argument("--json", action="store_true", help="print one JSON object")
+    epsilon.set_defaults(run=_epsilon)
+
+    cli_privacy.add_plan(commands)
+    cli_compare.add_compare(commands)
+
+    audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
+    audit.add_argument("ledger", help="the ledger's file; with --empirical also a JSON list of records")
+    audit.add_argument(
+        "--delta",
+        type=float,
+        default=None,
+        help="δ that the ledger has to keep; with --empirical, that of a list",
+    )
+    audit.add_argument("--head", default=None, help="head hash noted earlier: the ledger must contain it")
+    audit.add_argument("--json", action="store_true", help="print one JSON object")
+    audit.add_argument("--export", metavar="FILE", default=None, help="also write the ledger as JSON")
+    cli_privacy.add_empirical(audit)
+    audit.set_defaults(run=_audit)
+    return parser
+
+
+def _epsilon(parsed: argparse.Namespace) -> int:
+    from pl_privknn.privacy.ledger.audit import epsilon_of_files, total
+
+    exact = not parsed.fast
+    if parsed.num_classes is not None:
+        check_int("--num-classes", parsed.num_classes, minimum=2)
+    if (plans := _config_plans(parsed.files, parsed.num_classes)) is not None:
+        report = total(plans, parsed.delta, parsed.adjacency, exact)
+    else:
+        report = epsilon_of_files(parsed.files, parsed.delta, parsed.adjacency, exact)
+    _print(report, parsed.json)
+    return 0
+
+
+def _config_plans(files: list[str], num_classes: int | None) -> list[tuple[str | Path, Releases]] | None:
+    """Plans of configurations, or None where the files are of other kinds."""
+    if not all(Path(file).suffix in (".yaml", ".yml") and Path(file).is_file() for file in files):
+        return None
+    from pl_privknn.documents import read_document
+    from pl_privknn.privacy.ledger.release_files import releases_in
+
+    documents = [(file, read_document(file)) for file in files]
+    if not any(_is_config(document) for _, document in documents):
+        return None
+    from pl_privknn.config_plan import plan_of_config
+
+    return [
+        (file, plan_of_config(document, file, num_classes))
+        if _is_config(document)
+        else (file, releases_in(document, file))
+        for file, document in documents
+    ]
+
+
+def _is_config(document: Any) -> bool:
+    return isinstance(document, dict) and "labeling" in document
+
+
+def _audit(parsed: argparse.Namespace) -> int:
+    if parsed.empirical:
+        return cli_privacy.run_empirical(parsed)
+    from pl_privknn.privacy.ledger.audit import audit_ledger
+
+    report = audit_ledger(parsed.ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
+    if parsed.export is not None:
+        from pl_privknn.privacy.ledger.audit import export_ledger
+
+        text = json.dumps(export_ledger(parsed.ledger), indent=2, ensure_ascii=False)
+        Path(parsed.export).write_text(text + "\n", encoding="utf-8")
+    _print(report, parsed.json)
+    return 0
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    width = max(len(name) for name in report)
+    for name, value in report.items():
+        if not isinstance(value, list | dict):
+            print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

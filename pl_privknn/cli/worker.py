@@ -1,0 +1,12 @@
+"""One run of ``privknn compare`` in a process of its own: ``python -m pl_privknn.cli.worker FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pl_privknn.cli.main import main
+from pl_privknn.comparison.worker import work
+
+if __name__ == "__main__":
+    sys.exit(work(Path(sys.argv[1]), main))

@@ -1,0 +1,199 @@
+"""What a run may release at most, from its labeler's own plan, and the noise that meets a target ε."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.comparison.nested_settings import get, merged, put
+from pl_privknn.comparison.run import Run, fingerprint
+from pl_privknn.comparison.spec import Calibrate, SpecError
+from pl_privknn.config_plan import labeling_plan
+from pl_privknn.configuration import instantiate, known_classes, made_by, one_line
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.guarantee import Guarantee, weakest
+from pl_privknn.privacy.mechanisms import Charge
+
+_DIGITS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run's configuration with nothing left open.
+
+    Attributes:
+        document: configuration of ``privknn fit``.
+        calibrated: dotted paths of the parameters that were found, and their values.
+        epsilon: ε of the plan; None where the model states its plan itself, or for runs without privacy.
+        guarantee: how far that ε will hold; None where there is none.
+    """
+
+    document: dict[str, Any]
+    calibrated: dict[str, float]
+    epsilon: float | None
+    guarantee: Guarantee | None
+
+
+class Planner:
+    """Reads sections with the command line's own classes; remembers what it found for other seeds.
+
+    Args:
+        data: the shared data section.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        known_classes()
+        self._data_section = dict(data)
+        self._known: dict[str, Planned] = {}
+
+    def check(self, run: Run) -> None:
+        """Parse the run's configuration as ``privknn fit`` will, without making anything of it.
+
+        Raises:
+            SpecError: for sections that don't parse.
+        """
+        document = self._with_middle(run) if run.private else run.document
+        try:
+            _whole_parser().parse_object({**document})
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise SpecError(f"{run.label}: {one_line(error)}") from error
+
+    def plan(self, run: Run) -> Planned:
+        """Find the run's noise where that is to be found, and check that its plan keeps the target.
+
+        Raises:
+            SpecError: where no allowed value meets the target, or the plan passes it.
+        """
+        key = fingerprint({**run.identity, "document": _without_seed(run.document)})
+        if key not in self._known:
+            self._known[key] = self._plan(run)
+        found = self._known[key]
+        document = merged(run.document, None)
+        for path, value in found.calibrated.items():
+            put(document, path, value)
+        return dataclasses.replace(found, document=document)
+
+    def charges(self, document: Mapping[str, Any]) -> list[Charge]:
+        """The most that the labeler of a configuration may release.
+
+        Raises:
+            ValueError: for a section that doesn't parse.
+        """
+        # Extractors have no part in a plan, and may be large.
+        section = {name: value for name, value in document["labeling"].items() if name != "features"}
+        labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}).labeling
+        public = self._public_examples if labeling.selects_all else None
+        return labeling_plan(labeling, self._data.num_classes, "labeling", public)
+
+    def _plan(self, run: Run) -> Planned:
+        if not run.private or run.method.kind != "labeler":
+            return Planned(run.document, {}, None, None)
+        limit, comparison = run.epsilon, run.comparison
+        calibrated = {} if run.method.calibrate is None else self._calibrated(run, run.method.calibrate)
+        document = merged(run.document, None)
+        for path, value in calibrated.items():
+            put(document, path, value)
+        try:
+            charges = self.charges(document)
+        except ValueError as error:
+            raise SpecError(f"{run.label}: {error}") from error
+        report = account(charges, delta=comparison.delta, adjacency=comparison.adjacency, exact=False)
+        if report.epsilon > limit:
+            report = account(charges, delta=comparison.delta, adjacency=comparison.adjacency, exact=True)
+        if report.epsilon > limit:
+            raise SpecError(
+                f"{run.label}: its plan costs ε={report.epsilon:.4g}; give it more noise or fewer queries at this "
+                "ε (settings), or let the noise be found (calibrate)"
+            )
+        guarantee = weakest(charge.guarantee for charge in charges)
+        return Planned(document, calibrated, report.epsilon, guarantee)
+
+    def _calibrated(self, run: Run, wanted: Calibrate) -> dict[str, float]:
+        def values(value: float) -> dict[str, float]:
+            chosen = int(value) if wanted.whole else value
+            tied = {path: float(f"{factor * value:.{_DIGITS}g}") for path, factor in wanted.tied.items()}
+            return {wanted.parameter: chosen, **tied}
+
+        def charges(value: float) -> Sequence[Charge]:
+            document = merged(run.document, None)
+            for path, chosen in values(value).items():
+                put(document, path, chosen)
+            return self.charges(document)
+
+        parameter = Parameter(
+            wanted.parameter,
+            start=math.sqrt(wanted.low * wanted.high),
+            low=wanted.low,
+            high=wanted.high,
+            rising=wanted.rising,
+            whole=wanted.whole,
+        )
+        try:
+            found = calibrate(
+                charges,
+                parameter,
+                epsilon=run.epsilon,
+                delta=run.comparison.delta,
+                adjacency=run.comparison.adjacency,
+                exact=False,
+                exact_search=wanted.exact,
+            )
+        except (ValueError, OverflowError) as error:
+            raise SpecError(f"{run.label}: calibrate {wanted.parameter}: {error}") from error
+        return values(found.value)
+
+    def _with_middle(self, run: Run) -> dict[str, Any]:
+        """The document with some allowed value where one has yet to be found."""
+        document = merged(run.document, None)
+        if (wanted := run.method.calibrate) is not None:
+            middle = math.sqrt(wanted.low * wanted.high)
+            put(document, wanted.parameter, round(middle) if wanted.whole else middle)
+            for path, factor in wanted.tied.items():
+                put(document, path, factor * middle)
+        return document
+
+    @functools.cached_property
+    def _data(self) -> PrivatePublicDataModule:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_subclass_arguments(PrivatePublicDataModule, "data")
+        try:
+            made: PrivatePublicDataModule = made_by(parser, {"data": self._data_section}).data
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise SpecError(f"base.data: {one_line(error)}") from error
+        return made
+
+    @functools.cached_property
+    def _public_examples(self) -> int:
+        self._data.prepare_data()
+        self._data.setup("fit")
+        return len(self._data.public)
+
+
+def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
+    """What a plan depends on: seeds of training, selection and noise don't change it."""
+    plain = merged(document, None)
+    plain.pop("seed_everything")
+    if get(plain, "labeling"):
+        plain["labeling"].pop("seed", None)
+        plain["labeling"]["labeler"].get("init_args", {}).pop("noise_source", None)
+    return plain
+
+
+@functools.cache
+def _whole_parser() -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PrivateLabeler, "labeling")
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    parser.add_subclass_arguments(LightningModule, "model")
+    parser.add_class_arguments(Trainer, "trainer")
+    parser.add_argument("--seed_everything", type=int)
+    return parser

@@ -1,0 +1,316 @@
+"""Algorithm 3 of Ind-KNN: its public parameters, its kernels, and the loop over queries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn.neighbors.selection import compiled
+from pl_privknn.privacy.mechanisms import FixedTotal
+from pl_privknn.privacy.per_record.budgets import Conversion, budget_for_epsilon
+
+Floats = NDArray[np.float64]
+Kernel = Literal["cosine", "rbf"]
+KERNELS: tuple[Kernel, ...] = ("cosine", "rbf")
+
+#: The paper prints ν = e^1.5, but its thresholds for the two kernels fit together only where ν² = e^1.5.
+PAPER_BANDWIDTH = math.exp(0.75)
+PAPER_MIN_COUNT = 30.0
+#: Budgets are counted in quanta, of which one budget holds 2**49 to 2**50: sums in float64 are exact.
+_QUANTA_BITS = 50
+#: Covers the rounding errors of a cost, and of a contribution that was cut to what its record has left.
+_COST_MARGIN = 1 + 1e-14
+_CUT_MARGIN = 1 - 1e-12
+#: Similarities are float32; records this near to the threshold are looked at in float64.
+_SIMILARITY_SLACK = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class IndKNNParameters:
+    """The public constants of one stream of answers; the object that draws is the one that accounts.
+
+    Attributes:
+        threshold: τ in (0, 1): records whose kernel value is at least this are neighbours.
+        sigma1: deviation of the noise on the number of neighbours.
+        sigma2: deviation of the noise on the votes, in units of the root of that number.
+        budget: B of every record; the stream is √(2B)-Gaussian DP.
+        kernel: ``"cosine"``, or ``"rbf"`` for exp(−‖x − q‖² / ν²), both on unit vectors.
+        bandwidth: ν of the RBF kernel.
+        min_count: floor under the noisy number of neighbours.
+
+    Raises:
+        ValueError: for values out of range.
+    """
+
+    threshold: float
+    sigma1: float
+    sigma2: float
+    budget: float
+    kernel: Kernel = "cosine"
+    bandwidth: float = PAPER_BANDWIDTH
+    min_count: float = PAPER_MIN_COUNT
+
+    def __post_init__(self) -> None:
+        check_open_unit("threshold", self.threshold)
+        for name in ("sigma1", "sigma2", "budget", "bandwidth", "min_count"):
+            check_positive(name, getattr(self, name))
+        check_choice("kernel", self.kernel, KERNELS)
+
+    @classmethod
+    def for_epsilon(
+        cls,
+        epsilon: float | None,
+        delta: float = 1e-5,
+        *,
+        threshold: float,
+        sigma2: float,
+        num_queries: int = 1000,
+        sigma1: float | None = None,
+        budget: float | None = None,
+        conversion: Conversion = "gdp",
+        **others: Any,
+    ) -> IndKNNParameters:
+        """Parameters from what a user states.
+
+        Args:
+            epsilon: ε of the whole stream, or None where ``budget`` is given.
+            delta: δ that belongs to ``epsilon``.
+            threshold: τ.
+            sigma2: noise of the votes.
+            num_queries: T, how many queries the budgets should last for; sets σ1 = √(T / (6B)), so that a
+                record near a third of them spends its budget on being counted. No limit.
+            sigma1: instead of that.
+            budget: B, instead of ``epsilon``.
+            conversion: how ε becomes B, see :func:`~pl_privknn.privacy.per_record.budgets.budget_for_epsilon`.
+            **others: ``kernel``, ``bandwidth``, ``min_count``.
+
+        Raises:
+            ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
+        """
+        if (epsilon is None) == (budget is None):
+            raise ValueError(f"epsilon={epsilon!r}, budget={budget!r}: give exactly one of them")
+        check_open_unit("delta", delta)
+        if budget is None:
+            budget = budget_for_epsilon(check_positive("epsilon", epsilon), delta, conversion)
+        queries = check_int("num_queries", num_queries)
+        if sigma1 is None:
+            sigma1 = math.sqrt(queries / (6 * check_positive("budget", budget)))
+        return cls(threshold=threshold, sigma1=sigma1, sigma2=sigma2, budget=budget, **others)
+
+    @property
+    def total(self) -> FixedTotal:
+        """What the whole stream costs, however long it is: one release with μ = √(2B)."""
+        return FixedTotal(mu=math.sqrt(2 * self.budget))
+
+    @property
+    def count_cost(self) -> float:
+        """What a neighbour pays for the release of their number: 1 / (2 σ1²)."""
+        return 1 / (2 * self.sigma1**2)
+
+    @property
+    def quantum(self) -> float:
+        """The power of two in whole multiples of which budgets are counted."""
+        return math.ldexp(1.0, math.frexp(self.budget)[1] - _QUANTA_BITS)
+
+    def quanta(self, amounts: Floats) -> Floats:
+        """Whole quanta in amounts of budget, rounded down: what records have left."""
+        return np.floor(amounts / self.quantum)
+
+    def costs(self, amounts: Floats | float) -> Floats:
+        """Whole quanta to pay for a cost, rounded up with a margin for rounding errors."""
+        return np.ceil(np.asarray(amounts) / self.quantum * _COST_MARGIN)
+
+    def similarity(self, threshold: float) -> float:
+        """The cosine at which the kernel value is ``threshold``."""
+        if self.kernel == "cosine":
+            return threshold
+        return 1 + self.bandwidth**2 * math.log(threshold) / 2
+
+    def kernel_values(self, similarities: NDArray[np.float32]) -> Floats:
+        """κ from cosines of unit vectors; for the RBF kernel ‖x − q‖² = 2 − 2 cos."""
+        cosines = np.minimum(similarities.astype(np.float64), 1.0)
+        if self.kernel == "cosine":
+            return cosines
+        return np.exp((cosines - 1) * (2 / self.bandwidth**2))
+
+    def neighbors(
+        self, similarities: NDArray[np.float32], threshold: float
+    ) -> tuple[NDArray[np.intp], Floats]:
+        """Places with κ >= ``threshold`` and their κ; each place is decided by its own similarity alone.
+
+        Args:
+            similarities: float32 cosines, shape ``(n,)``.
+            threshold: this query's τ, public.
+        """
+        least = np.float32(self.similarity(threshold) - _SIMILARITY_SLACK)
+        places = np.flatnonzero(similarities >= least)
+        kappa = self.kernel_values(similarities[places])
+        near = kappa >= threshold
+        return places[near], kappa[near]
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicDensity:
+    """A threshold of its own for each query, from how densely *public* examples lie around it.
+
+    A fixed threshold finds thousands of neighbours in dense regions and none in sparse ones. Here τ of a
+    query is the kernel value of its j-th nearest public example, where j is to the number of public examples
+    as ``neighbors`` is to ``records``, but never below the fixed threshold. The private records have no part
+    in it, so a record's being a neighbour still depends on that record, the query and public data alone,
+    which is all that the privacy proof needs.
+
+    Attributes:
+        neighbors: how many private neighbours a query should have, if private and public examples are alike.
+            As their number is then known roughly, it also makes a good ``min_count``.
+        records: about how many private records there are; a public constant, not taken from the data.
+
+    Raises:
+        ValueError: for numbers below 1, or more neighbours than records.
+    """
+
+    neighbors: int
+    records: int
+
+    def __post_init__(self) -> None:
+        if check_int("neighbors", self.neighbors) > check_int("records", self.records):
+            raise ValueError(f"neighbors={self.neighbors!r} must be at most records={self.records!r}")
+
+    def thresholds(self, parameters: IndKNNParameters, similarities: NDArray[np.float32]) -> Floats:
+        """τ of each query.
+
+        Args:
+            parameters: kernel and least threshold.
+            similarities: float32 cosines of queries and public examples, shape ``(m, r)``. Examples equal to
+                the query don't count.
+
+        Returns:
+            Float64, shape ``(m,)``.
+        """
+        floor = np.full(len(similarities), parameters.threshold)
+        others = np.where(similarities > 1 - _SIMILARITY_SLACK, -np.inf, similarities)
+        if others.shape[1] == 0:
+            return floor
+        rank = min(max(1, round(self.neighbors / self.records * others.shape[1])), others.shape[1])
+        nearest = -np.partition(-others, rank - 1, axis=1)[:, rank - 1]
+        kappa = parameters.kernel_values(np.maximum(nearest, -1).astype(np.float32))
+        return np.maximum(kappa, floor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Votes:
+    """What one query lets out; all of it is noised and paid for.
+
+    Attributes:
+        count: the noisy number of neighbours, at least the floor.
+        noisy: noisy votes, float64, shape ``(c,)``.
+    """
+
+    count: float
+    noisy: Floats
+
+
+def ask(
+    parameters: IndKNNParameters,
+    near: NDArray[np.intp],
+    kappa: Floats,
+    labels: NDArray[np.int64],
+    left: Floats,
+    public_votes: Floats,
+    num_public: int,
+    draws: Floats,
+    copies: int = 1,
+) -> Votes:
+    """One turn of Algorithm 3's loop; takes from ``left`` what the neighbours pay.
+
+    Nothing here depends on whether there are neighbours at all: nobody near means a count and votes of
+    noise alone.
+
+    Args:
+        parameters: public constants.
+        near: private neighbours of the query, from :meth:`IndKNNParameters.neighbors`.
+        kappa: their kernel values.
+        labels: int64, labels of all private records.
+        left: what all private records have left, in quanta; changed in place.
+        public_votes: sum of κ over earlier answers near the query, by class, shape ``(c,)``.
+        num_public: how many of them there are.
+        draws: 1 + c independent standard normal numbers.
+        copies: how often each private record stands in the table (for tuning on a small public set); equal
+            records pay equal amounts.
+    """
+    votes = np.zeros(len(public_votes))
+    count = _collect(
+        near,
+        kappa,
+        labels,
+        left,
+        votes,
+        float(parameters.costs(parameters.count_cost)),
+        copies,
+        num_public + parameters.sigma1 * float(draws[0]),
+        parameters.min_count,
+        parameters.sigma2,
+        parameters.quantum,
+    )
+    deviation = parameters.sigma2 * math.sqrt(count)
+    return Votes(count, copies * votes + public_votes + deviation * draws[1:])
+
+
+@compiled()
+def _collect(
+    near: NDArray[np.intp],
+    kappa: Floats,
+    labels: NDArray[np.int64],
+    left: Floats,
+    votes: Floats,
+    count_cost: float,
+    copies: int,
+    others: float,
+    min_count: float,
+    sigma2: float,
+    quantum: float,
+) -> float:
+    """Count the active neighbours, then let each vote and pay; compiled, and no sum is reordered.
+
+    Args:
+        near: as in :func:`ask`, each record once.
+        kappa: as there.
+        labels: as there.
+        left: as there; changed in place.
+        votes: zeros, shape ``(c,)``; filled in.
+        count_cost: what being counted costs, in quanta.
+        copies: as there.
+        others: what comes on top of the private neighbours: public ones, and noise.
+        min_count: floor of the noisy count.
+        sigma2: noise of the votes.
+        quantum: see :attr:`IndKNNParameters.quantum`.
+
+    Returns:
+        The noisy count.
+    """
+    active = 0
+    for record in near:
+        if left[record] >= count_cost:
+            active += 1
+    count = max(copies * active + others, min_count)
+    deviation = sigma2 * math.sqrt(count)
+    for place in range(len(near)):
+        record = near[place]
+        if left[record] < count_cost:
+            continue
+        after_count = left[record] - count_cost
+        share = kappa[place] / deviation
+        # IndKNNParameters.costs, for one number.
+        paid = np.ceil(share * share / 2 / quantum * _COST_MARGIN)
+        contribution = kappa[place]
+        if paid > after_count:
+            # min(κ, σ2 √(2 K z)): where the rest z is not enough, the contribution shrinks to what z pays for.
+            paid = after_count
+            contribution = min(contribution, deviation * math.sqrt(2 * quantum * after_count) * _CUT_MARGIN)
+        left[record] = after_count - paid
+        votes[labels[record]] += contribution
+    return count

@@ -1,0 +1,284 @@
+"""Ind-KNN as a teacher for students: kernel votes, and a budget of its own for every private record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pl_privknn._checks import check_switch
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.ind_knn.algorithm import (
+    PAPER_BANDWIDTH,
+    PAPER_MIN_COUNT,
+    IndKNNParameters,
+    Kernel,
+    PublicDensity,
+)
+from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
+from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
+from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.per_record.budgets import Conversion
+
+
+class IndKNN(Labeler):
+    """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
+
+    Private records whose kernel value with the query reaches a public threshold vote with that value. Their
+    number is released with noise of deviation σ1, the votes with noise of deviation σ2 √(noisy number), and
+    the class with most noisy votes is the answer. Each record pays for its own part in both from a budget of
+    its own, and takes no part once that is spent. So the privacy of the whole stream is fixed beforehand,
+    as one Gaussian release with μ = √(2B), and **doesn't depend on the number of queries**; what declines
+    with their number is accuracy.
+
+    *In the ledger* the stream is one entry, charged when the first query is asked. *After a crash* the budgets
+    must not start afresh under the same entry, so they are on disk before any answer leaves: in ``state_dir``, or
+    within ``trainer.fit`` in a private folder beside the run's, ``<run_dir>.private``. A resumed run continues them
+    at no further charge. An older copy of that folder, a second one, or none is refused. In other uses without a
+    ``state_dir`` they live in memory, and a new process starts a new stream, for which it charges a whole entry
+    more: honest, and more than a ``max_epsilon`` set for one stream allows.
+
+    *Budgets belong to records*, wherever those stand in the table: by the owner's numbers (``ids``), or else by
+    keyed digests of what the records hold. Within ``trainer.fit`` that is a record's image and label, so that
+    rounds may differ in their features; in other uses its features and label. Once a query was answered, records
+    with unknown digests are refused, for under other preprocessing every record would look new and get a second
+    budget; with ``ids``, numbers that are unknown are new records. Equal records have budgets of their own and are
+    either all there or none of them, unless ``ids`` tell them apart.
+
+    Features are scaled to unit length, each by itself; nothing is centred by private data.
+
+    Args:
+        threshold: τ in (0, 1): records with κ >= τ are neighbours. With ``density``, the least threshold.
+        sigma2: noise of the votes, in units of the root of the noisy number of neighbours.
+        epsilon: ε of the whole stream. Give this or ``budget``.
+        delta: δ that belongs to ``epsilon``.
+        num_queries: T, how many queries the budgets should last for; sets σ1 = √(T / (6B)). No limit.
+        kernel: ``"cosine"``, or ``"rbf"`` for exp(−‖x − q‖² / ν²).
+        bandwidth: ν of the RBF kernel.
+        sigma1: noise of the number of neighbours, instead of the default.
+        budget: B of every record, instead of ``epsilon``.
+        conversion: how ε becomes B: ``"gdp"``, the tightest, or for comparison with the paper ``"rdp"`` or
+            ``"rdp_classic"``.
+        min_count: floor under the noisy number of neighbours; 30 as in the paper, or with ``density`` the number
+            of neighbours that it aims at, unless given.
+        density: :class:`~pl_privknn.labelers.ind_knn.algorithm.PublicDensity` for a threshold of its own for each
+            query; None for the paper's fixed one. Public examples are all of those in the data module, or in
+            other uses those given to :meth:`use_public`, or else the queries asked so far.
+        reuse: let earlier answers take part as public records, while the features stay the same.
+        hashing: :class:`~pl_privknn.neighbors.hashing.SignProjections` to look only at records in the same
+            bucket; None for all.
+        soft: release class probabilities too: the non-negative part of the noisy votes, normalised.
+        abstain: hold back an answer where the two largest noisy votes differ by less than this many standard
+            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
+        ids: lasting whole numbers of the private records, in the data module's order, or the path of a
+            ``.npy`` file with them; by default the data module's, if it has any, or else digests. A record must
+            always come under the same number, for a second number would give it a second budget.
+        state_dir: folder of the budgets, **private**, for this labeler and this data set alone; None keeps them
+            beside the run's folder, and in memory where there is none.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        release_counts: let out the noisy votes of answered queries, over √K so that their noise is alike, to be
+            smoothed over neighbouring queries; they are paid for anyway.
+
+    Raises:
+        ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
+    """
+
+    def __init__(
+        self,
+        threshold: float,
+        sigma2: float,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        num_queries: int = 1000,
+        kernel: Kernel = "cosine",
+        bandwidth: float = PAPER_BANDWIDTH,
+        sigma1: float | None = None,
+        budget: float | None = None,
+        conversion: Conversion = "gdp",
+        min_count: float | None = None,
+        density: PublicDensity | None = None,
+        reuse: bool = False,
+        hashing: SignProjections | None = None,
+        soft: bool = False,
+        abstain: float = 0.0,
+        ids: Any = None,
+        state_dir: str | Path | None = None,
+        noise_source: NoiseSource | None = None,
+        release_counts: bool = False,
+    ) -> None:
+        super().__init__(noise_source)
+        if min_count is None:
+            min_count = PAPER_MIN_COUNT if density is None else float(density.neighbors)
+        self.parameters = IndKNNParameters.for_epsilon(
+            epsilon,
+            delta,
+            threshold=threshold,
+            sigma2=sigma2,
+            num_queries=num_queries,
+            kernel=kernel,
+            bandwidth=bandwidth,
+            sigma1=sigma1,
+            budget=budget,
+            conversion=conversion,
+            min_count=min_count,
+        )
+        self.switches = IndKNNSwitches(density, reuse, hashing, abstain)
+        self.soft = check_switch("soft", soft)
+        self.release_counts = check_switch("release_counts", release_counts)
+        self.ids = ids
+        self.state_dir = None if state_dir is None else Path(state_dir)
+        self._run_folder: Path | None = None
+        self._state: LabelerState | None = None
+        self._engine: IndKNNEngine | None = None
+        self._public: Tensor | None = None
+        self._offered: Tensor | None = None
+        self._calls = 0
+
+    # ------------------------------------------------------------------ the labeler's contract
+
+    def join_run(self, folder: Path) -> None:
+        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`Labeler.join_run`."""
+        place = (self.state_dir or folder).resolve()
+        if self._state is None or self._state.folder != place:
+            self.close()
+            self._run_folder = None if self.state_dir is not None else place
+
+    def leave_run(self) -> None:
+        """Close the budgets; see :meth:`Labeler.leave_run`."""
+        if self._state is not None:
+            self._state.close()
+        self._state = self._run_folder = None
+
+    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Keyed digests of private records; see :meth:`Labeler.record_digests`."""
+        return self._open_state().key.digests(images, labels)
+
+    def fit_public(self, features: Tensor) -> None:
+        """Take the features of all public examples, float32 ``(n, d)``, for ``density``; before :meth:`fit`."""
+        self._offered = None if self.switches.density is None else features
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table; see :meth:`Labeler.fit`.
+
+        Budgets belong to records, not to features: they go on when other features of the same records come, where
+        ``ids`` or the data module tell which record is which.
+
+        Raises:
+            ValueError: also where it is not certain that every record keeps its own budget.
+            JournalError: if the budgets' folder is damaged, incomplete, an older or second copy, or in use.
+        """
+        check_table(features, labels, num_classes)
+        digests, self.private_digests = self.private_digests, None
+        state = self._open_state()
+        ids = state.identify(self.private_ids if self.ids is None else self.ids, digests, features, labels)
+        engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], state.budgets)
+        engine.add(ids, features, labels.numpy())
+        if (then := self._engine) is not None:
+            if torch.equal(then.table.vectors, engine.table.vectors):
+                engine.answered, engine.reference = then.answered, then.reference
+            else:
+                self._public = None  # those were public examples in other features
+        if self._offered is not None:
+            self._public, self._offered = unit_rows(self._offered), None
+        if self._public is not None:
+            check_queries(self._public, features.shape[1])
+            engine.reference = self._public
+        self._engine = engine
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One entry for the whole stream, whatever the numbers; see :meth:`Labeler.plan`."""
+        return [Charge(self.parameters.total, 1)]
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Answer the first ``max_answers`` queries one after another; see :meth:`Labeler.label`.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+            ValueError: for queries of another dimension, or not finite.
+            JournalError: if the budgets could not be written, or are not those from which this run has answered;
+                nothing is let out.
+        """
+        engine, state = self._engine, self._state
+        if engine is None or state is None:
+            raise RuntimeError("IndKNN.label needs the private table: call fit(features, labels) first")
+        check_queries(queries, engine.table.dimension)
+        labels = torch.full((len(queries),), -1, dtype=torch.int64)
+        soft = torch.full((len(queries), engine.num_classes), 1 / engine.num_classes) if self.soft else None
+        scores = torch.full((len(queries), engine.num_classes), torch.nan, dtype=torch.float64)
+        asked = queries[:max_answers]
+        if len(asked):
+            state.pay_for(self.parameters.total, ledger, self.noise_source, self.adjacencies)
+            if self.switches.density is not None and self._public is None:
+                engine.reference = torch.cat([engine.reference, unit_rows(asked)])
+            opening, row = state.content["openings"], state.row + 1
+            noise = self.noise_source.stream("ind_knn", opening, row, self._calls)
+            self._calls += 1
+            answers = engine.answer(asked, noise)
+            state.vouch(ledger)
+            labels[: len(asked)] = torch.from_numpy(answers.labels)
+            # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
+            scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
+            if soft is not None:
+                soft[: len(asked)] = probabilities(answers.noisy)
+        if not self.release_counts:
+            return Release(labels, soft)
+        return Release(labels, soft, scores, self.parameters.sigma2)
+
+    # ------------------------------------------------------------------ beyond the contract
+
+    def use_public(self, features: Tensor) -> None:
+        """Give public examples for ``density`` to take thresholds from.
+
+        They serve as long as the features stay the same; after a :meth:`fit` with others, call it again.
+
+        Args:
+            features: float, shape ``(r, d)``; of any public examples, with or without labels.
+        """
+        self._public = unit_rows(features)
+        if self._engine is not None:
+            check_queries(features, self._engine.table.dimension)
+            self._engine.reference = self._public
+
+    def remaining(self) -> NDArray[np.float64]:
+        """What each private record has left of its budget. **Private**: for the owner of the data alone."""
+        if self._engine is None:
+            raise RuntimeError("IndKNN.remaining needs the private table: call fit(features, labels) first")
+        return self._engine.budgets.remaining(self._engine.table.ids)
+
+    def close(self) -> None:
+        """Forget the table and let others open ``state_dir``."""
+        self.leave_run()
+        self._engine = None
+
+    def _open_state(self) -> LabelerState:
+        if self._state is None:
+            # Seeded noise in a run's own folder is what it is in memory, whose opening is number 0.
+            first = -1 if self.state_dir is None and self._run_folder is not None else 0
+            self._state = LabelerState(self.parameters, self.state_dir or self._run_folder, first)
+        return self._state
+
+
+def check_queries(queries: Tensor, dimension: int) -> None:
+    """Raise ``ValueError`` unless ``queries`` are finite vectors of the table's dimension."""
+    if queries.ndim != 2 or queries.shape[1] != dimension or not queries.is_floating_point():
+        raise ValueError(
+            f"queries: shape {tuple(queries.shape)}, {queries.dtype}; want float of shape (m, {dimension}), "
+            "from the same extractor as the private features"
+        )
+    if not bool(torch.isfinite(queries).all()):
+        raise ValueError("queries: some are NaN or infinite; leave those examples out")
+
+
+def probabilities(noisy: NDArray[np.float64]) -> Tensor:
+    """The non-negative part of noisy votes, normalised; uniform where there is none. Float32 ``(m, c)``."""
+    positive = np.maximum(noisy, 0.0)
+    total = positive.sum(axis=1, keepdims=True)
+    uniform = np.full_like(positive, 1 / positive.shape[1])
+    return torch.from_numpy(np.where(total > 0, positive / np.maximum(total, 1e-300), uniform)).float()

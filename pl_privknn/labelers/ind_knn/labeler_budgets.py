@@ -1,0 +1,161 @@
+"""The private state of an Ind-KNN labeler: budgets, and which records they belong to."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
+from pl_privknn.labelers.ind_knn.identities import RecordKey, as_bytes, changed_numbers, read_ids
+from pl_privknn.labelers.ind_knn.stream import StreamState, make_private, write_private
+from pl_privknn.privacy.per_record.filter import IndividualFilter
+from pl_privknn.privacy.per_record.journal import JournalError
+
+#: How records are told apart: by the owner's numbers, or by keyed digests.
+_BY_NUMBER, _BY_DIGEST = "numbers", "digests"
+
+
+class LabelerState(StreamState):
+    """A stream whose budgets belong to records, wherever those stand in the table.
+
+    The folder holds ``budgets`` (the filter's file, locked while it is open), ``state.json`` with the key of the
+    digests, and where the owner numbers the records ``digests.npz``, by which changed numbers are noticed.
+
+    Args:
+        parameters: public constants of the stream.
+        folder: where the state lives, **private**; None keeps it in memory, and a new process starts anew.
+        openings: where the count of openings begins.
+
+    Raises:
+        JournalError: if the folder is damaged, incomplete, an older or second copy, or in use.
+        ValueError: if its budgets are of another size.
+    """
+
+    def __init__(self, parameters: IndKNNParameters, folder: Path | None, openings: int = 0) -> None:
+        self.folder = None if folder is None else folder.resolve()
+        self._known: dict[int, bytes] = {}
+        path = file = None
+        if self.folder is not None:
+            path, file = self.folder / "budgets", self.folder / "state.json"
+            if file.exists() and not path.exists():
+                raise JournalError(
+                    f"{folder}: the file 'budgets' is missing; put it back, or start a new run or state_dir, which "
+                    "charges a new stream"
+                )
+            make_private(self.folder)
+        budgets = IndividualFilter(parameters.budget, path)
+        try:
+            key = secrets.token_hex(32)
+            super().__init__(budgets, file, openings=openings, key=key, identities=None)
+            if "paid_runs" in self.content:  # of an earlier version, which numbered records by position
+                self.content["identities"] = _BY_NUMBER
+            self.key = RecordKey(bytes.fromhex(self.content["key"]))
+            self._read_digests()
+        except BaseException:
+            budgets.close()
+            raise
+
+    def identify(
+        self, ids: Any, digests: Tensor | None, features: Tensor, labels: Tensor
+    ) -> NDArray[np.int64]:
+        """The numbers under which the filter knows the records of a table.
+
+        Args:
+            ids: the owner's numbers (see :func:`~pl_privknn.labelers.ind_knn.identities.read_ids`), or None.
+            digests: uint8, shape ``(n, 16)``; of the records as the data module gives them, or None.
+            features: float, shape ``(n, d)``; they stand for the records where neither is given.
+            labels: int64, shape ``(n,)``.
+
+        Returns:
+            Int64, shape ``(n,)``. **Private**.
+
+        Raises:
+            ValueError: where it is not certain that every record keeps its own budget. It shows nothing of them.
+        """
+        if digests is not None and len(digests) != len(labels):
+            raise ValueError(
+                "private_digests: want one for each record; set them before each fit, or not at all"
+            )
+        if ids is not None:
+            numbers = read_ids(ids, len(labels))
+            self._check_numbers(numbers, digests)
+        else:
+            own = self.key.digests(features, labels) if digests is None else digests
+            numbers, following = self.key.numbers(own)
+            self._check_digests(numbers, following)
+        wanted = _BY_DIGEST if ids is None else _BY_NUMBER
+        if not self.budgets.begun:
+            # Nobody has spent anything: the stream may still be about other records.
+            self.budgets.remove(np.setdiff1d(self.budgets.active(0.0), numbers))
+        if self.content["identities"] != wanted:
+            self.content["identities"] = wanted
+            self.save()
+        return numbers
+
+    def _check_digests(self, numbers: NDArray[np.int64], following: NDArray[np.int64]) -> None:
+        if not self.budgets.begun:
+            return
+        if self.content["identities"] == _BY_NUMBER:
+            raise ValueError(
+                "ids: the budgets belong to records by their numbers; give every record its number with ids"
+            )
+        known = self.budgets.active(0.0)
+        if not np.isin(numbers, known).all():
+            raise ValueError(
+                "private records: some are not those that the budgets belong to (other records, or the same in other "
+                "features, sizes or preprocessing); go back to those, or start a new run or state_dir, which charges "
+                "a new stream, and give every record a lasting number with ids if this is to change again"
+            )
+        if np.isin(following, known).any():
+            raise ValueError(
+                "private records: of some that are equal not all are there, and which of them are can't be told; put "
+                "them back, give every record a lasting number with ids from the start, or start a new run or "
+                "state_dir, which charges a new stream"
+            )
+
+    def _check_numbers(self, numbers: NDArray[np.int64], digests: Tensor | None) -> None:
+        begun = self.budgets.begun
+        if begun and self.content["identities"] == _BY_DIGEST:
+            raise ValueError(
+                "ids: the budgets belong to records without numbers; leave ids out, or start a new run or state_dir, "
+                "which charges a new stream"
+            )
+        if digests is None:
+            return
+        now = dict(zip(numbers.tolist(), as_bytes(digests), strict=True))
+        if begun and changed_numbers(self._known, now):
+            raise ValueError(
+                "ids: some private records come under another number than before, and would get another budget; give "
+                "the numbers in the data module's order, and every record its own"
+            )
+        known = self._known | now if begun else now
+        if known != self._known:
+            self._known = known
+            self._write_digests()
+
+    def _read_digests(self) -> None:
+        if self.folder is not None and (path := self.folder / "digests.npz").exists():
+            try:
+                with np.load(path, allow_pickle=False) as stored:
+                    digests = as_bytes(torch.from_numpy(stored["digests"]))
+                    self._known = dict(zip(stored["numbers"].tolist(), digests, strict=True))
+            except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                raise JournalError(
+                    f"{path} is damaged; put back an undamaged copy that is up to date"
+                ) from None
+
+    def _write_digests(self) -> None:
+        if self.folder is not None:
+            numbers = np.fromiter(self._known, np.int64, len(self._known))
+            digests = np.frombuffer(b"".join(self._known.values()), np.uint8).reshape(len(numbers), -1)
+            buffer = io.BytesIO()
+            np.savez(buffer, numbers=numbers, digests=digests)
+            write_private(self.folder / "digests.npz", buffer.getvalue())

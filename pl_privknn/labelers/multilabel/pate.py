@@ -1,0 +1,234 @@
+"""PATE for attributes: teachers on disjoint parts vote with clipped attribute vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_privknn._checks import check_choice, check_int, check_positive, check_switch
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
+from pl_privknn.labelers.multilabel.rules import DecisionRule, LearnedThresholds
+from pl_privknn.labelers.multilabel.votes import (
+    check_attribute_table,
+    clip_attributes,
+    complete_sum_noise,
+    release_attributes,
+    swapped_vote_norms,
+)
+from pl_privknn.labelers.pate.networks import LinearTeachers, MLPTeachers
+from pl_privknn.labelers.pate.partition import Partitioner, RandomPartition
+from pl_privknn.labelers.pate.pate import resolve_groups
+from pl_privknn.labelers.pate.stacked import StackedEnsemble, StackedTeachers
+from pl_privknn.labelers.pate.teachers import TrainedTeachers, progress_bar
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import silenced
+
+
+class AttributeTeachers(StackedTeachers):
+    """Stacked teachers with one logistic output an attribute, trained with binary cross-entropy."""
+
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """See :meth:`StackedTeachers.loss`; ``labels`` are int64 ``(t, b, a)``."""
+        return nn.functional.binary_cross_entropy_with_logits(
+            scores, labels.to(scores.dtype), reduction="sum"
+        )
+
+    def known(self, labels: Tensor, parts: Tensor, num_classes: int, num_teachers: int) -> Tensor:
+        """Rows of True for parts that hold a record: a teacher may say yes and no to every attribute."""
+        return (torch.bincount(parts, minlength=num_teachers) > 0)[:, None].expand(-1, num_classes).clone()
+
+    def ensemble(self, num_features: int, known: Tensor) -> StackedEnsemble:
+        """See :meth:`StackedTeachers.ensemble`."""
+        return AttributeEnsemble(self, num_features, known)
+
+
+class AttributeEnsemble(StackedEnsemble):
+    """Teachers that answer with a row of attributes each."""
+
+    def predict(self, queries: Tensor) -> Tensor:
+        """Attributes from each teacher, int8 ``(m, t, a)``, 0 or 1; rows of -1 where a teacher abstains."""
+        answers = torch.full((len(queries), *self.known.shape), -1, dtype=torch.int8)
+        for start, scores in self.scores(queries):
+            said = (scores > 0).to(torch.int8)
+            said[~scores.isfinite().all(dim=2)] = -1
+            answers[start : start + scores.shape[1]] = said.transpose(0, 1)
+        answers[:, self.empty | self.failed] = -1
+        return answers
+
+
+class LinearAttributeTeachers(AttributeTeachers, LinearTeachers):
+    """Logistic regression for each attribute; see :class:`AttributeTeachers`. Weights start at zero."""
+
+
+class MLPAttributeTeachers(AttributeTeachers, MLPTeachers):
+    """One hidden layer that all attributes share; see :class:`AttributeTeachers`."""
+
+
+class MultiLabelPATE(Labeler):
+    """PATE with τ (the multi-label rival of Private-kNN in Zhu et al., CVPR 2020, section 4.3, "GNMAX").
+
+    The records are dealt out to disjoint parts and one teacher is trained on each, as in
+    :class:`~pl_privknn.labelers.pate.pate.PATE`. A teacher's vote is the attribute vector f that it gives to a query,
+    scaled by min(τ/|f|₁, 1); sums, one an attribute, get noise, and a rule decides. A record is in one part,
+    so one vote changes at will, which moves the sums by at most √(2τ) in L2 and 2τ in L1
+    (:func:`~pl_privknn.labelers.multilabel.votes.swapped_vote_norms`), under both neighbouring relations. An
+    abstention is a vote of zeros, which that covers.
+
+    Teachers are private: kept in memory, left out of copies and pickles, and written nowhere.
+
+    Args:
+        num_teachers: number of parts and teachers.
+        teachers: how they are made; :class:`LinearAttributeTeachers` by default.
+        partitioner: :class:`~pl_privknn.labelers.pate.partition.RandomPartition` (the default) or
+            :class:`~pl_privknn.labelers.pate.partition.ShufflePartition`; those that look at classes don't
+            suit attributes.
+        tau: τ, the most that a teacher adds to all attributes together; None: no clipping.
+        noise: ``Gaussian(sigma)`` or ``Laplace(scale)``; the sensitivity is filled in. By default Gaussian with
+            σ = 0.2 times the number of teachers.
+        rule: how sums become attributes;
+            :class:`~pl_privknn.labelers.multilabel.rules.LearnedThresholds` by default.
+        soft: release probabilities of the attributes too; post-processing, free of cost.
+        groups: see :class:`~pl_privknn.labelers.pate.pate.PATE`; ``"data"`` takes the data module's.
+        on_failure: likewise.
+        progress: show a progress bar during training.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
+
+    Attributes:
+        privacy_unit: ``"record"``, or ``"group"`` where ``groups`` are given.
+
+    Raises:
+        ValueError: for arguments out of range, or a partitioner that needs classes.
+    """
+
+    tasks = ("multilabel",)
+
+    def __init__(
+        self,
+        num_teachers: int = 250,
+        teachers: AttributeTeachers | None = None,
+        partitioner: Partitioner | None = None,
+        tau: float | None = 3.0,
+        noise: Mechanism | None = None,
+        rule: DecisionRule | None = None,
+        soft: bool = True,
+        groups: Any = None,
+        on_failure: str = "abstain",
+        progress: bool = True,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(noise_source)
+        self.num_teachers = check_int("num_teachers", num_teachers, minimum=2)
+        self.teachers = teachers if teachers is not None else LinearAttributeTeachers()
+        if not isinstance(self.teachers, AttributeTeachers):
+            raise ValueError(
+                f"teachers: {type(self.teachers).__name__} answer with one class; use LinearAttributeTeachers or "
+                "MLPAttributeTeachers"
+            )
+        self.partitioner = partitioner if partitioner is not None else RandomPartition()
+        if not self.partitioner.takes_groups:
+            raise ValueError(
+                f"partitioner: {type(self.partitioner).__name__} looks at classes; use RandomPartition or "
+                "ShufflePartition"
+            )
+        self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
+        self.tau = None if tau is None else check_positive("tau", tau)
+        self.noise = noise if noise is not None else Gaussian(sigma=0.2 * self.num_teachers)
+        complete_sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
+        self.rule = rule if rule is not None else LearnedThresholds()
+        self.soft = check_switch("soft", soft)
+        self.groups = groups
+        self.privacy_unit = "record" if groups is None else "group"
+        self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))
+        self.progress = progress
+        self.asks_in_batches = not self.rule.learns
+        self._trained: TrainedTeachers | None = None
+        self._num_attributes = 0
+        self._fits = 0
+
+    def mechanism(self, num_attributes: int) -> Mechanism:
+        """The frozen mechanism that draws, and is charged for, one answer about so many attributes."""
+        return complete_sum_noise(self.noise, *swapped_vote_norms(self.tau, num_attributes))
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Deal out the private table and train the teachers.
+
+        Args:
+            features: float32, shape ``(n, d)``.
+            labels: int64, shape ``(n, num_classes)``, 0 or 1.
+            num_classes: number of attributes, a public constant.
+
+        Raises:
+            ValueError: on shapes, dtypes or values that do not fit, or fewer records (or groups) than teachers.
+            RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
+        """
+        check_attribute_table(features, labels, num_classes)
+        parts = self.partitioner.assign(
+            features,
+            labels[:, 0],  # partitioners that take groups look at the number of records alone
+            num_classes=max(2, num_classes),
+            num_parts=self.num_teachers,
+            noise=self.noise_source.stream("partition", self._fits),
+            groups=resolve_groups(self.groups, self.private_groups),
+        )
+        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress, silenced():
+            trained = self.teachers.train(features, labels, parts, num_classes, self.num_teachers, progress)
+        broken = trained.failed | trained.empty
+        if bool(broken.all()) or (self.on_failure == "raise" and bool(trained.failed.any())):
+            raise RuntimeError(
+                f"teachers of {type(self.teachers).__name__} failed ({', '.join(sorted(trained.failures))}); try "
+                "their settings on public data first"
+            )
+        self._trained, self._num_attributes = trained, num_classes
+        self._fits += 1
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One noisy sum an answer; see :meth:`Labeler.plan`."""
+        answers = min(num_queries, max_answers)
+        return [Charge(self.partitioner.billed(self.mechanism(num_classes)), answers)] if answers else []
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
+
+        Returns:
+            ``labels`` int64 ``(m, a)`` (rows of -1 where refused) and, with ``soft``, probabilities ``(m, a)``.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        votes = self.votes(queries)
+        mechanism = self.mechanism(self._num_attributes)
+        return release_attributes(
+            lambda count, _: votes[:count],
+            len(queries),
+            self._num_attributes,
+            lambda noisy, deviation: self.rule(noisy, self.num_teachers, self.tau, deviation),
+            mechanism,
+            lambda count: self.paid(ledger, self.partitioner.billed(mechanism), count, "attributes"),
+            self.soft,
+            max_answers,
+        )
+
+    def votes(self, queries: Tensor) -> Tensor:
+        """**Private.** Sums of the teachers' clipped votes, float64 ``(m, a)``.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        if self._trained is None:
+            raise RuntimeError("MultiLabelPATE needs the private table: call fit(features, labels, …) first")
+        with silenced():
+            blocks = [
+                clip_attributes(self._trained.predict(part).clamp(min=0), self.tau).sum(dim=1)
+                for part in queries.split(256)
+            ]
+        return torch.cat([torch.zeros(0, self._num_attributes, dtype=torch.float64), *blocks])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings alone, no teachers; ``groups`` given as an array are a setting."""
+        kept = dict(self.__dict__)
+        kept.update(_trained=None)
+        kept.pop("private_groups", None)
+        return kept

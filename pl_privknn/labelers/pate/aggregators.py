@@ -1,0 +1,181 @@
+"""How teachers' votes become answers: which noise is drawn, and what each release is charged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_positive, check_switch
+from pl_privknn.labelers.aggregation import answer_votes, check_releases_counts, complete_noise, secure_noise
+from pl_privknn.labelers.base import Release
+from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism, NoisyScreening
+from pl_privknn.privacy.noise import NoiseSource
+
+#: One record is in one teacher, whose vote leaves one class and joins another.
+PATE_VOTES_L2 = math.sqrt(2.0)
+PATE_VOTES_L1 = 2.0
+
+#: Turns the mechanism that draws into the one that is written into the ledger.
+Bill = Callable[[Mechanism], Mechanism]
+#: Charges so many releases of a mechanism and returns the noise for the purpose named last.
+Pay = Callable[[Mechanism, int, str], NoiseSource]
+
+
+class Aggregator:
+    """Releases the arg-max of noisy votes, for queries that pass a noisy screening where there is one.
+
+    One changed vote moves the histogram by √2 in L2 and 2 in L1, and the largest count by at most 1. An
+    abstention is one more choice of a teacher and moves less; the screening takes a largest count that
+    abstentions leave below ⌈k/c⌉ for ⌈k/c⌉ (:class:`~pl_privknn.privacy.mechanisms.NoisyScreening`).
+
+    Args:
+        noise: ``Gaussian``, ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
+            the sensitivity is filled in.
+        screening: threshold and noise of the screening, or None to answer every query.
+        secure: draw all noise exactly, in integers; see :func:`~pl_privknn.labelers.aggregation.secure_noise`.
+        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
+            answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
+            alone, are then not to be had.
+
+    Raises:
+        ValueError: if ``noise`` can't be added to votes, or states another sensitivity.
+    """
+
+    def __init__(
+        self,
+        noise: Mechanism,
+        screening: Screening | None = None,
+        secure: bool = False,
+        release_counts: bool = False,
+    ) -> None:
+        self.secure = check_switch("secure", secure)
+        self.noise = complete_noise(
+            secure_noise(noise) if secure else noise,
+            sampling_rate=1.0,
+            l2_sensitivity=PATE_VOTES_L2,
+            l1_sensitivity=PATE_VOTES_L1,
+            votes="swap",
+        )
+        self.screening = screening
+        self.release_counts = check_switch("release_counts", release_counts)
+        if release_counts:
+            check_releases_counts(self.noise)
+
+    def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
+        """What screens ``num_teachers`` votes for ``num_classes`` classes.
+
+        Raises:
+            ValueError: for a threshold that so many votes can't reach.
+        """
+        if self.screening is None:
+            return None
+        return NoisyScreening(
+            k=num_teachers,
+            threshold=self.screening.threshold,
+            sigma=self.screening.sigma,
+            num_classes=num_classes,
+            secure=self.secure,
+        )
+
+    def plan(
+        self, num_queries: int, max_answers: int, num_teachers: int, num_classes: int, bill: Bill
+    ) -> list[Charge]:
+        """The most that so many queries with so many answers can cost."""
+        screening = self.screening_mechanism(num_teachers, num_classes)
+        answers = min(num_queries, max_answers)
+        charges = [] if screening is None or not num_queries else [Charge(bill(screening), num_queries)]
+        return [*charges, Charge(bill(self.noise), answers)] if answers else charges
+
+    def release(
+        self,
+        votes: Tensor,
+        num_teachers: int,
+        pay: Pay,
+        max_answers: int | None,
+    ) -> Release:
+        """Screen and answer, paying before each draw.
+
+        Args:
+            votes: int64 histograms, shape ``(m, c)``.
+            num_teachers: number of teachers, those that abstain included.
+            pay: see :data:`Pay`.
+            max_answers: answer at most so many; all if None.
+
+        Returns:
+            Labels, -1 where refused, and counts where they are released.
+        """
+        if len(votes) == 0:
+            return Release(torch.empty(0, dtype=torch.int64))
+        screening = self.screening_mechanism(num_teachers, votes.shape[1])
+        passed = torch.ones(len(votes), dtype=torch.bool)
+        if screening is not None:
+            noise = pay(screening, len(votes), "screening")
+            passed = screening.passes(votes.max(dim=1).values, noise)
+        answered = torch.nonzero(passed).flatten()[:max_answers]
+        if not len(answered):
+            return Release(torch.full((len(votes),), -1, dtype=torch.int64))
+        noise = pay(self.noise, len(answered), "aggregation")
+        chosen = torch.zeros(len(votes), dtype=torch.bool)
+        chosen[answered] = True
+        return answer_votes(self.noise, votes[answered], chosen, noise, self.release_counts)
+
+
+class LNMAX(Aggregator):
+    """Laplace noise on every count (Papernot et al. 2017): pure 2/b differential privacy an answer.
+
+    Args:
+        scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
+        secure: see :class:`Aggregator`.
+        release_counts: see :class:`Aggregator`.
+    """
+
+    def __init__(self, scale: float, secure: bool = False, release_counts: bool = False) -> None:
+        super().__init__(
+            Laplace(scale=check_positive("scale", scale)), secure=secure, release_counts=release_counts
+        )
+
+
+class GNMAX(Aggregator):
+    """Gaussian noise on every count (Papernot et al. 2018): RDP α/σ² an answer.
+
+    Args:
+        sigma: standard deviation of the noise, in votes.
+        secure: see :class:`Aggregator`.
+        release_counts: see :class:`Aggregator`.
+    """
+
+    def __init__(self, sigma: float, secure: bool = False, release_counts: bool = False) -> None:
+        super().__init__(
+            Gaussian(sigma=check_positive("sigma", sigma)), secure=secure, release_counts=release_counts
+        )
+
+
+class ConfidentGNMAX(Aggregator):
+    """Noisy screening, then GNMAX for the queries that pass (Papernot et al. 2018, Algorithm 1).
+
+    Args:
+        threshold: votes that the largest count has to reach with its noise; 0.6 to 0.8 of the teachers.
+        screening_sigma: σ1, standard deviation of the screening's noise.
+        sigma: σ2, standard deviation of the noise on the counts.
+        secure: see :class:`Aggregator`.
+        release_counts: see :class:`Aggregator`.
+    """
+
+    def __init__(
+        self,
+        threshold: float,
+        screening_sigma: float,
+        sigma: float,
+        secure: bool = False,
+        release_counts: bool = False,
+    ) -> None:
+        super().__init__(
+            Gaussian(sigma=check_positive("sigma", sigma)),
+            Screening(threshold, check_positive("screening_sigma", screening_sigma)),
+            secure,
+            release_counts,
+        )

@@ -1,0 +1,276 @@
+"""PATE: teachers trained on disjoint parts of the private records vote, and the noisy winner is released."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import pl_privknn
+from pl_privknn._checks import check_choice, check_int
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.pate.aggregators import Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.pate.cache import PrivateCache
+from pl_privknn.labelers.pate.networks import LinearTeachers
+from pl_privknn.labelers.pate.partition import Partitioner, RandomPartition
+from pl_privknn.labelers.pate.teachers import Teachers, TrainedTeachers, progress_bar
+from pl_privknn.privacy.mechanisms import Adjacency, Charge
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import silenced
+
+if TYPE_CHECKING:
+    from pl_privknn.labelers.pate.report import DataDependentReport
+
+
+class PATE(Labeler):
+    """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
+
+    The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
+    one vote from every teacher. A record is in one part, so it changes one vote at most, at will: that is
+    the sensitivity which the aggregator's noise covers. For which neighbours the parts of all *other*
+    records stay as they are is the partitioner's statement; where it is conditional, every charge in the
+    ledger says so and why.
+
+    Teachers are private. They are kept in memory, left out of copies and pickles, and written only into
+    ``private_cache_dir`` if one is named. A resumed run trains them again, on a fresh partition; each batch
+    of queries has its guarantee by itself, so that costs nothing.
+
+    Args:
+        num_teachers: number of parts and teachers.
+        teachers: how teachers are made; :class:`~pl_privknn.labelers.pate.networks.LinearTeachers` by default.
+        partitioner: how records are dealt out; :class:`~pl_privknn.labelers.pate.partition.RandomPartition`
+            by default, whose guarantee has no condition.
+        aggregator: how votes become answers; by default confident GNMAX with σ1 = 0.34, σ2 = 0.16 and a
+            threshold of 0.7, each times the number of teachers.
+        groups: one whole number for each private record, in the data module's order, or the path of a
+            ``.npy`` file with them, or ``"data"`` for those of the data module. Records with the same number go
+            to the same teacher, and the guarantee is for all records of one number together (one person)
+            instead of for single records.
+        on_failure: what a teacher does whose training breaks (an exception, weights that are not finite):
+            ``"abstain"`` never votes, ``"raise"`` stops the run. If all of them break the run stops anyway.
+        private_cache_dir: a folder for trained teachers, as sensitive as the private data; None: no cache.
+        progress: show a progress bar during training.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
+
+    Attributes:
+        privacy_unit: ``"record"``, or ``"group"`` where ``groups`` are given.
+
+    Raises:
+        ValueError: for arguments out of range, or a cache for teachers that can't be cached.
+    """
+
+    def __init__(
+        self,
+        num_teachers: int = 250,
+        teachers: Teachers | None = None,
+        partitioner: Partitioner | None = None,
+        aggregator: Aggregator | None = None,
+        groups: Any = None,
+        on_failure: str = "abstain",
+        private_cache_dir: str | Path | None = None,
+        progress: bool = True,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(noise_source)
+        self.num_teachers = check_int("num_teachers", num_teachers, minimum=2)
+        self.teachers = teachers if teachers is not None else LinearTeachers()
+        self.partitioner = partitioner if partitioner is not None else RandomPartition()
+        if aggregator is None:
+            count = self.num_teachers
+            aggregator = ConfidentGNMAX(0.7 * count, screening_sigma=0.34 * count, sigma=0.16 * count)
+        self.aggregator = aggregator
+        self.aggregator.screening_mechanism(self.num_teachers, 2)  # refuses thresholds out of reach at once
+        self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
+        self.groups = groups
+        if groups is not None and not self.partitioner.takes_groups:
+            raise ValueError(
+                f"groups: {type(self.partitioner).__name__} deals out single records; use RandomPartition or "
+                "ShufflePartition with groups"
+            )
+        self.privacy_unit = "record" if groups is None else "group"
+        self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))
+        self.cache = None if private_cache_dir is None else PrivateCache(private_cache_dir)
+        if self.cache is not None and not self.teachers.cacheable:
+            raise ValueError(
+                f"private_cache_dir: {type(self.teachers).__name__} can't be cached; leave the folder out, a "
+                "resumed run trains them again"
+            )
+        self.progress = progress
+        self._forget()
+        self._fits = 0
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Deal out the private table and train the teachers; see :meth:`Labeler.fit`.
+
+        Raises:
+            ValueError: also if there are fewer records (or groups) than teachers.
+            RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
+        """
+        check_table(features, labels, num_classes)
+        groups = resolve_groups(self.groups, self.private_groups)
+        trained = None
+        key = ""
+        if self.cache is not None:
+            settings = f"{pl_privknn.__version__}|{self.partitioner!r}|{self.teachers.settings()}|"
+            key = self.cache.key(f"{settings}{self.num_teachers}|{num_classes}", features, labels, groups)
+            if (state := self.cache.load(key)) is not None:
+                trained = self.teachers.restore(state, features.shape[1], num_classes)
+        if trained is None:
+            trained = self._train(features, labels, num_classes, groups)
+            if self.cache is not None and (state := trained.state()) is not None:
+                self.cache.save(key, state)
+        self._check_failures(trained)
+        self._keep(trained, num_classes)
+        self._fits += 1
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One screening a query (where there is one) and one noisy arg-max an answer; see the base class."""
+        return self.aggregator.plan(
+            num_queries, max_answers, self.num_teachers, num_classes, self.partitioner.billed
+        )
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Let the teachers vote, screen and answer; see :meth:`Labeler.label`.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        votes = self.votes(queries)
+        release = self.aggregator.release(
+            votes,
+            self.num_teachers,
+            lambda mechanism, count, key: self.paid(ledger, self.partitioner.billed(mechanism), count, key),
+            max_answers,
+        )
+        self._asked.append(votes)
+        self._answered.append(release.answered)
+        return release
+
+    # ------------------------------------------------------------------ for the owner of the data alone
+
+    def votes(self, queries: Tensor) -> Tensor:
+        """**Private.** Votes of the teachers, int64 ``(m, c)``; teachers that abstain are left out.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        if self._trained is None:
+            raise RuntimeError("PATE needs the private table: call fit(features, labels, num_classes) first")
+        with silenced():
+            classes = self._trained.predict(queries)
+        counts = torch.zeros(len(queries), self._num_classes, dtype=torch.int64)
+        voting = (classes >= 0).long()
+        return counts.scatter_add_(1, classes.clamp_min(0), voting)
+
+    def asked_votes(self) -> tuple[Tensor, Tensor]:
+        """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""
+        if not self._asked:
+            return torch.zeros(0, max(self._num_classes, 2), dtype=torch.int64), torch.zeros(
+                0, dtype=torch.bool
+            )
+        return torch.cat(self._asked), torch.cat(self._answered)
+
+    def teacher_report(self) -> dict[str, Any]:
+        """**Private.** Number of teachers, and of those that abstain for an empty part or a failure."""
+        if self._trained is None:
+            return {}
+        return {
+            "teachers": self.num_teachers,
+            "empty": int(self._trained.empty.sum()),
+            "failed": int(self._trained.failed.sum()),
+            "failures": sorted(self._trained.failures),
+        }
+
+    def data_dependent_report(self, delta: float) -> DataDependentReport:
+        """**Private.** What the queries so far cost for this table alone.
+
+        See :func:`pl_privknn.labelers.pate.report.data_dependent_report`. It is computed from private
+        votes, covers the queries that this object was asked (not those of an earlier process), and is
+        logged nowhere.
+        """
+        from pl_privknn.labelers.pate.report import data_dependent_report
+
+        return data_dependent_report(self, delta)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings alone, no teachers and no votes; ``groups`` given as an array are a setting."""
+        kept = dict(self.__dict__)
+        for name in ("_trained", "_asked", "_answered", "private_groups"):
+            kept.pop(name, None)
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def forget_queries(self) -> None:
+        """Start :meth:`asked_votes` and :meth:`data_dependent_report` anew."""
+        self._asked: list[Tensor] = []
+        self._answered: list[Tensor] = []
+
+    def _forget(self) -> None:
+        self._keep(None, 0)
+        self.forget_queries()
+
+    def _keep(self, trained: TrainedTeachers | None, num_classes: int) -> None:
+        self._trained = trained
+        self._num_classes = num_classes
+
+    def _train(
+        self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None
+    ) -> TrainedTeachers:
+        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress, silenced():
+            parts = self.partitioner.assign(
+                features,
+                labels,
+                num_classes=num_classes,
+                num_parts=self.num_teachers,
+                noise=self.noise_source.stream("partition", self._fits),
+                groups=groups,
+            )
+            return self.teachers.train(features, labels, parts, num_classes, self.num_teachers, progress)
+
+    def _check_failures(self, trained: TrainedTeachers) -> None:
+        kinds = ", ".join(sorted(trained.failures))
+        if bool((trained.failed | trained.empty).all()):
+            raise RuntimeError(
+                f"every teacher of {type(self.teachers).__name__} failed ({kinds}); try its settings on "
+                "public data first"
+            )
+        if self.on_failure == "raise" and bool(trained.failed.any()):
+            raise RuntimeError(
+                f"teachers of {type(self.teachers).__name__} failed ({kinds}); try its settings on public "
+                "data, or set on_failure='abstain' to go on without their votes"
+            )
+
+
+def resolve_groups(groups: Any, private_groups: Tensor | None) -> Tensor | None:
+    """Group of each private record, from what a user said and what the data module knows.
+
+    Args:
+        groups: None, an array, the path of a ``.npy`` file, or ``"data"``.
+        private_groups: the data module's.
+
+    Raises:
+        ValueError: if the file can't be read, or the data module has no groups.
+    """
+    if groups is None:
+        return None
+    if isinstance(groups, str) and groups == "data":
+        if private_groups is None:
+            raise ValueError(
+                "groups='data': the data module has no private_groups; give an array or a .npy file"
+            )
+        return private_groups
+    if isinstance(groups, str | Path):
+        try:
+            groups = np.load(groups, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"groups={str(groups)!r} can't be read ({type(error).__name__}); give the path of a .npy "
+                "file with one whole number for each private record"
+            ) from None
+    return torch.as_tensor(groups)

@@ -1,0 +1,299 @@
+"""Reverse kNN: each private record votes once or a few times, for however many queries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import (
+    check_choice,
+    check_int,
+    check_non_negative,
+    check_open_unit,
+    check_positive,
+    check_switch,
+)
+from pl_privknn.labelers.aggregation import complete_noise, noise_deviation, secure_noise
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.reverse_knn.local import (
+    RANDOMIZERS,
+    LocalRandomizer,
+    Table,
+    make_randomizer,
+    true_counts,
+)
+from pl_privknn.labelers.reverse_knn.shuffle import (
+    MultiMessage,
+    SingleMessage,
+    amplified_epsilon,
+    calibrated_shares,
+)
+from pl_privknn.neighbors import assign
+from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, Laplace, Mechanism, NegativeBinomial
+from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.noise import NoiseSource
+
+
+class ReverseKNN(Labeler):
+    """Reverse kNN labelling (record-level private knowledge distillation).
+
+    Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
+    and one column a class, is noised and released **once a round**. A record touches at most ``k`` counts,
+    so ε depends on ``k`` and on the number of rounds, and not on the number of queries. The queries must
+    not depend on private data; ``selection="clusters"`` of
+    :class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler` asks about the centres of clusters of
+    public images, and every image of a cluster takes its centre's label.
+
+    **Trust.** ``"central"``: a curator sees the records and noises the counts. ``"local"``: every record's owner
+    noises its own message (:mod:`~pl_privknn.labelers.reverse_knn.local`) and trusts nobody. ``"shuffle"``: owners
+    trust a shuffler to mix their messages (:mod:`~pl_privknn.labelers.reverse_knn.shuffle`). The last two are
+    simulated here, from one table, with the distribution of the messages; they hold under ``replace_one``, since who
+    sends is visible.
+
+    **Balance.** ``"prices"`` learns one price a query from the *public* examples, such that these spread evenly, and
+    lets each record choose by squared distance less price: a record's choice remains its own affair.
+
+    Args:
+        k: number of nearest queries that a record votes for.
+        epsilon: ε of one round under pure differential privacy; sets Laplace noise of scale ``k/ε``
+            (``2k/ε`` under ``replace_one``). Give this or ``noise``. Under ``"local"`` that of each message; under
+            ``"shuffle"`` that of one round at ``delta``.
+        noise: the mechanism with its noise scale, ``Laplace``, ``DiscreteLaplace``, ``Gaussian`` or
+            ``DiscreteGaussian``; sensitivities are filled in.
+        soft: release class probabilities too: the non-negative part of the noisy counts, normalised.
+        abstain: refuse a query where the two largest noisy counts differ by less than this many standard
+            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
+        adjacency: neighbouring relation; a replaced record moves twice as much as one that is added. By default
+            ``add_remove``, and ``replace_one`` without a curator.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        secure: draw the noise exactly, in integers; see :func:`~pl_privknn.labelers.aggregation.secure_noise`.
+        trust: ``"central"``, ``"local"`` or ``"shuffle"``.
+        randomizer: of a local message: ``"collision"``, ``"randomized_response"``, ``"separation"`` or
+            ``"concatenation"``; under ``"shuffle"`` also ``"shares"``, several messages a client.
+        num_clients: under ``"shuffle"``, a public number of records that are sure to take part.
+        delta: under ``"shuffle"``, δ of one round.
+        balance: None, or ``"prices"``.
+
+    Raises:
+        ValueError: unless exactly one of ``epsilon`` and ``noise`` is given (without a curator ``epsilon``), or for
+            values out of range.
+    """
+
+    asks_in_batches = False
+
+    def __init__(
+        self,
+        k: int = 1,
+        epsilon: float | None = None,
+        noise: Mechanism | None = None,
+        soft: bool = True,
+        abstain: float = 0.0,
+        adjacency: Adjacency | None = None,
+        noise_source: NoiseSource | None = None,
+        secure: bool = False,
+        trust: str = "central",
+        randomizer: str = "collision",
+        num_clients: int | None = None,
+        delta: float = 1e-5,
+        balance: str | None = None,
+    ) -> None:
+        super().__init__(noise_source)
+        self.k = check_int("k", k)
+        self.trust = check_choice("trust", trust, ("central", "local", "shuffle"))
+        self.balance = None if balance is None else check_choice("balance", balance, ("prices",))
+        self._public: Tensor | None = None
+        self.soft = check_switch("soft", soft)
+        self.abstain = check_non_negative("abstain", abstain)
+        natural: Adjacency = "add_remove" if trust == "central" else "replace_one"
+        self.adjacency = check_adjacency(natural if adjacency is None else adjacency)
+        self.adjacencies = (self.adjacency,)
+        self._features: Tensor | None = None
+        self._labels: Tensor | None = None
+        self._num_classes = 0
+        self._channel: Channel | None = None
+        if trust != "central":
+            if noise is not None or epsilon is None or secure or self.adjacency != "replace_one":
+                raise ValueError(
+                    f"trust={trust!r} with epsilon={epsilon!r}, noise={noise!r}, secure={secure!r}, adjacency="
+                    f"{adjacency!r}: clients noise their own messages; give epsilon, and adjacency='replace_one'"
+                )
+            self._channel = Channel(trust, randomizer, epsilon, delta, num_clients)
+            return
+        moved = self.k * (2 if self.adjacency == "replace_one" else 1)
+        if (epsilon is None) == (noise is None):
+            raise ValueError(f"epsilon={epsilon!r}, noise={noise!r}: give exactly one of them")
+        if noise is None:
+            noise = Laplace(scale=moved / check_positive("epsilon", epsilon))
+        if check_switch("secure", secure):
+            noise = secure_noise(noise)
+        self.noise = complete_noise(noise, l1_sensitivity=moved, l2_sensitivity=math.sqrt(moved))
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table; see :meth:`Labeler.fit`."""
+        check_table(features, labels, num_classes)
+        self._features, self._labels, self._num_classes = features, labels, num_classes
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One release a round; see :meth:`Labeler.plan`."""
+        if self._channel is not None:
+            return [Charge(self._channel.protocol(Table(num_queries, num_classes, self.k)).mechanism, rounds)]
+        return [Charge(self.noise, rounds)]
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Count, noise and decide, for all queries of a round together; see :meth:`Labeler.label`.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+            ValueError: for fewer queries than ``k``.
+        """
+        if self._channel is not None:
+            return self._ask_clients(queries, ledger, max_answers)
+        return self.release(self.counts(queries), ledger, max_answers)
+
+    def release(self, counts: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Pay for one round, noise its counts once and decide: the server's part, with a curator.
+
+        Counts add up, so records may lie with many clients: each computes :meth:`counts` of its own, and the server
+        releases the sum. How records are spread over clients changes nothing, the guarantee of each record included.
+
+        Args:
+            counts: int64, shape ``(s, c)``; sum over clients in which each record takes part once. **Private**.
+            ledger: pays; see :class:`~pl_privknn.labelers.base.ChargesLedger`.
+            max_answers: as for :meth:`label`.
+
+        Raises:
+            ValueError: without a curator, where no one may see counts; or for something that is no table of counts.
+        """
+        if self._channel is not None:
+            raise ValueError(
+                f"trust={self.trust!r}: nobody may see counts; use label, or the randomizer's own functions"
+            )
+        if counts.ndim != 2 or counts.dtype != torch.int64 or bool((counts < 0).any()):
+            raise ValueError(
+                f"counts: shape {tuple(counts.shape)}, {counts.dtype}; want int64 (s, c), none below 0"
+            )
+        noise = self.paid(ledger, self.noise, 1, "counts")
+        noisy: Tensor = self.noise.add_noise(counts, noise)  # type: ignore[attr-defined]
+        return decide(noisy.double(), noise_deviation(self.noise), self.abstain, self.soft, max_answers)
+
+    def counts(self, queries: Tensor) -> Tensor:
+        """The exact counts: **private**, for the data owner and for tests only.
+
+        Args:
+            queries: float32 features, shape ``(s, d)``.
+
+        Returns:
+            int64, shape ``(s, num_classes)``.
+        """
+        table, (nearest, labels) = self._table(queries), self._votes(queries)
+        return true_counts(table, nearest, labels).view(table.queries, table.classes)
+
+    def fit_public(self, features: Tensor) -> None:
+        """Take the features of all public examples, float32 ``(n, d)``, for ``balance``; called before each round."""
+        self._public = features
+
+    def _table(self, queries: Tensor) -> Table:
+        return Table(len(queries), self._num_classes, self.k)
+
+    def _ask_clients(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None) -> Release:
+        assert self._channel is not None
+        nearest, labels = self._votes(queries)
+        self._channel.check_clients(len(labels))
+        protocol = self._channel.protocol(self._table(queries))
+        noise = self.paid(ledger, protocol.mechanism, 1, "messages")
+        noisy = protocol.simulate(nearest, labels, noise)
+        return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
+
+    def _votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Each record's queries, int64 ``(n, k)``, and its label ``(n, 1)``."""
+        if self._features is None or self._labels is None:
+            raise RuntimeError("ReverseKNN needs the private table: call fit(features, labels) first")
+        if len(queries) < self.k:
+            raise ValueError(
+                f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
+            )
+        if self.balance is None:
+            nearest = assign(self._features, queries, self.k)
+        else:
+            if self._public is None:
+                raise RuntimeError("balance='prices' needs fit_public(features of the public examples) first")
+            nearest = priced_neighbors(
+                self._features, queries, learn_prices(self._public, queries, self.k), self.k
+            )
+        return nearest, self._labels[:, None]
+
+
+@dataclasses.dataclass
+class Channel:
+    """How clients' answers reach the server where there is no curator; made once the table's shape is known."""
+
+    trust: str
+    randomizer: str
+    epsilon: float
+    delta: float
+    num_clients: int | None
+
+    def __post_init__(self) -> None:
+        known = (*RANDOMIZERS, "shares") if self.trust == "shuffle" else tuple(RANDOMIZERS)
+        check_choice("randomizer", self.randomizer, known)
+        self.epsilon = check_positive("epsilon", self.epsilon)
+        if self.trust == "shuffle":
+            check_int("num_clients", self.num_clients, 2)
+            check_open_unit("delta", self.delta)
+        self._local: float | None = None
+        self._shares: dict[int, NegativeBinomial] = {}
+
+    def protocol(self, table: Table) -> LocalRandomizer | SingleMessage | MultiMessage:
+        """What charges, and what stands for all messages."""
+        if self.trust == "local":
+            return make_randomizer(self.randomizer, self.epsilon, table)
+        clients = check_int("num_clients", self.num_clients, 2)
+        if self.randomizer == "shares":
+            if table.ones not in self._shares:
+                self._shares[table.ones] = calibrated_shares(self.epsilon, self.delta, table.ones)
+            return MultiMessage(self._shares[table.ones], table, clients)
+        if self._local is None:
+            self._local = amplified_epsilon(self.epsilon, self.delta, clients)
+        return SingleMessage(self.randomizer, self._local, table, clients)
+
+    def check_clients(self, found: int) -> None:
+        """Refuse a round with fewer clients than the guarantee counts on."""
+        if self.trust == "shuffle" and found < check_int("num_clients", self.num_clients, 2):
+            raise ValueError(
+                f"num_clients={self.num_clients} is more than take part; the noise of fewer clients does not keep ε. "
+                "State a number that is surely reached"
+            )
+
+
+def decide(
+    noisy: Tensor, deviation: float, abstain: float, soft: bool, max_answers: int | None = None
+) -> Release:
+    """Turn noisy counts into labels; uses nothing but the released counts and public constants.
+
+    Args:
+        noisy: float64, shape ``(s, c)``.
+        deviation: standard deviation of the noise on one count.
+        abstain: refuse below this many standard deviations between the two largest counts.
+        soft: give class probabilities too.
+        max_answers: answer at most this many, the first ones.
+
+    Returns:
+        The labels, and the counts as they are, for what is to be made of them later.
+    """
+    released = noisy.float()
+    top = noisy.topk(2, dim=1).values
+    labels = noisy.argmax(dim=1)
+    labels[top[:, 0] - top[:, 1] < abstain * deviation * math.sqrt(2.0)] = -1
+    if max_answers is not None:
+        labels[torch.nonzero(labels >= 0).flatten()[max_answers:]] = -1
+    if not soft:
+        return Release(labels, scores=released, score_deviation=deviation)
+    positive = noisy.clamp(min=0)
+    total = positive.sum(dim=1, keepdim=True)
+    uniform = torch.full_like(positive, 1.0 / positive.shape[1])
+    shares = torch.where(total > 0, positive / total.clamp(min=1e-12), uniform).float()
+    return Release(labels, shares, released, deviation)

@@ -1,0 +1,333 @@
+"""The accountant: what a list of charges costs in total, under one adjacency.
+
+Three totals, all valid upper bounds for releases chosen adaptively (each may depend on earlier answers):
+Rényi DP with the improved and with the classic conversion, and privacy loss distributions. A fourth, the
+exact worst case over adaptive adversaries, comes from :mod:`pl_privknn.privacy.accounting.exact`. ε is the
+smallest of those that are computed; each holds by itself, so their minimum does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pl_privknn._checks import check_choice, check_int, check_non_negative, check_open_unit
+from pl_privknn.privacy.accounting import composition, pld, rdp
+from pl_privknn.privacy.guarantee import Level, weakest
+from pl_privknn.privacy.mechanisms.base import (
+    Adjacency,
+    Charge,
+    Mechanism,
+    check_adjacency,
+    merged,
+)
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+Method = Literal["best", "rdp", "pld"]
+METHODS: tuple[Method, ...] = ("best", "rdp", "pld")
+
+#: Loss of one release, in nats, beyond which no privacy loss distribution is made: Rényi orders say enough of it.
+LARGEST_LOSS = 1e6
+
+# Order at which twice the Rényi divergence over the order stands for the variance of the loss.
+_VARIANCE_ORDER = int(np.searchsorted(rdp.ORDERS, 1.05))
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyReport:
+    """Total privacy cost of a list of charges.
+
+    Attributes:
+        epsilon: the smallest of the valid totals below (improved RDP, PLD and, where computed, exact).
+        epsilon_rdp: from RDP with the improved conversion.
+        epsilon_rdp_classic: from RDP with the classic conversion over orders up to 1024, as papers print it.
+        epsilon_pld: from privacy loss distributions.
+        epsilon_exact: exact worst case; None where it was not asked for or does not apply.
+        delta: δ of all of them.
+        adjacency: neighbouring relation of all of them.
+        guarantee: that of the weakest charge: ``"unconditional"``, ``"conditional"`` or ``"none"``
+            (see :class:`~pl_privknn.privacy.guarantee.Guarantee`).
+        reason: what weakens it, with the mechanisms that it belongs to; empty if unconditional.
+        conditional: names of the conditional mechanisms.
+    """
+
+    epsilon: float
+    epsilon_rdp: float
+    epsilon_rdp_classic: float
+    epsilon_pld: float
+    epsilon_exact: float | None
+    delta: float
+    adjacency: Adjacency
+    guarantee: Level = "unconditional"
+    reason: str = ""
+    conditional: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON types."""
+        return {**dataclasses.asdict(self), "conditional": list(self.conditional)}
+
+
+def read_records(records: Sequence[dict[str, Any]]) -> list[Charge]:
+    """Read a JSON list of records.
+
+    Raises:
+        ValueError: naming the record's place in the list, the field, its value and what it must be.
+    """
+    if not isinstance(records, (list, tuple)):
+        raise ValueError(
+            f"records: found {type(records).__name__}; want a JSON list of objects with a 'mechanism' field"
+        )
+    charges = []
+    for place, record in enumerate(records):
+        try:
+            charges.append(Charge.from_record(record))
+        except ValueError as error:
+            raise ValueError(f"record {place}: {error}") from error
+    return charges
+
+
+def merge_charges(charges: Iterable[Charge]) -> list[Charge]:
+    """Add up the counts of equal mechanisms and compose their marks, in order of first appearance."""
+    return list(merged(charges).values())
+
+
+def account(
+    charges: Sequence[Charge],
+    *,
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    exact: bool = True,
+) -> PrivacyReport:
+    """Total cost of ``charges`` at ``delta``.
+
+    Equal charges are merged first, so a million identical releases cost no more time than ten.
+
+    Args:
+        charges: releases, in any order; adaptivity is covered.
+        delta: target δ in (0, 1).
+        adjacency: neighbouring relation of every charge; sensitivities are taken to be under it.
+        exact: also compute the exact worst case where it applies (seconds).
+
+    Raises:
+        ValueError: for a δ outside (0, 1), an unknown adjacency, or a mechanism that is not defined under it.
+    """
+    delta = check_open_unit("delta", delta)
+    adjacency = check_adjacency(adjacency)
+    releases = merge_charges(charges)
+    if not releases:
+        return PrivacyReport(0.0, 0.0, 0.0, 0.0, 0.0 if exact else None, delta, adjacency)
+    by_rdp = _rdp_epsilon(releases, delta, adjacency)
+    by_pld = _pld_epsilon(releases, delta, adjacency)
+    by_induction = _exact(releases, delta, adjacency) if exact else None
+    guarantee = weakest(charge.guarantee for charge in releases)
+    conditional = [c.mechanism.label for c in releases if c.mechanism.guarantee == "conditional"]
+    return PrivacyReport(
+        epsilon=min(value for value in (by_rdp, by_pld, by_induction) if value is not None),
+        epsilon_rdp=by_rdp,
+        epsilon_rdp_classic=rdp.epsilon_classic(rdp.ORDERS, total_rdp(releases, adjacency), delta),
+        epsilon_pld=by_pld,
+        epsilon_exact=by_induction,
+        delta=delta,
+        adjacency=adjacency,
+        guarantee=guarantee.level,
+        reason=guarantee.reason,
+        conditional=tuple(dict.fromkeys(conditional)),
+    )
+
+
+def epsilon_for_delta(
+    charges: Sequence[Charge], delta: float, adjacency: Adjacency = "add_remove", method: Method = "best"
+) -> float:
+    """ε at which the composition is (ε, δ)-DP, by RDP, by PLD or by the better of both.
+
+    Raises:
+        ValueError: as :func:`account`, and for an unknown ``method``.
+    """
+    delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
+    check_choice("method", method, METHODS)
+    releases = merge_charges(charges)
+    if not releases:
+        return 0.0
+    totals = []
+    if method != "pld":
+        totals.append(_rdp_epsilon(releases, delta, adjacency))
+    if method != "rdp":
+        totals.append(_pld_epsilon(releases, delta, adjacency))
+    return min(totals)
+
+
+def delta_for_epsilon(
+    charges: Sequence[Charge], epsilon: float, adjacency: Adjacency = "add_remove", method: Method = "best"
+) -> float:
+    """δ at which the composition is (ε, δ)-DP, by RDP, by PLD or by the better of both.
+
+    Raises:
+        ValueError: for a negative ε, and as :func:`epsilon_for_delta`.
+    """
+    epsilon, adjacency = check_non_negative("epsilon", epsilon), check_adjacency(adjacency)
+    check_choice("method", method, METHODS)
+    releases = merge_charges(charges)
+    if not releases:
+        return 0.0
+    log_delta = float(rdp.log_delta_improved(rdp.ORDERS, total_rdp(releases, adjacency), epsilon))
+    by_rdp = math.exp(log_delta)
+    if method == "rdp":
+        return by_rdp
+    mu, parts = _parts(releases, adjacency)
+    # The composition is accurate near the δ that RDP points to.
+    near = math.exp(min(max(log_delta - 1, -600.0), -1.0))
+    by_pld = _carried(
+        lambda: (
+            float(_compose(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
+            if parts
+            else pld.gaussian_delta(mu, epsilon)
+        )
+    )
+    return min(1.0, by_pld) if method == "pld" else min(by_rdp, by_pld)
+
+
+def epsilon_curve(
+    charges_per_query: Sequence[Charge],
+    counts: Sequence[int],
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+) -> NDArray[np.float64]:
+    """ε after each number of queries, where every query costs ``charges_per_query``.
+
+    Args:
+        charges_per_query: charges of one query.
+        counts: numbers of queries, each at least 0.
+        delta: target δ.
+        adjacency: neighbouring relation.
+
+    Returns:
+        ε (better of RDP and PLD) for each count, float64, shape ``(len(counts),)``.
+    """
+    curve = []
+    for place, count in enumerate(counts):
+        queries = check_int(f"counts[{place}]", count, minimum=0)
+        charges = [Charge(c.mechanism, c.count * queries) for c in charges_per_query] if queries else []
+        curve.append(epsilon_for_delta(charges, delta, adjacency))
+    return np.array(curve, dtype=np.float64)
+
+
+def total_rdp(charges: Sequence[Charge], adjacency: Adjacency) -> NDArray[np.float64]:
+    """RDP of the composition at :data:`pl_privknn.privacy.accounting.rdp.ORDERS`: curves add up (Mironov 2017)."""
+    total = np.zeros(len(rdp.ORDERS))
+    with np.errstate(over="ignore"):
+        for charge in charges:
+            total += charge.count * _curve(charge.mechanism, adjacency)
+    return total
+
+
+@functools.lru_cache(maxsize=256)
+def _curve(mechanism: Mechanism, adjacency: Adjacency) -> NDArray[np.float64]:
+    """The mechanism's RDP; infinite, which always holds, at orders where float64 can't carry it."""
+    try:
+        with np.errstate(all="ignore"):
+            curve = mechanism.rdp(rdp.ORDERS, adjacency)
+    except ArithmeticError:
+        curve = np.full(len(rdp.ORDERS), math.inf)
+    curve = np.where(np.isnan(curve), math.inf, curve)
+    curve.setflags(write=False)
+    return curve
+
+
+def _carried(total: Callable[[], float]) -> float:
+    """A total, or infinity where arithmetic or memory can't carry it: no bound is a bound that always holds."""
+    try:
+        with np.errstate(all="ignore"):
+            value = total()
+    except (ArithmeticError, MemoryError):
+        return math.inf
+    return math.inf if math.isnan(value) else value
+
+
+def _parts(charges: Sequence[Charge], adjacency: Adjacency) -> tuple[float, list[Charge]]:
+    """Split into exactly Gaussian releases, as one total μ, and all others."""
+    squares, others = 0.0, []
+    for charge in charges:
+        mu = charge.mechanism.gaussian_mu(adjacency)
+        if mu is None:
+            others.append(charge)
+        else:
+            squares += charge.count * mu * mu
+    return math.sqrt(squares), others
+
+
+def _pure_epsilon(charges: Sequence[Charge], adjacency: Adjacency) -> float:
+    """Largest possible total loss: the divergence of order ∞, and the end of the loss distribution."""
+    return sum(charge.count * charge.mechanism.pure_epsilon(adjacency) for charge in charges)
+
+
+def _rdp_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> float:
+    by_orders = rdp.epsilon_improved(rdp.ORDERS, total_rdp(charges, adjacency), delta)
+    return min(by_orders, _pure_epsilon(charges, adjacency))
+
+
+def _pld_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> float:
+    mu, parts = _parts(charges, adjacency)
+    if not parts:
+        return _carried(lambda: pld.gaussian_epsilon(mu, delta))
+    by_grid = _carried(lambda: _compose(charges, delta, adjacency).epsilon(delta))
+    # The grid may round the largest loss up.
+    return min(by_grid, _pure_epsilon(charges, adjacency))
+
+
+def _compose(
+    charges: Sequence[Charge], delta: float, adjacency: Adjacency, epsilon: float | None = None
+) -> composition.Composition:
+    mu, parts = _parts(charges, adjacency)
+    # Mechanisms that only have an RDP curve compose as curves, which is tighter than as pairs made of them.
+    curves = [charge for charge in parts if type(charge.mechanism).pld is Mechanism.pld]
+    parts = [charge for charge in parts if type(charge.mechanism).pld is not Mechanism.pld]
+    variance = sum(charge.count * _variance(charge.mechanism, adjacency) for charge in charges)
+    releases = sum(charge.count for charge in parts) + (mu > 0) + bool(curves)
+    # Heavy-tailed releases (much noise for most records, little for a sampled one) need a grid that fits memory.
+    span = max((_span(charge.mechanism, adjacency) for charge in parts), default=0.0)
+    if not (span <= LARGEST_LOSS and mu <= LARGEST_LOSS):
+        raise OverflowError(f"a loss of {max(span, mu):g}")
+    step = composition.choose_discretization(variance, releases, span)
+    curve = total_rdp(curves, adjacency) if curves else None
+    if curve is not None:
+        step = max(step, 2.0 ** math.ceil(math.log2(pld.rdp_reach(rdp.ORDERS, curve)) - 19))
+    while True:
+        pieces: list[tuple[PrivacyLossDistribution, int]] = []
+        if curve is not None:
+            pieces.append((pld.from_rdp(rdp.ORDERS, curve, step), 1))
+        if mu > 0:
+            pieces.append((pld.to_distribution(pld.gaussian_losses(mu, 1.0, step), None, step), 1))
+        pieces += [(charge.mechanism.pld(adjacency, step), charge.count) for charge in parts]
+        try:
+            return composition.compose(pieces, delta, epsilon)
+        except composition.GridTooFine as error:
+            step *= error.factor
+
+
+def _variance(mechanism: Mechanism, adjacency: Adjacency) -> float:
+    """About the variance of one release's loss, from its RDP near order 1."""
+    if (scale := mechanism.loss_scale(adjacency)) is not None:
+        return scale[0]
+    return 2 * float(_curve(mechanism, adjacency)[_VARIANCE_ORDER]) / float(rdp.ORDERS[_VARIANCE_ORDER])
+
+
+def _span(mechanism: Mechanism, adjacency: Adjacency) -> float:
+    """About the largest loss of one release, but for a mass of e^−75 (Chernoff's bound from its RDP)."""
+    if (scale := mechanism.loss_scale(adjacency)) is not None:
+        return scale[1]
+    tail = float(np.min(_curve(mechanism, adjacency) + 75.0 / (rdp.ORDERS - 1)))
+    return min(tail, mechanism.pure_epsilon(adjacency))
+
+
+def _exact(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> float | None:
+    from pl_privknn.privacy.accounting.exact import exact_epsilon
+
+    return exact_epsilon(charges, delta=delta, adjacency=adjacency)

@@ -1,0 +1,1 @@
+"""Empirical lower bounds on ε."""

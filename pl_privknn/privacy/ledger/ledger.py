@@ -1,0 +1,262 @@
+"""The ledger: what was promised and what was paid, on disk before any noise is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pl_privknn._checks import check_int, check_open_unit, check_positive
+from pl_privknn.privacy.ledger.balance import Balance, Releases, beyond, larger
+from pl_privknn.privacy.ledger.budget import (
+    BudgetExceeded,
+    LedgerReport,
+    check_budget,
+    check_known,
+)
+from pl_privknn.privacy.ledger.reader import LedgerReader
+from pl_privknn.privacy.ledger.renyi_filter import best_order
+from pl_privknn.privacy.ledger.run import LedgerRun
+from pl_privknn.privacy.ledger.run_folder import HeadFile
+from pl_privknn.privacy.ledger.store import LedgerCorrupt, RowStore
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
+from pl_privknn.privacy.noise import NoiseSource
+
+__all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "LedgerReport", "LedgerRun"]
+
+
+class Ledger(LedgerReader):
+    """All releases about one private data set, in one SQLite file that several runs may share.
+
+    A run first states its *plan*, the most that it may release; the plan is checked against the budget and
+    written down. Then it charges each release before drawing its noise: the row is committed and synced when
+    :meth:`LedgerRun.charge` returns. A crash can waste budget, it can't forget any. The guarantee of a ledger
+    takes for each run and mechanism the larger of planned and charged, and composes all runs.
+
+    **How the budget is kept.** Plans stated before the first charge are fixed before anything was released,
+    so ordinary composition covers them: the smallest ε of RDP, PLD and, if needed, the exact worst case.
+    Interleaving runs and stopping early change nothing (Haney et al. 2023). Whoever states a further plan
+    after that, or charges beyond a plan, may have looked at answers before choosing its parameters. For that
+    fully adaptive choice the ledger uses a Rényi filter at one order, fixed when the ledger is made (Feldman
+    and Zrnic 2021, "Individual privacy accounting via a Rényi filter"), with the improved conversion to ε; PLD
+    totals and minima over orders are not proven valid as filters.
+
+    **What the report says then.** ``report().filter["rule"]`` tells which rule applied, ``"composition"`` or
+    ``"renyi filter"``. Under the second one ε of the guarantee is still that of composition, which holds if
+    the later parameters did not depend on earlier answers, so it is marked conditional, with this reason;
+    whatever they depended on, the filter keeps the ledger within ``max_epsilon``. To avoid it, state all plans
+    first: ``ledger.run(…, plan=…)`` for every run, then charge.
+
+    Args:
+        path: the file, made if missing. It holds public facts only: parameters, counts, times.
+        adjacency: neighbouring relation; a ledger has one for life.
+        delta: δ of the budget.
+        max_epsilon: the budget; None for no limit.
+        allow_budget_change: write a visible budget row where ``delta`` or ``max_epsilon`` differ from those in
+            force, instead of refusing.
+        head_path: a file, best in another place, that notes the head hash after every row; a ledger that does
+            not hold the noted head is refused (:class:`~pl_privknn.privacy.ledger.run_folder.HeadFile`).
+
+    Raises:
+        ValueError: for another adjacency or budget than the ledger's, or a new budget that is already passed.
+        LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
+        FileNotFoundError: if it is missing although ``head_path`` has its head.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        adjacency: Adjacency = "add_remove",
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+        allow_budget_change: bool = False,
+        head_path: str | Path | None = None,
+    ) -> None:
+        adjacency = check_adjacency(adjacency)
+        delta = check_open_unit("delta", delta)
+        if max_epsilon is not None:
+            max_epsilon = check_positive("max_epsilon", max_epsilon)
+        budget = {
+            "delta": delta,
+            "max_epsilon": max_epsilon,
+            "filter_order": best_order(max_epsilon or 1.0, delta),
+        }
+        self._balance = Balance()
+        kept = None if head_path is None else HeadFile(head_path)
+        if kept is not None and kept.head is not None and not Path(path).exists():
+            raise FileNotFoundError(
+                f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, "
+                "or give a new ledger a head_path of its own"
+            )
+        self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, **budget}))
+        try:
+            self._sync()
+            if self._balance.adjacency != adjacency:
+                raise ValueError(
+                    f"adjacency={adjacency!r}, but the ledger {self.path} counts under "
+                    f"{self._balance.adjacency!r}; use that, or another ledger: they are never composed"
+                )
+            if not self._has_budget(delta, max_epsilon):
+                if not allow_budget_change:
+                    raise ValueError(
+                        f"delta={delta}, max_epsilon={max_epsilon}, but the ledger {self.path} keeps delta="
+                        f"{self._balance.delta}, max_epsilon={self._balance.max_epsilon}; pass those, or "
+                        "allow_budget_change=True to write the new budget into the ledger"
+                    )
+                self._change_budget(budget)
+            if kept is not None:
+                if kept.head is not None:
+                    self.check_head(kept.head, f"head_path={str(head_path)!r}")
+                self.witness(kept.note)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def run(
+        self,
+        run_id: str,
+        plan: Sequence[Charge] = (),
+        description: dict[str, Any] | None = None,
+        *,
+        extend: bool = False,
+    ) -> LedgerRun:
+        """State a run's worst case and get the handle with which it pays.
+
+        Args:
+            run_id: lasting name of the run. The same id with the same plan, or with none, continues the run
+                and writes nothing.
+            plan: the most that the run may release, over its whole life. Without a plan every charge is
+                checked by itself.
+            description: public facts for the reader of the ledger, as JSON; written with the plan.
+            extend: allow a plan that differs from the run's earlier one, larger in some mechanism. The
+                guarantee then covers the larger count of each.
+
+        Raises:
+            BudgetExceeded: if the guarantee of all runs together would pass the budget; nothing was written.
+            ValueError: if the run has another plan, ``run_id`` is empty, ``description`` is not JSON, or a
+                mechanism is not defined under the ledger's adjacency.
+        """
+        if not isinstance(run_id, str) or not run_id:
+            raise ValueError(f"run_id={run_id!r} must be a non-empty string")
+        for charge in plan:
+            check_known(charge)
+        wanted = merged(plan)
+        content = {
+            "run": run_id,
+            "plan": [charge.to_record() for charge in wanted.values()],
+            "description": description or {},
+        }
+        with self._writing():
+            run, known = self._balance.run(run_id), run_id in self._balance.runs
+            if not known or beyond(wanted, run.planned) or (wanted and beyond(run.planned, wanted)):
+                if run.planned and not (extend and beyond(wanted, run.planned)):
+                    raise ValueError(
+                        f"run_id={run_id!r} has another plan in the ledger {self.path}; continue it with the "
+                        "same parameters, use another run_id, or pass extend=True with a plan that is larger "
+                        "in some mechanism"
+                    )
+                granted = run.guaranteed()
+                if asked := beyond(wanted, granted):
+                    self._check(run_id, asked, larger(granted, wanted), "the plan of")
+                self._append("plan", content)
+        return LedgerRun(self, run_id)
+
+    def witness(self, note: Callable[[str], None]) -> None:
+        """Have the head hash noted now and after each row that is written here, before anybody may draw.
+
+        Args:
+            note: takes the hash and keeps it durably.
+        """
+        note(self.head)
+        self._store.witnesses.append(note)
+
+    # ------------------------------------------------------------------ for LedgerRun
+
+    def _charge(
+        self,
+        run_id: str,
+        mechanism: Mechanism,
+        count: int,
+        noise: NoiseSource | None,
+        adjacencies: Sequence[Adjacency] | None,
+    ) -> int:
+        charge = Charge(mechanism, check_int("count", count))
+        check_known(charge)
+        if adjacencies is not None and self.adjacency not in adjacencies:
+            raise ValueError(
+                f"adjacency={self.adjacency!r} of the ledger {self.path}: this charge ({mechanism.label}) states its "
+                f"cost under {' or '.join(map(repr, adjacencies))} only; use a ledger of that adjacency, or "
+                "parameters that hold under the ledger's. Nothing was charged and nothing was drawn"
+            )
+        stated = {}
+        if noise is not None and adjacencies is not None:
+            stated = {"noise": "cryptographic" if noise.cryptographic else "seeded"}
+        with self._writing():
+            run = self._balance.run(run_id)
+            if (after := run.after(charge)) is not None:
+                self._check(run_id, [charge], {**run.guaranteed(), mechanism: after}, "a charge of")
+            return self._append("charge", {"run": run_id, "charge": charge.to_record(), **stated})
+
+    def _note(self, run_id: str, topic: str, text: str) -> None:
+        with self._writing():
+            if self._balance.notes.get(topic) != text:
+                self._append("note", {"run": run_id, "topic": topic, "text": text})
+
+    # ------------------------------------------------------------------ inner work
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction over rows that are known, after which its own are known too.
+
+        A file that is written in place under this object then disagrees with what it knows.
+        """
+        with self._store.writing():
+            self._sync()
+            yield
+        self._sync()
+
+    def _append(self, kind: str, content: dict[str, Any]) -> int:
+        try:
+            return self._store.append(_row(kind, content))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"description: must be JSON without NaN or infinity ({error})") from error
+
+    def _check(self, run_id: str, asked: list[Charge], run_after: Releases, what: str) -> None:
+        releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
+        # Whatever comes after the first charge may have been chosen in view of its answers.
+        late = self._balance.num_charges > 0
+        check_budget(
+            self._balance,
+            self._balance.guarantee({run_id: run_after}),
+            late,
+            f"{what} run {run_id!r} ({releases})",
+        )
+
+    def _has_budget(self, delta: float, max_epsilon: float | None) -> bool:
+        return (delta, max_epsilon) == (self._balance.delta, self._balance.max_epsilon)
+
+    def _change_budget(self, budget: dict[str, Any]) -> None:
+        delta, max_epsilon = budget["delta"], budget["max_epsilon"]
+        with self._writing():
+            if self._has_budget(delta, max_epsilon):  # another process was faster
+                return
+            granted = self.report(delta).epsilon
+            if max_epsilon is not None and granted > max_epsilon:
+                raise ValueError(
+                    f"max_epsilon={max_epsilon:g} is below ε={granted:.4g} at δ={delta:g}, which the runs in "
+                    f"{self.path} have been granted already; a budget can't be taken back"
+                )
+            if self._balance.num_charges:  # the filter's order is fixed with the first release
+                budget = {**budget, "filter_order": self._balance.order}
+            self._append("budget", budget)
+        self._sync()
+
+
+def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    from pl_privknn import __version__
+
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return {"kind": kind, "time": now, "version": __version__, **content}

@@ -1,0 +1,1 @@
+"""A privacy budget for every private record."""

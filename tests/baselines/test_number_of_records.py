@@ -1,0 +1,121 @@
+"""Under add_remove the number of private records is private: two neighbouring sets leave the same traces."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from noisy_sgd_setup import PRIVATE, charged, keep_last, make, make_data
+from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
+from pytorch_lightning.loggers import CSVLogger
+from small_fit import fit_student
+
+from pl_privknn.callbacks import RunReport
+from pl_privknn.callbacks.labeling_round import rich_progress
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.labelers import PATE, IndKNN, MultiLabelKNN, PrivateKNN, ReverseKNN
+from pl_privknn.labelers.ind_knn.identities import read_ids
+from pl_privknn.labelers.pate.partition import RandomPartition
+from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.privacy.noise import SeededNoise
+
+
+def fewer(private_images, private_labels, **kwargs):
+    """The same data without its last private record."""
+    return ArraysDataModule(private_images=private_images[:-1], private_labels=private_labels[:-1], **kwargs)
+
+
+def keys_and_shapes(value):
+    if isinstance(value, dict):
+        return {name: keys_and_shapes(item) for name, item in value.items()}
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    return type(value).__name__
+
+
+def traces(folder, cls, bar):
+    module = make(max_epsilon=100.0)
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", logger=CSVLogger(folder, "", ""), default_root_dir=folder,
+        callbacks=[bar, keep_last(folder), RunReport(folder)], log_every_n_steps=1,
+    )  # fmt: skip
+    trainer.fit(module, make_data(cls))
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in ("seconds", "ledger_head", "val_accuracy", "test_accuracy"):
+        assert summary.pop(name, None) != PRIVATE
+    saved = torch.load(folder / "ckpt" / "last.ckpt", weights_only=False)
+    hparams = {name: value for name, value in saved["hyper_parameters"].items() if name != "run_dir"}
+    header = (folder / "metrics.csv").read_text().splitlines()[0]
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return summary, keys_and_shapes(saved), hparams, header, files, charged(folder), saved["loops"]
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_noisy_sgd_leaves_the_same_traces_of_neighbouring_sets(tmp_path, capfd, bar):
+    left = []
+    for place, cls in enumerate((ArraysDataModule, fewer)):
+        left.append(traces(tmp_path / str(place), cls, bar()))
+        shown = "".join(capfd.readouterr())
+        assert "Epoch" in shown
+        # Neither rates, times nor shares, which hold points, colons and signs of per cent.
+        assert not re.search(rf"(?<![\d.:])({PRIVATE}|{PRIVATE - 1})(?![\d.:%])", shown)
+    for one, other in zip(*left, strict=True):
+        assert one == other
+    assert left[0][0]["sampling_rate"] == 30 / PRIVATE  # of a public constant
+
+
+def test_progress_on_private_records_has_no_numbers(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("pl_privknn.callbacks.labeling_round._IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr(
+        "pl_privknn.callbacks.private_labeler.rich_progress",
+        lambda index, rounds, _: rich_progress(index, rounds, True),
+    )
+    fit_student(
+        tmp_path, PrivateKNN(5, 0.9, noise_source=SeededNoise(0)), 0.1, private=53, queries_per_round=10
+    )
+    shown = re.sub(r"\x1b\[[\d;?]*\w", "", capfd.readouterr().out)
+    lines = {line for line in re.split(r"[\r\n]", shown) if line.startswith("round")}
+    assert {re.sub(r"[━╸╺ ]+$", "", line) for line in lines if "private images" in line or "fitting" in line} == {
+        "round 1/1: features of private images", "round 1/1: fitting the private teacher",
+    }  # fmt: skip
+    assert any("asking the private teacher" in line and "10/10" in line for line in lines)
+
+
+N = 4711
+
+
+def table(labels=N, dtype=torch.float32):
+    return torch.zeros(N, 3, dtype=dtype), torch.zeros(labels, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: PrivateKNN(5).fit(*table(N - 1), 2),
+        lambda: PrivateKNN(5).fit(*table(dtype=torch.int64), 2),
+        lambda: PrivateKNN(N, 1.0).fit(*table(), 2) or PrivateKNN(N + 1, 1.0).fit(*table(), 2),
+        lambda: ReverseKNN(1, 1.0).fit(*table(N - 1), 2),
+        lambda: IndKNN(0.1, 0.5, epsilon=1.0, delta=1e-5).fit(*table(N - 1), 2),
+        lambda: MultiLabelKNN(5).fit(*table(), 2),
+        lambda: PATE(4, groups=torch.zeros(N - 1, dtype=torch.int64)).fit(*table(), 2),
+        lambda: RandomPartition().assign(
+            *table(), num_classes=2, num_parts=N + 1, noise=SeededNoise(0)
+        ),
+        lambda: PoissonNeighbors(*table(N - 1), 2, 5, 0.5),
+        lambda: read_ids(np.arange(N - 1), N),
+        lambda: ArraysDataModule(
+            torch.zeros(N, 1, 4, 4), torch.zeros(N - 1), torch.zeros(3, 1, 4, 4), num_classes=2
+        ).setup("fit"),
+        lambda: ArraysDataModule(
+            torch.zeros(N, 1, 4, 4), torch.zeros(N - 1, dtype=torch.int64), torch.zeros(3, 1, 4, 4), num_classes=2
+        ).setup("fit"),
+    ],
+)  # fmt: skip
+def test_messages_about_a_private_table_do_not_tell_its_length(wrong):
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        wrong()
+    numbers = {int(number) for number in re.findall(r"\d+", str(caught.value))}
+    assert not numbers & {N, N - 1}
+    assert "\n" not in str(caught.value)

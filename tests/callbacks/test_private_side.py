@@ -1,0 +1,236 @@
+"""An exception that starts where private records are at hand is told by type and place, never by its text."""
+
+import json
+import traceback
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from noisy_sgd_setup import fit as fit_privately
+from noisy_sgd_setup import keep_last, make, make_data
+from pytorch_lightning.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import DataLoader
+
+from pl_privknn._checks import check_int
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.labelers import Labeler, Release
+from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.privacy.private_side import SHOW, PrivateSideError, privately
+from pl_privknn.students import SupervisedStudent
+
+CANARY = "record-4711"
+
+
+def quote(*_):
+    """What careless code does with a record: its error, its notes, its cause and its context all quote it."""
+    try:
+        {}[CANARY]
+    except KeyError as error:
+        told = RuntimeError(f"bad {CANARY}", {"record": CANARY})
+        told.__notes__ = [CANARY]
+        raise told from error
+
+
+class Careless(Labeler):
+    """A teacher that answers its first round, and fails in the second at one place."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.calls = place, {"fit": 0, "label": 0, "fit_public": 0}
+        self.release = Gaussian(1.0)
+
+    def call(self, place):
+        self.calls[place] += 1
+        if place == self.place and self.calls[place] == 2:
+            quote()
+
+    def fit_public(self, features):
+        self.call("fit_public")
+
+    def fit(self, features, labels, num_classes):
+        self.call("fit")
+
+    def plan(self, num_queries, max_answers, num_classes, rounds=1):
+        return [Charge(self.release, num_queries)]
+
+    def label(self, queries, ledger, max_answers=None):
+        self.call("label")
+        self.paid(ledger, self.release, len(queries), "answers")
+        return Release(torch.arange(len(queries)) % 2)
+
+
+class Pixels(nn.Module):
+    """An extractor that fails on private images alone, which are more than the public ones."""
+
+    def forward(self, images):
+        if len(images) == 90:
+            quote()
+        return images.flatten(1)
+
+
+def fit_student(folder, place):
+    features = Pixels() if place == "extractor" else nn.Flatten()
+    labeling = PrivateLabeler(
+        Careless(place), rounds=2, epochs_per_round=2, queries_per_round=10, features=features, run_dir=folder,
+    )  # fmt: skip
+    trainer = pl.Trainer(
+        max_epochs=4, accelerator="cpu", logger=CSVLogger(folder, "", ""), default_root_dir=folder,
+        callbacks=[labeling, keep_last(folder)], enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(SupervisedStudent("small_cnn", num_classes=2, in_channels=1, image_size=8), make_data())
+
+
+class CarelessNetwork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 2)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        if float(x.mean()) > self.limit:
+            quote()
+        return self.layer(x.flatten(1))
+
+
+def everything_of(error):
+    """All that a traceback, a debugger's hook or a pickle finds of an exception."""
+    found, seen = [error], []
+    while found:
+        item = found.pop()
+        seen.append(item)
+        found += [e for e in (item.__cause__, item.__context__) if e is not None and e not in seen]
+    texts = ["".join(traceback.format_exception(e)) + repr(e.args) + repr(e.__dict__) for e in seen]
+    frames = [frame for e in seen for frame, _ in traceback.walk_tb(e.__traceback__)]
+    return "".join(texts), [frame.f_globals["__name__"] for frame in frames]
+
+
+def left_in(folder):
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("place", ["fit_public", "fit", "label", "extractor"])
+def test_a_teachers_error_comes_out_as_type_and_place(tmp_path, capfd, caplog, monkeypatch, place):
+    with pytest.raises(PrivateSideError) as caught:
+        fit_student(tmp_path / "a", place)
+    text, frames = everything_of(caught.value)
+    out, err = capfd.readouterr()
+    assert CANARY not in text + out + err + caplog.text
+    assert CANARY.encode() not in left_in(tmp_path)
+    assert "RuntimeError at test_private_side:" in text
+    assert SHOW in text
+    assert quote.__name__ not in [frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.tb)]
+    assert frames[-1] == "pl_privknn.privacy.private_side"
+    if place != "extractor":
+        assert (tmp_path / "a" / "ckpt" / "last.ckpt").is_file()  # the first round went well
+    monkeypatch.setenv(SHOW, "1")
+    with pytest.raises(RuntimeError, match=CANARY) as caught:
+        fit_student(tmp_path / "b", place)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_networks_error_on_private_records_is_not_quoted(tmp_path, capfd, caplog):
+    network = CarelessNetwork()
+    network.limit = 10.0
+    module = make(False, network=network)
+
+    class Provoke(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            network.limit = -10.0 if trainer.current_epoch else 10.0
+
+    with pytest.raises(PrivateSideError, match="RuntimeError at test_private_side:") as caught:
+        fit_privately(module, tmp_path, callbacks=[Provoke(), keep_last(tmp_path)])
+    out, err = capfd.readouterr()
+    assert CANARY not in everything_of(caught.value)[0] + out + err + caplog.text
+    assert CANARY.encode() not in left_in(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_reading_private_images_is_not_quoted(workers):
+    data = make_data()
+    data.setup("fit")
+    training = data.train_privately(0.5, lambda: None)
+    data.private.store.read = quote
+    loader = DataLoader(training.records, batch_size=2, num_workers=workers)
+    with pytest.raises(PrivateSideError) as caught:
+        next(iter(loader))
+    assert CANARY not in everything_of(caught.value)[0]
+
+
+def inside_the_package(body):
+    """A function whose code stands in a module of the package."""
+    space = {"__name__": "pl_privknn.somewhere"}
+    exec(f"def function(record):\n    {body}", space)
+    return space["function"]
+
+
+@pytest.mark.parametrize(
+    ("body", "argument", "told"),
+    [
+        ("int(record)", CANARY, r"ValueError at pl_privknn\.somewhere:2: its"),
+        ("{}[record]", CANARY, r"KeyError at pl_privknn\.somewhere:2: its"),
+        ("record()", quote, r"RuntimeError at test_private_side:\d+: its"),
+        (
+            "record()",
+            lambda: json.loads(CANARY),
+            r"JSONDecodeError at json\.decoder:\d+, called from test_private_side:\d+: its",
+        ),
+        (
+            "try: record()\n    except RuntimeError as e: raise e",
+            quote,
+            r"RuntimeError at test_private_side:\d+: its",
+        ),
+        ("import sys; sys.exit(record)", CANARY, r"SystemExit at pl_privknn\.somewhere:2: its"),
+    ],
+)
+def test_what_begins_in_a_call_is_not_quoted(body, argument, told):
+    with pytest.raises(PrivateSideError, match=told) as caught:
+        privately(inside_the_package(body), argument)
+    assert CANARY not in everything_of(caught.value)[0]
+
+
+def test_own_raise_statements_pass_without_their_past():
+    with pytest.raises(ValueError, match="k=3 is too large") as caught:
+        privately(inside_the_package("raise ValueError('k=3 is too large') from KeyError(record)"), CANARY)
+    assert CANARY not in everything_of(caught.value)[0]
+
+    def pretends():
+        raise JournalError(CANARY)  # the type alone is no pass
+
+    with pytest.raises(PrivateSideError, match="JournalError at test_private_side"):
+        privately(pretends)
+
+
+def test_own_messages_do_not_repeat_the_arguments_of_foreign_code(tmp_path):
+    def foreign(charge):
+        charge()
+
+    def check():
+        check_int("label", CANARY)
+
+    with pytest.raises(
+        PrivateSideError, match=r"ValueError at pl_privknn\._checks:\d+, called from test_private_side"
+    ):
+        privately(foreign, check)
+    ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5, max_epsilon=0.1)
+    with pytest.raises(BudgetExceeded, match="max_epsilon"):  # the books know nothing private
+        privately(foreign, lambda: ledger.run("run", [Charge(Gaussian(1.0), 1)]))
+
+
+def test_an_interrupt_stays_one_and_leaves_its_past_behind():
+    def interrupted():
+        try:
+            quote()
+        except RuntimeError as error:
+            raise KeyboardInterrupt(CANARY) from error
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        privately(interrupted)
+    assert CANARY not in everything_of(caught.value)[0]
+
+
+def test_results_pass():
+    assert privately(divmod, 7, 2) == (3, 1)
+    assert privately(sorted, [1, 2], reverse=True) == [2, 1]

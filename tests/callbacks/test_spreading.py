@@ -1,0 +1,258 @@
+"""Answers spread by a kernel: sums, labels, cluster selection, and what the store keeps."""
+
+import math
+
+import pytest
+import torch
+
+from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.callbacks.selection import SELECTORS, ClusterSelection, PublicPool, mean_features
+from pl_privknn.callbacks.spreading import Spread, kernel_spread, label_by_spread, spread_scores
+from pl_privknn.labelers.base import Release, merge
+from pl_privknn.labelers.reverse_knn.posterior import class_posterior
+
+
+def _points(n, d=3, seed=0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+def _literal_sums(examples, centres, scores, bandwidth):
+    """Kernel smoothing written as a loop over all pairs; up to a factor a row."""
+    distance = [[math.dist(x, c) for c in centres.tolist()] for x in examples.tolist()]
+    nearest = [min(row) for row in distance]
+    width = bandwidth * sum(nearest) / len(nearest)
+    sums = []
+    for row in distance:
+        weights = [math.exp(-(d**2) / (2 * width**2)) for d in row]
+        sums.append([sum(w * s[c] for w, s in zip(weights, scores.tolist(), strict=True)) for c in range(4)])
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+def test_kernel_spread_equals_a_literal_loop():
+    examples, centres = _points(50), _points(8, seed=1)
+    scores = 20 * torch.randn(8, 4, generator=torch.Generator().manual_seed(2)).double()
+    spread = kernel_spread(examples, centres, bandwidth=0.6)
+    sums, deviation = spread_scores(spread, scores, 3.0)
+    literal = _literal_sums(examples, centres, scores, 0.6)
+    scale = sums[:, :1] / literal[:, :1]
+    assert torch.allclose(sums, literal * scale, rtol=1e-4, atol=1e-6)
+    assert bool((scale > 0).all())
+    # The nearest query has weight one, so the noise is at least that of one count.
+    assert torch.equal(spread.weights[:, 0], torch.ones(50))
+    assert torch.allclose(deviation, 3 * spread.weights.double().square().sum(dim=1).sqrt())
+
+
+def test_deviation_is_that_of_the_sums():
+    spread = kernel_spread(_points(5), _points(6, seed=1), 1.0)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack(
+        [
+            spread_scores(spread, 7 * torch.randn(6, 2, generator=generator, dtype=torch.float64), 7.0)[0]
+            for _ in range(4000)
+        ]
+    )
+    # 8,000 draws each: a standard error of 0.8 %; six of them.
+    assert torch.allclose(draws.std(dim=(0, 2)), spread_scores(spread, torch.zeros(6, 2), 7.0)[1], rtol=0.05)
+
+
+def test_narrow_kernels_take_over_the_nearest_query_and_units_do_not_matter():
+    examples, centres = _points(40), _points(7, seed=1)
+    scores = torch.randn(7, 3, generator=torch.Generator().manual_seed(2)).double() * 50
+    narrow = label_by_spread(kernel_spread(examples, centres, 1e-3), scores, 1.0)[0]
+    nearest = torch.cdist(examples, centres).argmin(dim=1)
+    assert torch.equal(narrow, scores.argmax(dim=1)[nearest])
+    one, other = kernel_spread(examples, centres, 0.5), kernel_spread(examples * 100, centres * 100, 0.5)
+    assert torch.allclose(one.weights, other.weights, atol=1e-5)
+
+
+def test_far_examples_follow_their_nearest_queries():
+    examples = torch.cat([_points(30), torch.full((1, 3), 1e4)])
+    spread = kernel_spread(examples, _points(6, seed=1), 1e-4)
+    labels, soft = label_by_spread(spread, 100 * torch.eye(6).double(), 1.0)
+    assert int(labels[-1]) >= 0
+    assert bool(torch.isfinite(soft).all())
+
+
+def test_queries_without_a_release_are_left_out():
+    spread = Spread(
+        torch.tensor([[0, 1], [1, 2], [2, 2]]), torch.tensor([[1.0, 0.5], [1.0, 0.0], [1.0, 0.0]])
+    )
+    scores = torch.tensor([[9.0, 1.0], [math.nan, math.nan], [0.0, 8.0]])
+    labels, _ = label_by_spread(spread, scores, 0.0)
+    assert labels.tolist() == [0, -1, 1]
+    sums, deviation = spread_scores(spread, scores, 2.0)
+    assert sums.tolist() == [[9.0, 1.0], [0.0, 0.0], [0.0, 8.0]]
+    assert deviation.tolist() == [2.0, 0.0, 2.0]
+
+
+def test_labels_and_probabilities_follow_from_the_sums():
+    spread = kernel_spread(_points(60), _points(9, seed=1), 0.5, min_confidence=0.6)
+    scores = torch.randn(9, 3, generator=torch.Generator().manual_seed(2)).double() * 20
+    labels, soft = label_by_spread(spread, scores, 10.0)
+    sums, deviation = spread_scores(spread, scores, 10.0)
+    assert torch.allclose(soft, class_posterior(sums, deviation).float())
+    sure = soft.max(dim=1).values >= 0.6
+    assert 5 < int(sure.sum()) < 55
+    assert torch.equal(labels[sure], sums.argmax(dim=1)[sure])
+    assert bool((labels[~sure] == -1).all())
+
+
+def test_smoothing_recovers_labels_that_noise_hides():
+    # Ten classes along a line, 200 queries with 20 records each, noise nearly as large as the counts.
+    examples = torch.arange(2000.0)[:, None]
+    centres = torch.arange(5.0, 2000.0, 10.0)[:, None]
+    truth = (examples[:, 0] // 200).long()
+    counts = 20.0 * torch.nn.functional.one_hot((centres[:, 0] // 200).long(), 10).double()
+    noisy = counts + 15 * torch.randn(counts.shape, generator=torch.Generator().manual_seed(0)).double()
+    accuracy = {
+        width: float(
+            (label_by_spread(kernel_spread(examples, centres, width), noisy, 15.0)[0] == truth)
+            .double()
+            .mean()
+        )
+        for width in (0.01, 10.0)
+    }
+    assert accuracy[0.01] < 0.6
+    assert accuracy[10.0] > 0.9
+
+
+def _pool(features):
+    n = len(features)
+    return PublicPool(torch.full((n,), -1), torch.zeros(n, dtype=torch.bool), lambda: features)
+
+
+def test_cluster_selection_with_a_kernel_asks_about_means():
+    features = _points(300, d=5)
+    generator = torch.Generator().manual_seed(0)
+    select = ClusterSelection(components=5, ask="means", spread="kernel", bandwidth=0.7, neighbors=10)
+    selection = select(_pool(features), 20, generator)
+    assert selection.ask_means
+    assert selection.spread.queries.shape == (300, 10)
+    means = mean_features(features, selection.assignment, selection.examples)
+    for query in range(len(selection.examples)):
+        members = features[selection.assignment == query]
+        assert torch.allclose(means[query], members.mean(dim=0), atol=1e-5)
+    # k-means puts each example near its own mean: that is what it listens to most.
+    assert float((selection.spread.queries[:, 0] == selection.assignment).double().mean()) > 0.95
+    expected = kernel_spread(features, means, 0.7, 10)
+    assert torch.allclose(selection.spread.weights, expected.weights, atol=1e-4)
+
+
+def test_rounds_of_different_noise_count_by_inverse_variance():
+    one, other = (
+        kernel_spread(_points(20), _points(4, seed=1), 0.7),
+        kernel_spread(_points(20), _points(6, seed=2), 0.7),
+    )
+    joined = Spread.joined([one, other], [4, 6])
+    truth = torch.rand(10, 3, generator=torch.Generator().manual_seed(3)).double() * 100
+    deviations = torch.tensor([5.0] * 4 + [10.0] * 6).double()
+    sums, noise = spread_scores(joined, truth, deviations)
+    parts = [
+        spread_scores(one, truth[:4], 5.0),
+        spread_scores(other, truth[4:], 10.0),
+    ]
+    assert torch.allclose(sums, parts[0][0] + parts[1][0] / 4)
+    assert torch.allclose(noise, (parts[0][1].square() + parts[1][1].square() / 16).sqrt())
+
+
+def test_later_rounds_smooth_the_counts_of_all_rounds_with_their_own_features():
+    features, later = _points(200, d=4), _points(200, d=4, seed=9)
+    select = ClusterSelection(components=4, ask="means", spread="kernel", neighbors=8)
+    first = select(_pool(features), 12, torch.Generator().manual_seed(0))
+    pool = PublicPool(torch.zeros(200).long(), torch.zeros(200).bool(), lambda: later, (first,))
+    second = select(pool, 10, torch.Generator().manual_seed(1))
+    asked = len(first.examples)
+    alone = kernel_spread(later, mean_features(later, first.assignment, first.examples), select.bandwidth, 8)
+    assert torch.equal(second.spread.queries[:, :8], alone.queries)
+    assert torch.allclose(second.spread.weights[:, :8], alone.weights, atol=1e-5)
+    assert int(second.spread.queries[:, 8:].min()) == asked
+    # A round without queries of its own smooths the earlier ones alone.
+    none = select(pool, 0, torch.Generator().manual_seed(1))
+    assert len(none.examples) == 0
+    assert torch.equal(none.spread.queries, alone.queries)
+
+
+def test_uncertainty_draws_queries_to_where_the_student_is_unsure():
+    features = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
+    unsure = features[:, 0] > 0.5
+    probabilities = torch.where(unsure[:, None], torch.tensor([0.5, 0.5]), torch.tensor([0.999, 0.001]))
+    pool = PublicPool(
+        torch.zeros(2000).long(), torch.zeros(2000).bool(), lambda: features, (), lambda: probabilities
+    )
+    share = {
+        power: float(
+            unsure[ClusterSelection(uncertainty=power)(pool, 50, torch.Generator().manual_seed(0)).examples]
+            .double()
+            .mean()
+        )
+        for power in (0.0, 1.0)
+    }
+    assert 0.4 < share[0.0] < 0.6
+    assert share[1.0] > 0.7
+    asked = SELECTORS["uncertain"](pool, 300, torch.Generator().manual_seed(0)).examples
+    assert bool(unsure[asked].all())
+    assert len(set(asked.tolist())) == 300
+
+
+def test_spreads_survive_bytes():
+    spread = kernel_spread(_points(10), _points(4, seed=1), 0.5, min_confidence=0.25)
+    again = Spread.from_bytes(spread.to_bytes())
+    assert torch.equal(again.queries, spread.queries)
+    assert torch.equal(again.weights, spread.weights)
+    assert again.min_confidence == 0.25
+
+
+def test_store_rebuilds_the_same_labels_after_reopening(tmp_path):
+    examples = _points(30)
+    spread = kernel_spread(examples, examples[:6], 0.8)
+    scores = torch.randn(6, 3, generator=torch.Generator().manual_seed(2)).double() * 30
+    assignment = spread.queries[:, 0]
+    store = LabelStore(tmp_path / "labels.sqlite", {})
+    store.select(0, list(range(6)), assignment, spread, ask_means=True)
+    store.mark_asked(0, list(range(6)), charges_now=0)
+    store.put(0, list(range(6)), Release(scores.argmax(dim=1), None, scores, 5.0))
+    first = store.answers(1)
+    store.close()
+    again = LabelStore(tmp_path / "labels.sqlite", {})
+    assert torch.equal(again.selections(1)[0].assignment, assignment)
+    assert again.selections(1)[0].ask_means
+    labels, soft = label_by_spread(spread, scores, 5.0)
+    for found in (first, again.answers(1)):
+        assert found[0].tolist() == list(range(30))
+        assert torch.equal(found[1], labels)
+        assert torch.equal(found[2], soft)
+    assert again.answers(0)[0].tolist() == []
+
+
+def test_store_leaves_out_a_batch_that_was_lost(tmp_path):
+    examples = _points(30)
+    spread = kernel_spread(examples, examples[:6], 0.8)
+    scores = torch.randn(6, 3, generator=torch.Generator().manual_seed(2)).double() * 30
+    store = LabelStore(tmp_path / "labels.sqlite", {})
+    store.select(0, list(range(6)), None, spread)
+    store.mark_asked(0, [0, 1, 2, 3, 4, 5], charges_now=0)
+    store.put(0, [0, 1, 2], Release(scores[:3].argmax(dim=1), None, scores[:3], 5.0))
+    scores[3:] = math.nan
+    assert torch.equal(store.answers(1)[1], label_by_spread(spread, scores, 5.0)[0])
+
+
+def test_releases_merge_with_their_scores():
+    parts = [Release(torch.tensor([1]), None, torch.tensor([[0.0, 2.0]]), 3.0) for _ in range(2)]
+    whole = merge(parts)
+    assert whole.scores.tolist() == [[0.0, 2.0], [0.0, 2.0]]
+    assert whole.score_deviation == 3.0
+    other = Release(torch.tensor([1]), None, torch.tensor([[0.0, 2.0]]), 4.0)
+    assert merge([parts[0], other]).scores is None
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="bandwidth=0"):
+        ClusterSelection(spread="kernel", bandwidth=0)
+    with pytest.raises(ValueError, match="spread='wide'"):
+        ClusterSelection(spread="wide")
+    with pytest.raises(ValueError, match="ask='all'"):
+        ClusterSelection(ask="all")
+    with pytest.raises(ValueError, match="min_confidence=2"):
+        ClusterSelection(min_confidence=2)
+    with pytest.raises(ValueError, match="weights"):
+        Spread(torch.zeros(1, 1).long(), torch.tensor([[-1.0]]))

@@ -1,0 +1,197 @@
+import importlib
+import json
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pl_privknn.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "--trainer.max_epochs", "2", "--labeling.epochs_per_round", "1", "--labeling.queries_per_round", "40",
+    "--labeling.max_answers", "60", "--labeling.progress", "false", "--trainer.accelerator", "cpu",
+    "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
+]  # fmt: skip
+DIGITS = ["--config", str(ROOT / "configs" / "digits_private_knn.yaml")]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_fit_leaves_everything_in_its_folder(tmp_path, capsys):
+    assert main(["fit", *DIGITS, *SMALL]) == 0
+    printed = capsys.readouterr().out.strip().splitlines()
+    folder = Path(printed[-1])
+    assert folder == Path("runs/digits_private_knn/0")
+    assert any("guarantee" in line for line in printed)
+    for name in ("config.yaml", "ledger.sqlite", "labels.sqlite", "metrics.csv", "summary.json"):
+        assert (folder / name).is_file(), name
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    summary = json.loads((folder / "summary.json").read_text())
+    wanted = (
+        "epsilon epsilon_spent epsilon_rdp epsilon_pld delta adjacency guarantee queried answered "
+        "label_accuracy test_accuracy seconds"
+    )
+    assert all(summary[name] is not None for name in wanted.split())
+    assert summary["queried"] == 80
+    # The auditor's figure, from the ledger alone, is the summary's.
+    assert main(["audit", str(folder / "ledger.sqlite"), "--json"]) == 0
+    audit = json.loads(capsys.readouterr().out)
+    assert audit["epsilon"] == pytest.approx(summary["epsilon"], rel=1e-9)
+    assert main(["epsilon", str(folder / "ledger.sqlite"), "--delta", "1e-4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == pytest.approx(summary["epsilon"], rel=1e-9)
+    # Evaluation of what was saved needs the folder alone, and asks the teacher nothing.
+    arguments = [
+        "--config",
+        str(folder / "config.yaml"),
+        "--ckpt_path",
+        str(folder / "checkpoints/last.ckpt"),
+    ]
+    before = (folder / "ledger.sqlite").read_bytes()
+    for command in ("test", "validate", "predict"):
+        assert main([command, *arguments]) == 0
+    assert (folder / "ledger.sqlite").read_bytes() == before
+    # No private image or label is in what the run leaves: checkpoints hold the student and public facts.
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=False)
+    assert not any("private" in key for key in checkpoint)
+
+
+def test_resume_continues_in_the_same_folder(tmp_path, capsys):
+    assert main(["fit", *DIGITS, *SMALL, "--run_dir", "runs/a"]) == 0
+    first = json.loads(Path("runs/a/summary.json").read_text())
+    assert main(["fit", "--resume", "runs/a", "--trainer.max_epochs", "3"]) == 0
+    second = json.loads(Path("runs/a/summary.json").read_text())
+    assert second["epochs"] == 3
+    for name in ("epsilon", "epsilon_spent", "queried", "answered", "label_accuracy"):
+        assert second[name] == first[name]
+    assert main(["fit", "--resume", "runs/none"]) == 2
+    assert "config.yaml" in capsys.readouterr().err
+
+
+def test_budget_and_changed_parameters_are_refused_with_one_line(tmp_path, capsys):
+    assert main(["fit", *DIGITS, *SMALL, "--labeling.max_epsilon", "0.001"]) == 2
+    assert "max_epsilon" in capsys.readouterr().err
+    assert main(["fit", *DIGITS, *SMALL, "--run_dir", "runs/b", "--trainer.max_epochs", "1"]) == 0
+    assert main(["fit", "--resume", "runs/b", "--labeling.labeler.init_args.k", "41"]) == 2
+    assert "other parameters" in capsys.readouterr().err
+
+
+def test_own_labeler_by_class_path(tmp_path, monkeypatch):
+    (tmp_path / "my_teacher.py").write_text(
+        "import torch\n"
+        "from pl_privknn import Gaussian, Labeler, Release\n"
+        "from pl_privknn.privacy.mechanisms import Charge\n"
+        "class Guess(Labeler):\n"
+        "    def __init__(self, sigma: float = 50.0):\n"
+        "        super().__init__()\n"
+        "        self.mechanism = Gaussian(sigma)\n"
+        "    def fit(self, features, labels, num_classes):\n"
+        "        self.counts = torch.bincount(labels, minlength=num_classes)\n"
+        "    def plan(self, num_queries, max_answers, num_classes, rounds=1):\n"
+        "        return [Charge(self.mechanism, num_queries)]\n"
+        "    def label(self, queries, ledger, max_answers=None):\n"
+        "        ledger.charge(self.mechanism, len(queries))\n"
+        "        counts = self.counts.repeat(len(queries), 1)\n"
+        "        return Release(self.mechanism.add_noise(counts, self.noise_source).argmax(1))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tmp_path / "own.yaml"
+    config.write_text(
+        "data: {class_path: DigitsDataModule}\n"
+        "model: {class_path: SupervisedStudent, init_args: {network: small_cnn}}\n"
+        "labeling:\n"
+        "  labeler: {class_path: my_teacher.Guess, init_args: {sigma: 80.0}}\n"
+        "  features: [{class_path: HOG, init_args: {orientations: 6}}]\n"
+    )
+    assert main(["fit", "--config", str(config), *SMALL, "--run_dir", "runs/own"]) == 0
+    summary = json.loads(Path("runs/own/summary.json").read_text())
+    assert (summary["labeler"], summary["answered"]) == ("Guess", 40)
+
+
+def test_fast_dev_run_leaves_nothing(tmp_path):
+    assert main(["fit", *DIGITS, *SMALL, "--trainer.fast_dev_run", "true", "--run_dir", "runs/dry"]) == 0
+    assert not list(Path("runs").rglob("*.sqlite"))
+
+
+def wandb_records(path):
+    """Records of an offline run: a LevelDB log (blocks of 32 KiB, 7-byte chunk headers) after 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, whole = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a full chunk, or the last of several
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):
+    # W&B's process takes relative paths from where it was started, perhaps by an earlier test in another folder.
+    importlib.import_module("wandb").teardown()
+    arguments = ["--trainer.logger", "WandbLogger", "--trainer.logger.offline", "true"]
+    assert main(["fit", *DIGITS, *SMALL, *arguments, "--run_dir", "runs/wandb"]) == 0
+    # W&B's own process makes and writes the file; it may end a moment after the run was finished.
+    for _ in range(600):
+        paths = list(Path("runs/wandb").rglob("*.wandb"))
+        records = list(wandb_records(paths[0])) if paths else []
+        if records and records[-1].WhichOneof("record_type") == "exit":
+            break
+        time.sleep(0.1)
+    rows = [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+    steps = {
+        name: [row["trainer/global_step"] for row in rows if name in row]
+        for name in ("privacy/epsilon", "val/accuracy")
+    }
+    assert len(steps["privacy/epsilon"]) == 2
+    assert steps["privacy/epsilon"] == steps["val/accuracy"]
+    assert Path("runs/wandb/metrics.csv").is_file()
+    assert Path("runs/wandb/config.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("records", "word"),
+    [
+        ('[{"mechanism": "gaussian", "sigma": -1}]', "sigma"),
+        ('[{"mechanism": "gaussian", "sigma": 1, "sampling_rate": 1.5}]', "sampling_rate"),
+        ('[{"mechanism": "magic"}]', "magic"),
+        ('[{"mechanism": "gaussian", "sigma": NaN}]', "sigma"),
+        ('[{"mechanism": "gaussian", "sigma": 1, "count": 0}]', "count"),
+        ('[{"mechanism": "gaussian", "sigma": 1, "scale": 2}]', "scale"),
+        ("[", "JSON"),
+    ],
+)
+def test_bad_records_are_refused_with_the_field_named(tmp_path, capsys, records, word):
+    path = tmp_path / "records.json"
+    path.write_text(records)
+    assert main(["epsilon", str(path), "--delta", "1e-5"]) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_epsilon_of_records(tmp_path, capsys):
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps([{"mechanism": "gaussian", "sigma": 85, "count": 8192}]))
+    assert main(["epsilon", str(path), "--delta", "1e-5", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["epsilon"] == pytest.approx(4.708, rel=0.005)
+    assert report["adjacency"] == "add_remove"
+    assert main(["epsilon", str(path), "--delta", "1e-5"]) == 0
+    assert "epsilon_rdp" in capsys.readouterr().out
+    assert main([]) == 0

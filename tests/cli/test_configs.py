@@ -1,0 +1,44 @@
+"""Every YAML of configs/ through the real command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pl_privknn.cli.main import main
+
+# Comparisons are run by another command; see test_compare.py.
+CONFIGS = sorted(
+    path
+    for path in (Path(__file__).resolve().parents[2] / "configs").glob("*.yaml")
+    if not path.stem.startswith("compare_")
+)
+SMALL = [
+    "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--labeling.rounds", "1",
+    "--labeling.queries_per_round", "20", "--labeling.progress", "false", "--trainer.accelerator", "cpu",
+    "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_config_is_understood(config, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--config", str(config), "--print_config"])
+    assert stopped.value.code in (0, None)
+    assert "labeling:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "config", [path for path in CONFIGS if path.stem.startswith("digits_")], ids=lambda path: path.stem
+)
+def test_digits_config_runs(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", str(config), *SMALL, "--run_dir", "run"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    if "simclr" in config.stem:  # public images alone
+        assert summary.get("epsilon") is None
+        return
+    assert summary["epsilon"] > 0
+    assert summary["guarantee"] == ("conditional" if "guided" in config.stem else "unconditional")
+    if config.stem != "digits_noisy_sgd":  # trains on the records itself
+        assert summary["queried"] > 0

@@ -1,0 +1,341 @@
+"""The YAML of a comparison: what is refused, and what fairness makes of it."""
+
+import copy
+import math
+import sys
+
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from pl_privknn.comparison.nested_settings import differences, get, merged, put
+from pl_privknn.comparison.noise_search import Planner
+from pl_privknn.comparison.run import arguments_of, place_in, runs_of
+from pl_privknn.comparison.runner import choose
+from pl_privknn.comparison.spec import SpecError
+from pl_privknn.comparison.specification_file import comparison_of, read_comparison
+
+SIGMA = "labeling.labeler.init_args.noise.init_args.sigma"
+KNN = {
+    "name": "knn",
+    "labeling": {
+        "labeler": {
+            "class_path": "PrivateKNN",
+            "init_args": {"k": 30, "sampling_rate": 0.5, "noise": {"class_path": "Gaussian"}},
+        },
+        "queries_per_round": 20,
+    },
+    "calibrate": {"parameter": SIGMA, "low": 1.0, "high": 1000.0},
+    "nonprivate": {SIGMA: 0.5, "labeling.labeler.init_args.sampling_rate": 1.0},
+}
+REVERSE = {
+    "name": "reverse",
+    "labeling": {"labeler": {"class_path": "ReverseKNN"}, "queries_per_round": 20},
+    "epsilon_to": "labeling.labeler.init_args.epsilon",
+}
+SGD = {
+    "name": "sgd",
+    "model": {
+        "class_path": "NoisySGD",
+        "init_args": {"network": "tanh_cnn", "batch_size": 200, "expected_records": 1000},
+    },
+    "trainer": {"max_epochs": 3},
+    "epsilon_to": "model.init_args.target_epsilon",
+    "settings": {2: {"model.init_args.lr": 0.25}},
+}
+TRUE = {"name": "supervised", "true_labels": True}
+
+
+def document(**changes):
+    whole = {
+        "name": "small",
+        "base": {
+            "data": {"class_path": "DigitsDataModule", "init_args": {"batch_size": 32}},
+            "student": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
+            "trainer": {"max_epochs": 2},
+            "labeling": {"rounds": 1},
+        },
+        "delta": 1e-4,
+        "seeds": [0, 1],
+        "epsilons": [0.5, 2, "inf"],
+        "methods": [KNN, REVERSE, SGD, TRUE],
+    }
+    return copy.deepcopy({**whole, **changes})
+
+
+def changed(path, value):
+    whole = document()
+    put(whole, path, value)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("metods", [], ["unknown key 'metods'", "methods"]),
+        ("methods.knn.labelling", {}, ["unknown key 'labelling'", "methods[0]"]),
+        ("methods.knn.calibrate.hgih", 3, ["hgih", "methods.knn.calibrate"]),
+        ("epsilons", [0], ["ε=0", "above 0"]),
+        ("epsilons", [-1, 2], ["ε=-1"]),
+        ("epsilons", ["much"], ["ε='much'"]),
+        ("epsilons", [1, 1.0], ["twice"]),
+        ("epsilons", [], ["epsilons=[]"]),
+        ("seeds", [1.5], ["seeds=1.5"]),
+        ("seeds", [3, 3], ["twice"]),
+        ("delta", 1, ["delta=1"]),
+        ("adjacency", "both", ["adjacency='both'"]),
+        ("noise_seeded", "yes", ["noise_seeded='yes'"]),
+        ("name", "a/b", ["name='a/b'", "folder"]),
+        ("methods", [], ["methods=[]"]),
+        ("methods", [KNN, KNN], ["'knn' is there twice"]),
+        ("methods.knn.model", SGD["model"], ["labeling and model", "exactly one"]),
+        ("methods.knn.trainer", {"max_epochs": 50}, ["methods.knn.trainer", "share"]),
+        ("methods.knn.student", {"class_path": "VATStudent"}, ["base.student"]),
+        ("methods.knn.labeling.delta", 1e-3, ["delta", "same for all methods"]),
+        ("methods.knn.labeling.labeler.init_args.noise_source", {}, ["noise_source"]),
+        ("methods.sgd.model.init_args.delta", 1e-3, ["methods.sgd.model", "delta"]),
+        ("methods.knn.settings", {"1": {"data.init_args.batch_size": 4}}, ["data.init_args.batch_size", "shared"]),
+        ("methods.knn.settings", {"1": {"model.init_args.lr": 4}}, ["model.init_args.lr"]),
+        ("methods.knn.settings", {"inf": {}}, ["nonprivate"]),
+        ("methods.knn.calibrate.parameter", "labeling.delta", ["labeling.delta"]),
+        ("methods.knn.calibrate.low", 5000.0, ["low=5000", "high=1000"]),
+        ("methods.knn.calibrate.low", -1, ["calibrate.low"]),
+        ("methods.knn.labeling.labeler", None, ["methods.knn.labeling.labeler"]),
+        ("methods.sgd.calibrate", {"parameter": SIGMA, "low": 1, "high": 2}, ["only a labeler"]),
+        ("methods.supervised.settings", {"1": {}}, ["true_labels"]),
+        ("methods.reverse.epsilons", [1, "inf"], ["methods.reverse.epsilons", "nonprivate"]),
+        ("base.labeling.labeler", KNN["labeling"]["labeler"], ["base.labeling.labeler"]),
+        ("base.student", None, ["base.student", "knn"]),
+        ("base.data", {"init_args": {}}, ["base.data", "class_path"]),
+        ("wandb", {"mode": "offline"}, ["wandb", "project"]),
+        ("wandb", {"project": "p", "mode": "sometimes"}, ["wandb.mode"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(path, value, words):
+    with pytest.raises(ValueError, match=r".") as refused:
+        comparison_of(changed(path, value))
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+@pytest.mark.parametrize("missing", ["name", "base", "delta", "epsilons", "methods"])
+def test_missing_section_is_named(missing):
+    whole = document()
+    del whole[missing]
+    with pytest.raises(SpecError, match=missing):
+        comparison_of(whole)
+
+
+def test_a_method_must_say_how_it_reaches_each_epsilon():
+    whole = document()
+    del whole["methods"][0]["calibrate"]
+    whole["methods"][0]["settings"] = {0.5: {SIGMA: 100.0}}
+    with pytest.raises(SpecError, match="ε=2"):
+        comparison_of(whole)
+    whole["methods"][0]["epsilons"] = [0.5]
+    assert comparison_of(whole).methods[0].epsilons == (0.5,)
+
+
+def test_everything_shared_is_the_same_in_all_runs():
+    comparison = comparison_of(document(noise_seeded=True))
+    runs = list(runs_of(comparison))
+    # knn at two ε and without noise; reverse and sgd at two; true labels without ε; two seeds of each.
+    assert len(runs) == 2 * (3 + 2 + 2 + 1)
+    seeds = set()
+    for run in runs:
+        made = run.document
+        assert made["seed_everything"] == run.seed
+        assert get(made, "data.init_args.batch_size") == 32
+        if run.method.name == "sgd":
+            assert made["model"]["init_args"]["delta"] == 1e-4
+            assert made["model"]["init_args"]["target_epsilon"] == made["model"]["init_args"]["max_epsilon"]
+            assert made["model"]["init_args"].get("lr") == (0.25 if run.epsilon == 2 else None)
+            assert made["trainer"]["max_epochs"] == 3
+        else:
+            assert made["model"] == document()["base"]["student"]
+            assert made["trainer"]["max_epochs"] == 2
+        if run.method.kind == "labeler":
+            labeling = made["labeling"]
+            assert (labeling["delta"], labeling["adjacency"], labeling["seed"]) == (
+                1e-4,
+                "add_remove",
+                run.seed,
+            )
+            assert labeling.get("max_epsilon") == (run.epsilon if run.private else None)
+        assert made["data"]["init_args"].get("train_on_truth", False) == (run.method.kind == "true_labels")
+        for path in ("labeling.labeler.init_args.noise_source", "model.init_args.noise_source"):
+            if (source := get(made, path)) is not None:
+                seeds.add(source["init_args"]["seed"])
+    # No two runs draw the same noise: one seed for each but those on true labels.
+    assert len(seeds) == len(runs) - 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    plain = runs_of(comparison_of(document()))
+    assert all(get(run.document, "labeling.labeler.init_args.noise_source") is None for run in plain)
+    without = next(run for run in runs if not run.private and run.method.name == "knn")
+    assert get(without.document, SIGMA) == 0.5
+    adjacent = comparison_of(document(adjacency="replace_one", methods=[REVERSE]))
+    made = next(runs_of(adjacent)).document["labeling"]
+    assert made["adjacency"] == made["labeler"]["init_args"]["adjacency"] == "replace_one"
+
+
+def test_wandb_is_outside_the_fingerprint_and_budgets_of_records_lie_beside_the_run(tmp_path):
+    ind = {
+        "name": "ind",
+        "labeling": {"labeler": {"class_path": "IndKNN", "init_args": {"threshold": 0.1, "sigma2": 0.6}}},
+        "epsilon_to": "labeling.labeler.init_args.epsilon",
+    }
+    plain = next(runs_of(comparison_of(document(methods=[ind]))))
+    told = comparison_of(document(methods=[ind], wandb={"project": "p", "mode": "offline"}))
+    run = next(runs_of(told))
+    assert run.fingerprint == plain.fingerprint
+    placed = place_in(run.document, run, tmp_path)
+    assert "state_dir" not in placed["labeling"]["labeler"]["init_args"]
+    (logger,) = placed["trainer"]["logger"]
+    assert (logger["init_args"]["group"], logger["init_args"]["offline"]) == ("small", True)
+    assert "logger" not in place_in(plain.document, plain, tmp_path)["trainer"]
+
+
+def test_file_overrides_and_choices(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "name: c\ndelta: 1e-4\nepsilons: [.inf, 1]\nseeds: [0, 4]\n"
+        "base: {data: {class_path: DigitsDataModule}, student: {class_path: SupervisedStudent}}\n"
+        "methods:\n- {name: r, labeling: {labeler: {class_path: ReverseKNN}}, "
+        "epsilon_to: labeling.labeler.init_args.epsilon}\n"
+        "- {name: t, true_labels: true}\n"
+    )
+    comparison = read_comparison(path, {"methods.r.labeling.queries_per_round": 7, "seeds": [4, 0]})
+    assert comparison.epsilons == (1.0, math.inf)
+    assert comparison.methods[0].labeling["queries_per_round"] == 7
+    assert [run.label for run in choose(comparison, only=["r"], seeds=[0])] == ["r ε=1 seed 0"]
+    assert [run.method.name for run in choose(comparison, epsilons=["inf"])] == ["t", "t"]
+    for wrong in ({"only": ["x"]}, {"seeds": [7]}, {"epsilons": [3]}):
+        with pytest.raises(SpecError, match=next(iter(wrong))):
+            choose(comparison, **wrong)
+    with pytest.raises(SpecError, match=r"c\.yaml: .*no item 'q'"):
+        read_comparison(path, {"methods.q.title": "Q"})
+    with pytest.raises(FileNotFoundError):
+        read_comparison(tmp_path / "none.yaml")
+
+
+def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
+    planner = Planner(document()["base"]["data"])
+    for run in runs_of(comparison_of(document())):
+        planner.check(run)
+    for path, value, word in (
+        ("methods.knn.labeling.labeler.init_args.kk", 3, "kk"),
+        ("methods.knn.labeling.labeler.class_path", "NoTeacher", "NoTeacher"),
+        ("methods.sgd.model.init_args.head", ["a"], "head"),
+        ("base.student.init_args.netwrk", "x", "netwrk"),
+        ("base.trainer.epochs", 3, "epochs"),
+    ):
+        runs = runs_of(comparison_of(changed(path, value)))
+        run = next(run for run in runs if run.method.name == "sgd" or ".sgd." not in path)
+        with pytest.raises(SpecError, match=word):
+            planner.check(run)
+
+
+def sigma_of_gaussian(epsilon, delta, length):
+    """Balle and Wang (2018), Theorem 8: the exact σ of one Gaussian release of sensitivity ``length``."""
+
+    def excess(sigma):
+        a, b = length / (2 * sigma), epsilon * sigma / length
+        return norm.cdf(a - b) - math.exp(epsilon) * norm.cdf(-a - b) - delta
+
+    return brentq(excess, 1e-2, 1e4)
+
+
+def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
+    (tmp_path / "foreign_teacher.py").write_text(
+        "from pl_privknn import Gaussian, Labeler\n"
+        "from pl_privknn.privacy.mechanisms import Charge\n"
+        "class Foreign(Labeler):\n"
+        "    def __init__(self, noise: float, other: float = 1.0):\n"
+        "        super().__init__()\n"
+        "        self.noise = noise\n"
+        "    def fit(self, features, labels, num_classes): ...\n"
+        "    def label(self, queries, ledger, max_answers=None): ...\n"
+        "    def plan(self, num_queries, max_answers, num_classes, rounds=1):\n"
+        "        return [Charge(Gaussian(self.noise, 3.0), max_answers * rounds)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    method = {
+        "name": "foreign",
+        "labeling": {
+            "labeler": {"class_path": "foreign_teacher.Foreign"},
+            "rounds": 2,
+            "queries_per_round": 10,
+            "max_answers": 8,
+        },
+        "calibrate": {
+            "parameter": "labeling.labeler.init_args.noise",
+            "low": 1,
+            "high": 1e4,
+            "tied": {"labeling.labeler.init_args.other": 2},
+        },
+    }
+    comparison = comparison_of(document(methods=[method], epsilons=[0.5, 2]))
+    planner = Planner(comparison.base["data"])
+    for run in runs_of(comparison):
+        planned = planner.plan(run)
+        # 8 answers a round for 2 rounds by that plan, of sensitivity 3 each: one release of length 3·√16.
+        wanted = sigma_of_gaussian(run.epsilon, 1e-4, 12.0)
+        found = planned.calibrated["labeling.labeler.init_args.noise"]
+        assert wanted * (1 - 1e-4) <= found <= wanted * 1.004
+        assert run.epsilon * 0.995 <= planned.epsilon <= run.epsilon
+        assert get(planned.document, "labeling.labeler.init_args.noise") == found
+        assert get(planned.document, "labeling.labeler.init_args.other") == pytest.approx(2 * found, rel=1e-5)
+        assert planned.document["seed_everything"] == run.seed
+    sys.modules.pop("foreign_teacher")
+
+
+def test_plans_that_pass_their_target_are_refused():
+    method = {**KNN, "settings": {0.5: {SIGMA: 5.0}, 2.0: {SIGMA: 500.0}}, "epsilons": [0.5, 2]}
+    del method["calibrate"]
+    comparison = comparison_of(document(methods=[method]))
+    planner = Planner(comparison.base["data"])
+    dear, cheap = list(runs_of(comparison))[:2]
+    with pytest.raises(SpecError, match=r"knn ε=0.5 .*costs ε="):
+        planner.plan(dear)
+    assert planner.plan(cheap).epsilon < 2
+    # No σ up to 2 is enough for ε = 0.5.
+    short = copy.deepcopy(KNN)
+    short["calibrate"]["high"] = 2.0
+    with pytest.raises(SpecError, match="calibrate"):
+        planner.plan(next(runs_of(comparison_of(document(methods=[short])))))
+
+
+def test_selection_of_everything_counts_the_public_set():
+    method = copy.deepcopy(KNN)
+    method["labeling"]["selection"] = "all"
+    run = next(runs_of(comparison_of(document(methods=[method]))))
+    planner = Planner({"class_path": "DigitsDataModule", "init_args": {"num_public": 90}})
+    made = merged(run.document, None)
+    put(made, SIGMA, 50.0)
+    assert sum(charge.count for charge in planner.charges(made)) == 90
+
+
+def test_arguments_through_keywords():
+    assert {"noise_source", "epsilon", "adjacency"} <= arguments_of("ReverseKNN")
+    assert "noise_source" in arguments_of("pl_privknn.labelers.pate.pate.PATE")
+    # Passed on through **kwargs of VATStudent to its base.
+    assert "ema_decay" in arguments_of("VATStudent")
+    assert arguments_of("no.such.Thing") == set()
+
+
+def test_sections():
+    base = {"a": {"class_path": "X", "init_args": {"p": 1, "q": 2}}, "b": 1}
+    assert merged(base, {"a": {"init_args": {"q": 3}}})["a"]["init_args"] == {"p": 1, "q": 3}
+    assert merged(base, {"a": {"class_path": "Y"}})["a"] == {"class_path": "Y"}
+    assert base["a"]["init_args"] == {"p": 1, "q": 2}
+    whole = {"m": [{"name": "x", "v": 1}, {"name": "y"}], "s": {"t": 1}}
+    put(whole, "m.y.v.w", 2)
+    put(whole, "m.0.v", 5)
+    assert whole["m"] == [{"name": "x", "v": 5}, {"name": "y", "v": {"w": 2}}]
+    assert get(whole, "m.y.v.w") == 2
+    assert get(whole, "s.t.u") is None
+    with pytest.raises(ValueError, match="not a section"):
+        put(whole, "s.t.u", 1)
+    assert differences(whole, {**whole, "s": {"t": 2, "u": None}}) == [
+        "s.t: 1 then, 2 now",
+        "s.u: nothing then, None now",
+    ]

@@ -1,0 +1,129 @@
+"""Tables, plots and pages of stored comparisons."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compare_setup import (
+    made,
+    own_folder,  # noqa: F401 - used by itself
+)
+
+from pl_privknn.cli.main import main
+from pl_privknn.comparison import markdown_table, read_comparison, read_results
+from pl_privknn.comparison.noise_search import Planner
+from pl_privknn.comparison.plot import digest_of, draw, figure_of
+from pl_privknn.comparison.runner import choose
+from pl_privknn.privacy.guarantee import SEEDED_NOISE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+ACCURACIES = {
+    "a": {0.5: [0.6, 0.7, 0.65], 2: [0.8, 0.82, 0.81]},
+    "b": {0.5: [0.5, 0.6, 0.7], 2: [0.83, 0.83, 0.86]},
+}
+CONDITIONAL = {0.5: [0.9, 0.92, 0.94], 2: [0.7, 0.72, 0.71]}
+
+
+def made_results():
+    results = [
+        made(method, target, accuracy, seed, place=place)
+        for place, (method, cells) in enumerate(ACCURACIES.items())
+        for target, accuracies in cells.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    results += [
+        made("c", target, accuracy, seed, "conditional", 2)
+        for target, accuracies in CONDITIONAL.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    return [*results, made("b", math.inf, 0.9, place=1), made("top", math.inf, 0.95, place=3)]
+
+
+def test_table_names_the_best_and_keeps_conditions_apart():
+    lines = markdown_table(made_results()).splitlines()
+    assert lines[0] == "| method | ε ≤ 0.5 | ε ≤ 2 | without privacy |"
+    assert lines[2] == "| A | **0.650 ± 0.050** | 0.810 ± 0.010 | – |"
+    assert lines[3] == "| B | 0.600 ± 0.100 | **0.840 ± 0.017** | 0.900 (1 of 3 seeds) |"
+    assert lines[4] == "| C † | 0.920 ± 0.020 † | 0.710 ± 0.010 † | – |"
+    assert lines[5] == "| TOP | – | – | 0.950 (1 of 3 seeds) |"
+    assert lines[6] == "| *best* | A (C † is ahead) | B |  |"
+    assert "at least 0.98 of it" in lines[8]
+    assert lines[10:] == ["† guarantee: conditional – if C."]
+
+
+def test_plot_draws_conditions_hollow_and_bounds_as_lines(tmp_path):
+    results = made_results()
+    (axes,) = figure_of(results).axes
+    assert axes.get_xscale() == "log"
+    series = {container.get_label(): container for container in axes.containers}
+    assert set(series) == {"A", "B", "C †"}
+    for name, container in series.items():
+        line, _, (bars,) = container
+        hollow = "†" in name
+        cells = CONDITIONAL if hollow else ACCURACIES[name.lower()]
+        assert line.get_xdata() == pytest.approx([0.49, 1.96])
+        assert line.get_ydata() == pytest.approx([statistics.mean(each) for each in cells.values()])
+        halves = [np.diff(segment[:, 1])[0] / 2 for segment in bars.get_segments()]
+        assert halves == pytest.approx([statistics.stdev(each) for each in cells.values()])
+        assert (line.get_markerfacecolor() == "none") == hollow
+        assert line.get_linestyle() == ("--" if hollow else "-")
+    assert figure_of(results).get_supxlabel() == "† guarantee: conditional – if C."
+    levels = {float(line.get_ydata()[0]) for line in axes.get_lines() if list(line.get_xdata()) == [0, 1]}
+    assert levels == {0.9, 0.95}
+    draw(results, tmp_path / "one")
+    draw(results, tmp_path / "two")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert digest_of(results) != digest_of(results[1:])
+
+
+def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import render
+
+    folder = tmp_path / "results" / "compare_made"
+    folder.mkdir(parents=True)
+    for each in made_results():
+        (folder / f"{each.method}{each.target}{each.seed}.json").write_text(json.dumps(each.values))
+    monkeypatch.setattr(render, "comparisons", lambda: [folder])
+    monkeypatch.setattr(render, "runs", dict)
+    monkeypatch.setattr(render, "DOCS", tmp_path)
+    marks = (render.START, render.END, render.COMPARE_START, render.COMPARE_END)
+    text = render.rendered("before\n" + "\n".join(marks) + "\nafter")
+    assert "docs/compare_made.png" in text
+    assert "| *best* | A (C † is ahead) | B |  |" in text
+    assert render.rendered(text) == text
+    with pytest.raises(SystemExit, match="comparisons"):
+        render.rendered("\n".join(marks[:2]))
+    assert render.old_plots() == ["compare_made.svg"]
+    draw(read_results(folder), tmp_path / "compare_made")
+    assert render.old_plots() == []
+    first = next(folder.glob("a0.5*.json"))
+    first.write_text(json.dumps({**json.loads(first.read_text()), "test_accuracy": 0.1}))
+    assert render.old_plots() == ["compare_made.svg"]
+    assert render.rendered(text) != text
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare_*.yaml")), ids=lambda path: path.stem)
+def test_shipped_comparison_is_understood(path, capsys):
+    # Plans of those that ask about all public images need the data, which may not be there.
+    methods = [
+        method for method in read_comparison(path).methods if "all" not in (method.labeling or {}).values()
+    ]
+    names = [method.name for method in methods]
+    assert main(["compare", str(path), "--dry-run", "--seeds", "0", "--epsilons", "1", "--only", *names]) == 0
+    *lines, note = capsys.readouterr().out.splitlines()
+    assert note.startswith(f"‡ guarantee: none – {SEEDED_NOISE}")
+    assert all(line.startswith("missing") for line in lines)
+    planned = [float(line.rsplit("plan ε=", 1)[1].split(",")[0]) for line in lines if "plan ε=" in line]
+    # Both draw their noise from seeds, so no plan has a guarantee, and the last line says so.
+    assert all(line.endswith("guarantee: none") for line in lines if "plan ε=" in line)
+    assert len(planned) == sum(method.kind == "labeler" for method in methods)
+    assert all(0.9 < epsilon <= 1 for epsilon in planned)
+    planner = Planner(read_comparison(path).base["data"])
+    for run in choose(read_comparison(path), seeds=[0]):
+        planner.check(run)

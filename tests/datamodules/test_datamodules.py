@@ -1,0 +1,226 @@
+"""Evaluation sets and the parts of a data module, and the digits."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from datamodule_setup import (
+    CLASSES,
+    PRIVATE,
+    PUBLIC,
+    TEST,
+    Recorder,
+    loaded,
+    make_data,
+    number_of,
+    numbered,
+    trainer,
+)
+from torch.utils.data import DataLoader
+
+from pl_privknn.datamodules import (
+    DigitsDataModule,
+    PrivatePublicDataModule,
+    PublicDataset,
+    TensorImages,
+)
+from pl_privknn.datamodules.formats.images import fixed_shuffle
+
+
+@pytest.fixture
+def data():
+    return loaded()
+
+
+# ---------------------------------------------------------------------------- evaluation and parts
+
+
+def test_evaluation_sets(tmp_path):
+    truth = torch.arange(PUBLIC) % CLASSES
+    truth[::4] = -1
+    module, model = make_data(public_truth=truth), Recorder()
+    runner = trainer(tmp_path)
+    runner.validate(model, module, verbose=False)
+    numbers, labels = (torch.cat(part) for part in zip(*model.evaluated["val"], strict=True))
+    assert numbers.tolist() == [i for i in range(PUBLIC) if i % 4]
+    assert torch.equal(labels, truth[numbers])
+    runner.test(model, module, verbose=False)
+    numbers, labels = (torch.cat(part) for part in zip(*model.evaluated["test"], strict=True))
+    assert numbers.tolist() == list(range(2000, 2000 + TEST))
+    assert torch.equal(labels, (numbers - 2000) % CLASSES)
+    assert torch.cat(runner.predict(model, module)).tolist() == list(range(2000, 2000 + TEST))
+    with pytest.raises(RuntimeError, match="private data isn't loaded"):
+        _ = module.private  # evaluation never loads it
+
+
+def test_own_validation_and_prediction_sets(tmp_path):
+    module = make_data(
+        val_images=numbered(3000, 5), val_labels=[0, 1, 2, 0, 1], predict_images=numbered(4000, 3)
+    )
+    model, runner = Recorder(), trainer(tmp_path)
+    runner.validate(model, module, verbose=False)
+    assert torch.cat([numbers for numbers, _ in model.evaluated["val"]]).tolist() == list(range(3000, 3005))
+    assert torch.cat(runner.predict(model, module)).tolist() == [4000, 4001, 4002]
+
+
+def test_without_truth_and_test_set_nothing_is_evaluated(tmp_path):
+    module, model = make_data(truth=False, test_images=None, test_labels=None), Recorder()
+    module.setup("fit")
+    assert (module.val_dataloader(), module.test_dataloader(), module.predict_dataloader()) == ([], [], [])
+    assert len(module.test) == 0
+    module.public.set_labels([0], [0])
+    trainer(tmp_path, epochs=1).fit(model, module)
+    assert len(model.labeled[0]) == 5
+    assert model.evaluated == {"val": [], "test": []}
+
+
+def test_setup_again_keeps_labels(data):
+    data.public.set_labels([1], [1])
+    for stage in ("fit", "validate", "test", "predict", None):
+        data.setup(stage)
+    assert data.public.labeled_indices.tolist() == [1]
+
+
+def test_private_images_come_in_batches_and_in_order(data):
+    images, labels = zip(*data.private_batches(8), strict=True)
+    assert [len(part) for part in images] == [8, 8, 8, 6]
+    assert number_of(torch.cat(images)).tolist() == list(range(1000, 1000 + PRIVATE))
+    assert torch.equal(torch.cat(labels), torch.arange(PRIVATE) % CLASSES)
+    assert number_of(data.private_images(3, 5)).tolist() == [1003, 1004]
+    assert images[0].dtype == torch.float32
+    image, label = data.private[4]
+    assert (int(number_of(image)), label) == (1004, 1)
+
+
+def test_parts_work_with_an_ordinary_loader(data):
+    images, labels = next(iter(DataLoader(data.test, batch_size=5)))
+    assert number_of(images).tolist() == list(range(2000, 2005))
+    assert labels.tolist() == [0, 1, 2, 0, 1]
+    assert number_of(next(iter(DataLoader(data.public, batch_size=3)))).tolist() == [0, 1, 2]
+
+
+def test_public_images_by_any_kind_of_index(data):
+    public = data.public
+    assert number_of(public.images([5, 1])).tolist() == [5, 1]
+    assert number_of(public.images(slice(2, 4))).tolist() == [2, 3]
+    assert number_of(public.images(torch.arange(PUBLIC) == 7)).tolist() == [7]
+    assert len(public.images()) == PUBLIC
+    assert public.images([]).shape == (0, 1, 1, 2)
+    with pytest.raises(IndexError, match="mask of another length"):
+        public.images(torch.tensor([True, False]))
+
+
+def test_overlap_of_public_and_test_images():
+    both = torch.cat([numbered(2000, TEST - 1), numbered(17, 1)])
+    with pytest.raises(ValueError, match="test image 11 is public image 17"):
+        make_data(test_images=both).setup("fit")
+    late = make_data(test_images=both)
+    late.setup("test")
+    with pytest.raises(ValueError, match="1 test images are public"):
+        late.setup("fit")
+    # The same pixels as floats are the same image.
+    with pytest.raises(ValueError, match="overlap="):
+        make_data(test_images=both / 255).setup("fit")
+    with pytest.warns(UserWarning, match="1 test images are public"):
+        make_data(test_images=both, overlap="warn").setup("fit")
+    make_data(test_images=both, overlap="ignore").setup("fit")
+
+
+def test_private_overlaps_are_counted_on_request_only(recwarn):
+    module = make_data(
+        private_images=torch.cat([numbered(0, 3), numbered(1000, PRIVATE - 4), numbered(2000, 1)])
+    )
+    module.setup("fit")
+    assert not recwarn.list
+    assert module.count_overlaps() == {"public/test": 0, "private/public": 3, "private/test": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"unlabeled_batch_size": -1}, "unlabeled_batch_size=-1"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"num_classes": 1}, "num_classes=1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"overlap": "fine"}, "overlap='fine'"),
+        ({"class_names": ["a", "b"]}, "class_names: 2 different names"),
+        ({"class_names": ["a", "b", "b"]}, "class_names: 2 different names"),
+    ],
+)
+def test_bad_options_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        make_data(**arguments)
+
+
+def test_a_module_that_lacks_a_part_says_which():
+    module = PrivatePublicDataModule(num_classes=2, image_shape=(1, 4, 4))
+    with pytest.raises(NotImplementedError, match="load_private"):
+        module.setup("fit")
+    with pytest.raises(RuntimeError, match=r'setup\("fit"\)'):
+        module.train_dataloader()
+    with pytest.raises(ValueError, match="the public set is empty"):
+        make_data(public_images=numbered(0, 0), public_truth=None).setup("validate")
+
+
+def test_truth_must_fit():
+    with pytest.raises(ValueError, match="public_truth: not as many labels as images"):
+        PublicDataset(TensorImages(numbered(0, 3)), 2, torch.tensor([0, 1]))
+
+
+# ---------------------------------------------------------------------------- digits
+
+
+def test_digits_split_is_fixed_and_complete():
+    from sklearn.datasets import load_digits
+
+    module = DigitsDataModule(image_size=8)
+    assert (module.num_classes, module.image_shape) == (10, (1, 8, 8))
+    module.setup("fit")
+    parts = (module.private, module.public, module.test)
+    assert [len(part) for part in parts] == [1000, 500, 297]
+    source = load_digits()
+    order = fixed_shuffle(1797, 0)
+    assert order[:5].tolist() == [1335, 392, 942, 404, 87]  # must never change
+    assert sorted(order.tolist()) == list(range(1797))
+    images = torch.cat([part.images() for part in parts])[:, 0]
+    labels = torch.cat([module.private.labels, module.public.truth, module.test.labels])
+    torch.testing.assert_close(
+        images, torch.tensor(source.images[order] / 16).float(), atol=0.501 / 255, rtol=0
+    )
+    assert labels.tolist() == source.target[order].tolist()
+    assert module.count_overlaps() == {"public/test": 0, "private/public": 0, "private/test": 0}
+
+
+def test_enlarged_digits_suit_histograms_of_gradients():
+    from skimage.feature import hog
+
+    module = DigitsDataModule()
+    module.setup("fit")
+    assert module.image_shape == (1, 20, 20) == tuple(module.private.images().shape[1:])
+
+    def features(part):
+        vectors = [hog(image[0], 9, (4, 4), (2, 2)) for image in part.images().numpy()]
+        return torch.from_numpy(np.stack(vectors))
+
+    nearest = torch.cdist(features(module.public), features(module.private)).argmin(1)
+    accuracy = (module.private.labels[nearest] == module.public.truth).float().mean()
+    assert accuracy > 0.97
+
+
+@pytest.mark.parametrize("arguments", [{"num_private": 1500}, {"image_size": 4}, {"num_public": 0}])
+def test_digits_refuse_splits_that_do_not_work(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        DigitsDataModule(**arguments)
+
+
+def test_import_adds_nothing_heavy_to_that_of_lightning():
+    code = (
+        "import sys, pytorch_lightning; before = set(sys.modules); import pl_privknn.datamodules; "
+        "heavy = {'torchvision', 'sklearn', 'PIL', 'matplotlib', 'skimage'}; "
+        "sys.exit(str(heavy & (set(sys.modules) - before) or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.strip() == ""

@@ -1,0 +1,160 @@
+"""The papers' data sets in use: rounds from the command line, features of a first stage, embeddings."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from paper_checks import CELEBA_SMALL, CIFAR_SMALL, MARKET_SMALL, SVHN_SMALL, sizes, write_papers
+
+from pl_privknn.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    return root, write_papers(root)
+
+
+def gaussian(sigma):
+    return {"class_path": "Gaussian", "init_args": {"sigma": sigma}}
+
+
+CLASSES = {
+    "class_path": "PrivateKNN", "init_args": {"k": 5, "sampling_rate": 0.8, "noise": gaussian(1.0)}
+}  # fmt: skip
+ATTRIBUTES = {
+    "class_path": "MultiLabelKNN", "init_args": {"k": 5, "sampling_rate": 0.8, "tau": 10, "noise": gaussian(2.0)}
+}  # fmt: skip
+BY_PERSON = {
+    "class_path": "MultiLabelPATE",
+    "init_args": {
+        "num_teachers": 4, "tau": 10, "groups": "data", "progress": False,
+        "teachers": {"class_path": "LinearAttributeTeachers", "init_args": {"steps": 5}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "labeler"),
+    [
+        ("SVHNDataModule", SVHN_SMALL, CLASSES),
+        ("CIFAR10DataModule", CIFAR_SMALL, CLASSES),
+        ("CelebADataModule", CELEBA_SMALL, ATTRIBUTES),
+        ("Market1501DataModule", MARKET_SMALL, ATTRIBUTES),
+        ("Market1501DataModule", MARKET_SMALL, BY_PERSON),
+    ],
+    ids=["svhn", "cifar10", "celeba", "market", "market_by_person"],
+)
+def test_a_round_from_the_command_line(written, tmp_path, monkeypatch, data, arguments, labeler):
+    root, _ = written
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "seed_everything": 0,
+        "data": {"class_path": data, "init_args": {"root": str(root), "batch_size": 8, **arguments}},
+        "model": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
+        "labeling": {
+            "labeler": labeler, "rounds": 1, "queries_per_round": 12, "delta": 1e-3, "progress": False,
+            "features": {"class_path": "HOG"},
+        },
+        "trainer": {
+            "max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False,
+            "log_every_n_steps": 1,
+        },
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", "run.yaml", "--run_dir", "run"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["epsilon"] > 0
+    assert summary["queried"] == 12
+    assert summary["answered"] == 12
+    assert 0 <= summary["test_accuracy"] <= 1
+
+
+def test_features_of_a_first_stage_on_public_data(written, tmp_path, monkeypatch):
+    from pl_privknn.features import CheckpointFeatures
+    from pl_privknn.students import SupervisedStudent
+
+    root, _ = written
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "data": {
+            "class_path": "CIFAR100DataModule",
+            "init_args": {"root": str(root), "verify": False, "train_on_truth": True, "num_test": 20},
+        },
+        "model": {
+            "class_path": "SupervisedStudent",
+            "init_args": {"network": "cifar_cnn", "ema_decay": 0.9, "mean": [0.5] * 3, "std": [0.2] * 3},
+        },
+        "trainer": {
+            "max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "enable_progress_bar": False,
+            "enable_model_summary": False, "log_every_n_steps": 1,
+        },
+    }  # fmt: skip
+    (tmp_path / "stage.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", "stage.yaml", "--run_dir", "stage"]) == 0
+    checkpoint = tmp_path / "stage" / "checkpoints" / "last.ckpt"
+    images = torch.rand(5, 3, 32, 32)
+    student = SupervisedStudent.load_from_checkpoint(checkpoint, map_location="cpu").eval()
+    with torch.no_grad():
+        expected = student.features(images)
+    found = CheckpointFeatures(checkpoint, batch_size=2)(images)
+    torch.testing.assert_close(found, expected)
+    unit = CheckpointFeatures(checkpoint, normalize=True)(images)
+    torch.testing.assert_close(unit.norm(dim=1), torch.ones(5))
+    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
+        CheckpointFeatures(tmp_path / "none.ckpt")(images)
+    torch.save({"state_dict": {}}, tmp_path / "bad.ckpt")
+    with pytest.raises(ValueError, match="is no checkpoint of a student"):
+        CheckpointFeatures(tmp_path / "bad.ckpt")(images)
+
+
+def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    import timm
+
+    from pl_privknn.datamodules import EmbeddingsDataModule
+
+    root, _ = written
+    page = (Path(__file__).resolve().parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "vit.safetensors.pth")
+    shutil.copytree(root / "cifar-10-batches-py", tmp_path / "data" / "cifar-10-batches-py")
+    for old, new in (
+        ("vit_base_patch16_224.augreg_in21k", "test_vit"),
+        ("vit.safetensors", "vit.safetensors.pth"),
+        ('split="train_test"', 'split="train_test", num_public=15, num_test=5, verify=False'),
+    ):
+        assert old in code
+        code = code.replace(old, new)
+    exec(code, {})
+    folder = tmp_path / "data" / "cifar10_vit"
+    parts = ("private_embeddings", "private_labels", "public_embeddings", "public_truth", "test_embeddings")
+    table = EmbeddingsDataModule(
+        **{name: folder / f"{name}.npy" for name in (*parts, "test_labels")}, num_classes=10
+    )
+    table.setup("fit")
+    assert sizes(table) == [60, 15, 5]
+
+
+def test_pixels_are_the_values_themselves():
+    from pl_privknn.features import Pixels
+
+    images = torch.rand(4, 2, 3, 3)
+    assert torch.equal(Pixels()(images), images.reshape(4, 18))
+    torch.testing.assert_close(Pixels(normalize=True)(images).norm(dim=1), torch.ones(4))
+
+
+@pytest.mark.parametrize("name", ["linear_probe", "mlp"])
+def test_dense_networks_take_embeddings(name):
+    from pl_privknn.networks import build_network
+
+    network = build_network(name, num_classes=4, in_channels=7, image_size=1)
+    vectors = torch.rand(3, 7, 1, 1)
+    assert network(vectors).shape == (3, 4)
+    torch.testing.assert_close(network(vectors), network.classifier(network.features(vectors)))
+    if name == "linear_probe":
+        assert torch.equal(network.features(vectors), vectors.flatten(1))

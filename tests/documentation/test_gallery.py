@@ -1,0 +1,50 @@
+"""Every script of docs/gallery runs from top to bottom and shows what its text says."""
+
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+from scipy.stats import norm
+
+GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda name: runpy.run_path(str(GALLERY / f"{name}.py"))
+
+
+def test_every_script_has_a_test_and_percent_cells():
+    names = {path.stem for path in GALLERY.glob("*.py")}
+    assert names == {"bring_your_own_data", "write_your_own_labeler", "read_the_plot"}
+    for name in names:
+        lines = (GALLERY / f"{name}.py").read_text(encoding="utf-8").splitlines()
+        assert lines[0] == "# %% [markdown]"
+        assert lines[1].startswith("# # ")
+
+
+def test_bring_your_own_data(run, capsys):
+    scope = run("bring_your_own_data")
+    assert scope["accuracy"] > 0.6  # ten classes: chance is 0.1
+    assert 3 < scope["epsilon"] < 4
+    assert "test accuracy" in capsys.readouterr().out
+
+
+def test_write_your_own_labeler(run):
+    scope = run("write_your_own_labeler")
+    assert scope["accuracy"] > 0.7
+    # One Gaussian release of σ = 4 times its sensitivity (Balle and Wang 2018, Theorem 8).
+    epsilon = scope["epsilon"]
+    delta = norm.cdf(1 / 8 - 4 * epsilon) - math.exp(epsilon) * norm.cdf(-1 / 8 - 4 * epsilon)
+    assert delta == pytest.approx(1e-4, rel=1e-3)
+    assert 0.9 < scope["moved"] <= 1 + 1e-5
+
+
+def test_read_the_plot(run, tmp_path):
+    scope = run("read_the_plot")
+    assert scope["status"] == 0
+    assert len(scope["results"]) == 2 * (2 + 1)
+    for name in ("comparison.png", "comparison.svg", "table.md", "results.csv"):
+        assert (tmp_path / "runs/compare/gallery" / name).is_file()

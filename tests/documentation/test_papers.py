@@ -1,0 +1,70 @@
+"""The recomputed figures of the papers in the documentation are those of the accountant."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = yaml.safe_load((ROOT / "benchmarks" / "papers.yaml").read_text(encoding="utf-8"))
+CASES = json.loads((ROOT / "tests" / "data" / "reference_epsilons.json").read_text(encoding="utf-8"))
+
+
+def test_pages_show_what_the_script_computes():
+    command = [sys.executable, str(ROOT / "benchmarks" / "papers.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _key(record):
+    defaults = {"l2_sensitivity": 1.0, "sampling_rate": 1.0, "count": 1}
+    return {name: round(v, 9) if isinstance(v, float) else v for name, v in {**defaults, **record}.items()}
+
+
+def _shown(page, what, where):
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.startswith(f"| {where} | {what} |")]
+    return float(line.split("|")[8].strip(" *"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_pages_agree_with_the_reference_cases(case):
+    wanted = ([_key(record) for record in case["records"]], case["delta"])
+    rows = [
+        row
+        for row in ROWS
+        if ([_key(record) for record in row["releases"]], row.get("delta", 1e-5)) == wanted
+        and row["paper"].startswith("Private-kNN")
+    ]
+    if not case["id"].startswith(("figure5", "table1", "table3", "gnmax")):
+        pytest.skip("no row of the Private-kNN paper")
+    assert rows
+    for row in rows:
+        for page in ("papers.md", "privacy.md"):
+            shown = _shown(page, row["what"], row["where"])
+            # Four digits are shown.
+            upper = 1.01 * case["epsilon_exact"] if "epsilon_exact" in case else 1.005 * case["epsilon"]
+            assert case["epsilon_floor"] * 0.9995 <= shown <= upper * 1.0005
+
+
+def test_worst_vote_count_is_the_threshold_at_small_orders_and_far_from_it_at_large_ones(tmp_path):
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import screening_worst_case as script
+    finally:
+        sys.path.pop(0)
+    found = script.curves(script.NoisyScreening(**script.SCREENING), np.array([2.0, 20.0, 2000.0]))
+    assert list(found) == list(range(30, 301))
+    table = np.stack(list(found.values()))
+    # Figures 1 and 2 of the supplement: about T at small orders, at the farther end of the range at large ones.
+    assert [abs(30 + place - 210) <= 15 for place in table.argmax(axis=0)] == [True, True, False]
+    assert table.argmax(axis=0)[-1] == 0
+    log_p, log_q = script.NoisyScreening(**script.SCREENING).log_outcome_pairs("add_remove")
+    orders = np.array([2.0, 20.0, 2000.0])
+    np.testing.assert_allclose(table.max(axis=0), script.pairs_rdp(log_p, log_q, orders), rtol=1e-12)
+    script.draw(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

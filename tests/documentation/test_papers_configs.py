@@ -1,0 +1,209 @@
+"""Every YAML of configs/papers: understood by the command line, accounted as it says, and run on small data."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from paper_data import (
+    write_celeba,
+    write_cifar10,
+    write_cifar100,
+    write_embeddings,
+    write_market,
+    write_mnist,
+    write_svhn,
+)
+
+from pl_privknn.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs" / "papers").glob("*.yaml"))
+BY_NAME = {path.stem: path for path in CONFIGS}
+PRINTED = yaml.safe_load((ROOT / "benchmarks" / "papers.yaml").read_text(encoding="utf-8"))
+PRETRAINING = "private_knn_table1_cifar10_pretraining"
+
+
+SMALL = {
+    "trainer.max_epochs": 1, "trainer.limit_train_batches": 1, "trainer.accelerator": "cpu",
+    "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false",
+    "data.init_args.batch_size": 8,
+}  # fmt: skip
+ASK = {"labeling.rounds": 1, "labeling.queries_per_round": 8, "labeling.progress": "false"}
+LABELER = "labeling.labeler.init_args."
+ANSWERS = {**ASK, f"{LABELER}screening.threshold": 0, f"{LABELER}screening.sigma": 0.1}
+TEACHERS = {
+    **ASK, f"{LABELER}num_teachers": 4, f"{LABELER}progress": "false", f"{LABELER}teachers.init_args.steps": 3,
+}  # fmt: skip
+FEW_RECORDS = {"model.init_args.batch_size": 20, "model.init_args.expected_records": 60}
+CIFAR = {"data.init_args.num_private": 30, "data.init_args.num_public": 29, "data.init_args.num_test": 10}
+HELD_OUT = {"data.init_args.num_public": 60, "data.init_args.num_test": 10}
+FEW_HELD_OUT = {"data.init_args.num_public": 30, "data.init_args.num_test": 10}
+FACES = {"data.init_args.num_public": 20, "data.init_args.image_size": 32}
+PEOPLE = {"data.init_args.num_public_people": 4, "data.init_args.image_size": 32}
+FEW_TEACHERS = {**ASK, f"{LABELER}num_teachers": 4, f"{LABELER}progress": "false"}
+SMALL_CNN = {"model.init_args.network": "small_cnn"}
+
+
+RUNS = [
+    ("private_knn_table1_mnist", {**ANSWERS, **SMALL_CNN}),
+    ("private_knn_table1_mnist_lnmax", {**TEACHERS, **SMALL_CNN}),
+    ("private_knn_table1_svhn", {**ANSWERS, **FEW_HELD_OUT, **SMALL_CNN}),
+    ("private_knn_table1_cifar10", {**ANSWERS, **CIFAR}),
+    ("private_knn_table1_cifar10_noisy_sgd", {
+        **FEW_RECORDS, "data.init_args.num_public": 10, "data.init_args.num_test": 10,
+    }),
+    ("private_knn_table3_celeba_gamma0.05", {**ASK, **FACES, **SMALL_CNN}),
+    ("private_knn_table3_celeba_gnmax300", {**FEW_TEACHERS, **FACES, **SMALL_CNN}),
+    ("private_knn_table3_market1501_gamma0.10", {**ASK, **PEOPLE, **SMALL_CNN}),
+    ("private_knn_table3_market1501_gnmax_sigma250", {**FEW_TEACHERS, **PEOPLE, **SMALL_CNN}),
+    ("reverse_knn_table1_mnist_eps0.1", {**ASK, **SMALL_CNN}),
+    ("reverse_knn_table1_cifar10_eps1.0", {**ASK, **SMALL_CNN, **FEW_HELD_OUT}),
+    ("ind_knn_table1_cifar10_private_knn", ASK),
+    ("ind_knn_table1_cifar10_noisy_sgd", FEW_RECORDS),
+    ("ind_knn_table3_ag_news", ASK),
+    ("ind_knn_table5_dbpedia", ASK),
+    ("guided_pate_table1_mnist_guided", {
+        **TEACHERS, **SMALL_CNN, f"{LABELER}partitioner.init_args.num_clusters": 4,
+        f"{LABELER}partitioner.init_args.steps": 3,
+    }),
+    ("guided_pate_table1_cifar100_class_balanced", {**TEACHERS, **HELD_OUT}),
+]  # fmt: skip
+
+
+def names(path):
+    return path.stem
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with small data of every kind under ``data``."""
+    root = tmp_path_factory.mktemp("papers")
+    data = root / "data"
+    write_mnist(data)
+    write_svhn(data / "SVHN")
+    write_cifar10(data)
+    write_cifar100(data)
+    write_celeba(data)
+    write_market(data)
+    for name, classes in (
+        ("cifar10_vit", 10), ("fashion_mnist_resnet50", 10), ("ag_news_roberta", 4), ("dbpedia_roberta", 14)
+    ):  # fmt: skip
+        write_embeddings(data / name, classes)
+    return root
+
+
+def test_there_is_a_config_for_every_table():
+    for table, datasets in (
+        ("private_knn_table1", ("mnist", "svhn", "cifar10")),
+        ("private_knn_table2", ("svhn",)),
+        ("private_knn_table3", ("celeba", "market1501")),
+        ("private_knn_figure4", ("svhn",)),
+        ("reverse_knn_table1", ("mnist", "svhn", "cifar10")),
+        ("ind_knn_table1", ("cifar10",)),
+        ("ind_knn_table2", ("cifar10",)),
+        ("ind_knn_table3", ("cifar10", "ag_news")),
+        ("ind_knn_table5", ("cifar10", "fashion_mnist", "ag_news", "dbpedia")),
+        ("guided_pate_table1", ("mnist", "cifar100")),
+    ):
+        for dataset in datasets:
+            assert any(name.startswith(f"{table}_{dataset}") for name in BY_NAME), (table, dataset)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_comment_says_what_was_printed_and_what_is_needed(config):
+    comment = re.match(r"(# .*\n)+", config.read_text(encoding="utf-8"))[0]
+    assert "# Data: " in comment
+    if config.stem != PRETRAINING:
+        assert "# Printed: " in comment
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_config_is_understood_and_accounted_as_it_says(config, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    if config.stem not in dict(RUNS):  # the others go through the same parser when they run
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", "--config", str(config), "--print_config"])
+        assert stopped.value.code in (0, None)
+        capsys.readouterr()
+    text = config.read_text(encoding="utf-8")
+    if "labeling:" not in text:
+        assert "NoisySGD" in text or config.stem == PRETRAINING
+        return
+    stated = float(re.search(r"# Accounted: ε ([\d.]+) \(privknn epsilon --fast\)", text)[1])
+    assert main(["epsilon", str(config), "--fast", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["epsilon"] == pytest.approx(stated, rel=0.006), f"{config.name}: ε {report['epsilon']:.4g}"
+    assert (report["guarantee"] == "conditional") == ("conditional" in text)
+
+
+def _key(record):
+    defaults = {"l2_sensitivity": 1.0, "sampling_rate": 1.0, "count": 1}
+    return {name: round(v, 6) if isinstance(v, float) else v for name, v in {**defaults, **record}.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ("private_knn_table1_mnist", "Private-kNN: 735 answers"),
+        ("private_knn_table1_mnist_lnmax", "LNMAX: 1,000 answers, Laplace noise of scale 20"),
+        ("private_knn_table1_svhn", "Private-kNN: 2,939 answers"),
+        ("private_knn_table1_svhn_lnmax", "LNMAX: 1,000 answers, Laplace noise of scale 20, δ 1e-6"),
+        ("private_knn_table1_svhn_gnmax", "GNMAX: 3,098 answers alone"),
+        ("private_knn_table1_cifar10", "Private-kNN: 3,877 answers"),
+        ("private_knn_table3_celeba_gamma0.05", "Private-kNN: 800 queries, τ 10, σ 50"),
+        ("private_knn_table3_celeba_gamma0.10", "Private-kNN: 800 queries, τ 10, σ 100"),
+        ("private_knn_table3_celeba_gnmax300", "GNMAX, 300 teachers: 600 queries"),
+        ("private_knn_table3_celeba_gnmax800", "GNMAX, 800 teachers"),
+        ("private_knn_table3_market1501_gamma0.05", "Private-kNN: 1,200 queries, τ 10, σ 100, γ 0.05"),
+        ("private_knn_table3_market1501_gamma0.10", "Private-kNN: 1,200 queries, τ 10, σ 100, γ 0.10"),
+        ("private_knn_table3_market1501_gnmax_sigma100", "GNMAX, 300 teachers: 800 queries"),
+        ("private_knn_table3_market1501_gnmax_sigma250", "GNMAX, 300 teachers: 80 queries"),
+        ("reverse_knn_table1_mnist_eps0.1", "40 clusters, k 1, one round, Laplace noise of scale 2/ε"),
+        ("guided_pate_table1_mnist_random", "100 teachers, 100 queries, Laplace noise of scale 10"),
+    ],
+)
+def test_configs_release_what_the_table_of_printed_figures_says(config, what):
+    from pl_privknn.config_plan import plan_of_config
+
+    row = next(row for row in PRINTED if row["what"].startswith(what))
+    document = yaml.safe_load(BY_NAME[config].read_text(encoding="utf-8"))
+    plan = plan_of_config(document, config)
+    assert [_key(charge.to_record()) for charge in plan.charges] == [_key(r) for r in row["releases"]]
+    assert plan.delta == row.get("delta", 1e-5)
+    assert plan.adjacency == row.get("adjacency", "add_remove")
+
+
+@pytest.mark.parametrize(("config", "overrides"), RUNS, ids=[config for config, _ in RUNS])
+def test_config_runs_on_small_data(config, overrides, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    text = BY_NAME[config].read_text(encoding="utf-8")
+    if "CheckpointFeatures" in text:
+        _first_stage(folder)
+    chosen = {**SMALL, **_verify(text), **overrides}
+    words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+    assert main(["fit", "--config", str(BY_NAME[config]), *words, "--run_dir", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["epsilon"] > 0
+    if "NoisySGD" not in text:
+        assert summary["queried"] == 8
+        assert summary["answered"] > 0
+
+
+def _verify(text):
+    checked = ("SVHN", "CIFAR10", "CIFAR100", "CelebA", "Market1501")
+    return {"data.init_args.verify": "false"} if any(f"{name}DataModule" in text for name in checked) else {}
+
+
+def _first_stage(folder):
+    """Run the public first stage where the second one looks for it."""
+    run = folder / "runs" / PRETRAINING / "0"
+    if (run / "checkpoints" / "last.ckpt").is_file():
+        return
+    shutil.rmtree(run, ignore_errors=True)
+    chosen = {**SMALL, "data.init_args.verify": "false"}
+    words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+    assert main(["fit", "--config", str(BY_NAME[PRETRAINING]), *words]) == 0
+    assert (run / "checkpoints" / "last.ckpt").is_file()

@@ -1,0 +1,201 @@
+"""Ind-KNN: equal to the printed algorithm, and what must not show."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ind_knn_literal import Literal
+from scipy import stats
+
+from pl_privknn.labelers.ind_knn import prediction as ind_knn_engine
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
+from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
+from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.per_record.filter import IndividualFilter
+
+NUM_CLASSES = 4
+
+
+def exact_rows(rng, count, dimension=48):
+    """Vectors with 16 entries of ±1/4: of length 1, and every product is exact in float32."""
+    rows = np.zeros((count, dimension))
+    centres = rng.choice([-0.25, 0.25], (NUM_CLASSES, dimension))
+    for row in rows:
+        places = np.sort(rng.permutation(24)[:16]) + rng.choice([0, 24], p=[0.8, 0.2])
+        flips = np.where(rng.random(16) < 0.1, -1, 1)
+        row[places] = centres[rng.integers(NUM_CLASSES)][places] * flips
+    return rows
+
+
+def random_rows(rng, count, dimension=12):
+    centres = np.random.default_rng(99).normal(size=(NUM_CLASSES, dimension))
+    return centres[rng.integers(NUM_CLASSES, size=count)] + 0.8 * rng.normal(size=(count, dimension))
+
+
+def engine_of(parameters, dimension, switches=None):
+    budgets = IndividualFilter(parameters.budget)
+    return IndKNNEngine(parameters, switches or IndKNNSwitches(), NUM_CLASSES, dimension, budgets)
+
+
+def compare(parameters, rows, queries, *, reuse, batches, rtol, literal_candidates=None, switches=None):
+    """Fast path against the printed loop on the same draws; returns the loop."""
+    rng = np.random.default_rng(5)
+    labels, ids = rng.integers(NUM_CLASSES, size=len(rows)), 7 * np.arange(len(rows)) + 3
+    switches = switches or IndKNNSwitches(reuse=reuse)
+    fast = engine_of(parameters, rows.shape[1], switches)
+    fast.add(ids, torch.tensor(rows, dtype=torch.float32), labels)
+    literal = Literal(parameters, NUM_CLASSES, reuse)
+    literal.add(ids, np.float32(rows), labels)
+    start = 0
+    for number, size in enumerate(batches):
+        part = queries[start : start + size]
+        answers = fast.answer(torch.tensor(part, dtype=torch.float32), SeededNoise(number))
+        draws = SeededNoise(number).normal((size, 1 + NUM_CLASSES), 1.0).numpy()
+        for offset in range(size):
+            chosen = None if literal_candidates is None else literal_candidates(start + offset, ids)
+            answer, noisy, count = literal.predict(np.float32(part[offset]), draws[offset], chosen)
+            assert answers.labels[offset] == answer
+            np.testing.assert_allclose(answers.noisy[offset], noisy, rtol=rtol, atol=rtol)
+            assert answers.counts[offset] == pytest.approx(count, rel=1e-12)
+        left = fast.budgets.remaining(ids)
+        np.testing.assert_allclose(left, [literal.z[i] for i in ids], atol=rtol * parameters.budget)
+        # What the table works with is what the filter has on record.
+        np.testing.assert_array_equal(parameters.quanta(left), fast.table.left[: len(ids)])
+        start += size
+    assert start == len(queries)
+    assert max(literal.cost.values()) <= parameters.budget * (1 + 1e-9)
+    return literal
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "threshold"),
+    [("cosine", 0.375), ("rbf", math.exp(-(2 - 2 * 0.375) / 2.25) - 1e-12)],
+)
+def test_equals_the_printed_algorithm_where_products_are_exact(kernel, threshold, reuse, monkeypatch):
+    monkeypatch.setattr(ind_knn_engine, "_MOST_QUERIES_AT_ONCE", 13)
+    rng = np.random.default_rng(0)
+    parameters = IndKNNParameters(threshold, 20.0, 0.4, 0.06, kernel, bandwidth=1.5)
+    rows, queries = exact_rows(rng, 220), exact_rows(rng, 400)
+    # Ties with the threshold occur, and count as neighbours in both.
+    assert ((rows @ queries.T) == 0.375).any()
+    literal = compare(parameters, rows, queries, reuse=reuse, batches=[1, 30, 99, 200, 70], rtol=1e-10)
+    # Everything happens: whole contributions, cut ones, records that are spent and records that are not.
+    spent = np.array([literal.z[i] < 1 / 800 for i in literal.z])
+    assert min(literal.clipped, literal.unclipped) > 50
+    assert 20 < spent.sum() < 220
+    assert not reuse or len(literal.public) == 400
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_equals_the_printed_algorithm_on_random_features(reuse):
+    rng = np.random.default_rng(1)
+    parameters = IndKNNParameters.for_epsilon(1.0, 1e-5, threshold=0.55, sigma2=0.5, num_queries=60)
+    rows, queries = random_rows(rng, 250), random_rows(rng, 300)
+    everything = np.concatenate([rows, queries])
+    everything /= np.linalg.norm(everything, axis=1, keepdims=True)
+    assert np.abs(everything @ everything[250:].T - 0.55).min() > 3e-7  # float32 decides as float64 does
+    literal = compare(parameters, rows, queries, reuse=reuse, batches=[300], rtol=3e-5)
+    assert min(literal.clipped, literal.unclipped) > 100
+
+
+def test_hashing_is_the_same_algorithm_among_the_candidates():
+    rng = np.random.default_rng(2)
+    rows, queries = exact_rows(rng, 150), exact_rows(rng, 200)
+    options = SignProjections(num_tables=3, num_bits=4, seed=1)
+    planes = options.hyperplanes(rows.shape[1]).double().numpy()
+
+    def buckets(vectors):
+        return (np.float32(vectors).astype(float) @ planes >= 0).reshape(len(vectors), 3, 4)
+
+    of_rows, of_queries = buckets(rows), buckets(queries)
+
+    def candidates(query, ids):
+        shared = (of_rows == of_queries[query]).all(axis=2).any(axis=1)
+        return set(ids[shared].tolist())
+
+    parameters = IndKNNParameters(0.375, 20.0, 0.4, 0.06)
+    sizes = [len(candidates(query, np.arange(150))) for query in range(200)]
+    assert 5 < np.mean(sizes) < 130
+    compare(
+        parameters, rows, queries, reuse=False, batches=[50, 150], rtol=1e-10,
+        literal_candidates=candidates, switches=IndKNNSwitches(hashing=options),
+    )  # fmt: skip
+
+
+def test_kernels_are_those_of_unit_vectors():
+    rng = np.random.default_rng(3)
+    a, b = (unit_rows(torch.tensor(rng.normal(size=(20, 6)) * 50)) for _ in range(2))
+    cosines = (a @ b.T).numpy()
+    rbf = IndKNNParameters(0.5, 1.0, 1.0, 1.0, "rbf", bandwidth=0.8)
+    expected = torch.exp(-(torch.cdist(a.double(), b.double()) ** 2) / 0.64).numpy()
+    np.testing.assert_allclose(rbf.kernel_values(cosines), expected, rtol=2e-6)
+    for threshold in (0.01, 0.3, 0.9):
+        for row, values in zip(cosines, expected, strict=True):
+            near, kappa = rbf.neighbors(row, threshold)
+            np.testing.assert_array_equal(near, np.flatnonzero(values >= threshold))
+            np.testing.assert_allclose(kappa, values[near], rtol=2e-6)
+
+
+def test_no_row_depends_on_another():
+    rows = torch.randn(50, 7) * torch.logspace(-20, 20, 50)[:, None]
+    rows[3] = 0
+    together = unit_rows(rows)
+    alone = torch.cat([unit_rows(row[None]) for row in rows])
+    assert torch.equal(together, alone)
+    norms = torch.linalg.vector_norm(together.double(), dim=1)
+    assert norms[3] == 0
+    assert (norms - 1).abs().sum() == pytest.approx(1, abs=1e-5)
+
+
+# ---------------------------------------------------------------- what must not show
+
+
+def test_nobody_near_goes_through_the_same_noise():
+    parameters = IndKNNParameters(0.5, 5.0, 1.0, 1.0)
+    queries = torch.eye(3).repeat(2000, 1)
+    empty, far = engine_of(parameters, 3), engine_of(parameters, 3)
+    far.add(np.arange(100), -torch.ones(100, 3), np.zeros(100, np.int64))
+    first, second = (engine.answer(queries, SeededNoise(4)) for engine in (empty, far))
+    np.testing.assert_array_equal(first.noisy, second.noisy)
+    np.testing.assert_array_equal(first.labels, second.labels)
+    assert np.isfinite(first.noisy).all()
+    # Uniform over classes at a fixed seed: a correct engine fails for one seed in a thousand.
+    assert stats.chisquare(np.bincount(first.labels, minlength=NUM_CLASSES)).pvalue > 1e-3
+    np.testing.assert_array_equal(far.budgets.remaining(np.arange(100)), 1.0)
+
+
+def test_spent_records_give_nothing_away():
+    # 500 records of class 2 at the query, until their budgets are spent; afterwards nothing tells of them.
+    parameters = IndKNNParameters(0.5, 30.0, 1.0, 0.02)
+    engine = engine_of(parameters, 2)
+    engine.add(np.arange(500), torch.ones(500, 2), np.full(500, 2))
+    at_once = engine.answer(torch.ones(10, 2), SeededNoise(1))
+    assert (at_once.labels == 2).all()
+    engine.answer(torch.ones(400, 2), SeededNoise(2))
+    assert engine.table.left.max() < parameters.costs(parameters.count_cost)
+    after = engine.answer(torch.ones(4000, 2), SeededNoise(3))
+    empty = engine_of(parameters, 2).answer(torch.ones(4000, 2), SeededNoise(3))
+    np.testing.assert_array_equal(after.noisy, empty.noisy)
+    np.testing.assert_array_equal(after.counts, empty.counts)
+
+
+def test_noise_has_the_stated_deviations():
+    parameters = IndKNNParameters(0.5, 10.0, 0.7, 1e6)
+    engine = engine_of(parameters, 2)
+    engine.add(np.arange(200), torch.ones(200, 2), np.full(200, 1))
+    answers = engine.answer(torch.ones(5000, 2), SeededNoise(0))
+    # 5,000 draws: a sample deviation is off by more than 5 % with probability below 1e-6.
+    assert answers.counts.std() == pytest.approx(10.0, rel=0.05)
+    scaled = (answers.noisy - [0, 200, 0, 0]) / np.sqrt(answers.counts)[:, None]
+    np.testing.assert_allclose(scaled.std(axis=0), 0.7, rtol=0.05)
+    assert answers.counts.mean() == pytest.approx(200, abs=1)
+
+
+def test_the_count_has_a_floor():
+    answers = engine_of(IndKNNParameters(0.5, 100.0, 1.0, 1.0), 2).answer(torch.ones(300, 2), SeededNoise(0))
+    assert answers.counts.min() == 30
+    assert (answers.counts == 30).mean() > 0.5

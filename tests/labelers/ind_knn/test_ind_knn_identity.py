@@ -1,0 +1,433 @@
+"""A record keeps its own budget, wherever it stands and whenever it comes back, or nothing goes on."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ind_knn_literal import Literal
+
+from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.per_record.journal import JournalError
+
+C, D = 3, 5
+SETTINGS = {"threshold": 0.4, "sigma2": 0.5, "budget": 2.0, "sigma1": 6.0, "min_count": 2.0}
+UNKNOWN = "are not those that the budgets belong to"
+NUMBERS = np.array([50, -7, 13, 2**40, 4, 5, 6, 99, 1, 0, 22, 23])
+
+
+class Silent(SeededNoise):
+    """Draws zeros, so that a stream is known beforehand."""
+
+    def stream(self, *key):
+        return self
+
+    def normal(self, shape, scale):
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+def records(count=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % C
+    return torch.eye(D)[labels] + 0.4 * torch.randn(count, D, generator=generator), labels
+
+
+ROWS, LABELS = records()
+ROWS[7], LABELS[7] = ROWS[4], LABELS[4]  # two equal records
+QUERIES = records(9, seed=8)[0]
+
+
+@pytest.fixture(params=["digests", "digests of the data module", "numbers"])
+def kind(request):
+    return request.param
+
+
+class Stream:
+    """A labeler, its folder and its ledger."""
+
+    def __init__(self, folder, kind="digests", **settings):
+        self.folder, self.kind = folder, kind
+        self.settings = {**SETTINGS, "state_dir": folder / "state", "noise_source": Silent(0), **settings}
+        ledger = Ledger(folder / "ledger.sqlite")
+        self.run = ledger.run("run", [])
+        self.labeler = None
+
+    def fit(self, rows, labels, numbers):
+        """One process: a labeler with a table, given as the kind of identities wants it."""
+        self.close()
+        self.labeler = IndKNN(**self.settings)
+        self.refit(rows, labels, numbers)
+
+    def refit(self, rows, labels, numbers, features=None):
+        if self.kind == "numbers":
+            self.labeler.ids = numbers
+        if self.kind == "digests of the data module":
+            self.labeler.private_digests = self.labeler.record_digests(rows, labels)
+        self.labeler.fit(rows if features is None else features, labels, C)
+
+    def fit_places(self, places):
+        places = np.asarray(places)
+        self.fit(ROWS[places], LABELS[places], NUMBERS[places])
+
+    def left(self, places):
+        return dict(zip(places, self.labeler.remaining().tolist(), strict=True))
+
+    def ask(self, queries=QUERIES):
+        return self.labeler.label(queries, self.run)
+
+    def close(self):
+        if self.labeler is not None:
+            self.labeler.close()
+
+
+ALL = list(range(12))
+
+
+# ---------------------------------------------------------------- tables that changed
+
+
+def test_reordered_and_shorter_tables_keep_each_records_budget(tmp_path, kind):
+    stream = Stream(tmp_path, kind)
+    stream.fit_places(ALL)
+    stream.ask()
+    left = stream.left(ALL)
+    assert len(set(left.values())) > 5
+    for places in (ALL[::-1], [0, 11, 4, 7, 3], [7, 4], [2], ALL):
+        stream.fit_places(places)
+        assert stream.left(places) == {place: left[place] for place in places}
+        stream.ask(QUERIES[:1])
+        left |= stream.left(places)
+    assert stream.run.num_charges == 1
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").glob("[!b]*")} == {0o600}
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_exchanged_records_are_refused_or_new(tmp_path, kind):
+    stream = Stream(tmp_path, kind)
+    stream.fit_places(ALL)
+    stream.ask()
+    left = stream.left(ALL)
+    rows, labels, numbers = ROWS.clone(), LABELS.clone(), NUMBERS.copy()
+    rows[3], numbers[3] = torch.ones(D), 1234
+    if kind == "numbers":
+        stream.fit(rows, labels, numbers)
+        assert stream.left(ALL) == left | {3: SETTINGS["budget"]}
+    else:
+        with pytest.raises(ValueError, match=UNKNOWN):
+            stream.fit(rows, labels, numbers)
+        with pytest.raises(ValueError, match=UNKNOWN):  # another label is another record
+            stream.fit(ROWS, LABELS.roll(1), NUMBERS)
+        with pytest.raises(ValueError, match=UNKNOWN):  # a copy more than there was
+            stream.fit_places([*ALL, 2])
+        with pytest.raises(ValueError, match="of some that are equal not all are there"):
+            stream.fit_places([0, 4])
+    stream.fit_places(ALL)
+    assert stream.left(ALL) == left
+
+
+def test_before_the_first_answer_the_table_may_be_another(tmp_path, kind):
+    stream = Stream(tmp_path, kind)
+    stream.fit(*records(20, seed=3), np.arange(20))
+    stream.fit_places([0, 4, 7, 1])
+    stream.ask()
+    left = stream.left([0, 4, 7, 1])
+    stream.fit_places([1, 0])
+    assert stream.left([1, 0]) == {1: left[1], 0: left[0]}
+    if kind != "numbers":
+        with pytest.raises(ValueError, match=UNKNOWN):
+            stream.fit(*records(20, seed=3), np.arange(20))
+
+
+def test_other_features_of_the_same_records(tmp_path, kind):
+    stream = Stream(tmp_path, kind)
+    stream.fit_places(ALL)
+    stream.ask()
+    left = stream.left(ALL)
+    other = torch.rand(12, 9)
+    if kind == "digests":
+        with pytest.raises(ValueError, match=UNKNOWN):
+            stream.refit(ROWS, LABELS, NUMBERS, other)
+        assert stream.left(ALL) == left  # the table before is still there
+        stream.refit(ROWS, LABELS, NUMBERS, ROWS.clone())
+    else:
+        stream.refit(ROWS, LABELS, NUMBERS, other)
+    assert stream.left(ALL) == left
+
+
+def test_numbers_that_moved_are_noticed_where_the_data_module_shows_the_records(tmp_path):
+    stream = Stream(tmp_path)
+
+    def fit(places, numbers):
+        stream.close()
+        stream.labeler = IndKNN(**stream.settings, ids=numbers)
+        stream.labeler.private_digests = stream.labeler.record_digests(ROWS[places], LABELS[places])
+        stream.labeler.fit(ROWS[places], LABELS[places], C)
+
+    order = np.roll(ALL, 1)
+    fit(ALL, NUMBERS)
+    fit(order, NUMBERS)  # nothing was asked yet
+    fit(ALL, NUMBERS)
+    stream.ask()
+    left = stream.left(ALL)
+    for places, numbers in ((order, NUMBERS), (ALL, NUMBERS + 1000), (ALL[1:], NUMBERS[:-1])):
+        with pytest.raises(ValueError, match="come under another number than before"):
+            fit(places, numbers)
+    fit(order, NUMBERS[order])
+    assert stream.left(order.tolist()) == left
+
+
+def test_identities_stay_of_one_kind(tmp_path):
+    stream = Stream(tmp_path / "a", "digests")
+    stream.fit_places(ALL)
+    stream.ask()
+    stream.kind = "numbers"
+    with pytest.raises(ValueError, match="belong to records without numbers"):
+        stream.fit_places(ALL)
+    stream = Stream(tmp_path / "b", "numbers")
+    stream.fit_places(ALL)
+    stream.ask()
+    stream.kind = "digests"
+    with pytest.raises(ValueError, match="belong to records by their numbers"):
+        stream.fit_places(ALL)
+
+
+def test_numbers_of_the_data_module(tmp_path):
+    stream = Stream(tmp_path)
+    for places in (ALL, ALL[::-1]):
+        stream.close()
+        stream.labeler = IndKNN(**stream.settings)
+        stream.labeler.private_ids = torch.from_numpy(NUMBERS[places])
+        stream.labeler.fit(torch.rand(12, D), LABELS[places], C)
+        np.testing.assert_array_equal(stream.labeler._engine.table.ids, NUMBERS[places])
+
+
+def test_messages_show_nothing_of_the_records(tmp_path):
+    stream = Stream(tmp_path)
+    stream.fit_places(ALL)
+    stream.ask()
+    for rows, labels in (records(17, seed=5), (ROWS[:5], LABELS[:5])):
+        with pytest.raises(ValueError, match="private records") as error:
+            stream.fit(rows, labels, None)
+        assert not any(character.isdigit() for character in str(error.value))
+        assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------- a past that comes back
+
+
+def state_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def put_back(folder, files):
+    for path in folder.iterdir():
+        path.unlink()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def test_an_older_copy_of_the_state_is_refused(tmp_path, kind):
+    stream, state = Stream(tmp_path, kind), tmp_path / "state"
+    stream.fit_places(ALL)
+    stream.close()
+    copies = [state_of(state)]
+    for _ in range(3):
+        stream.fit_places(ALL)
+        stream.ask(QUERIES[:2])
+        copies.append(state_of(state))  # while it is open
+        stream.close()
+        copies.append(state_of(state))
+    for older in copies[:-2]:
+        put_back(state, older)
+        with pytest.raises(JournalError, match=r"an older copy of the budgets|does not hold the budgets"):
+            stream.fit_places(ALL), stream.ask()
+    for older in copies[:-2]:  # the budgets alone, beside a newer state
+        put_back(state, copies[-1] | {"budgets": older["budgets"]})
+        with pytest.raises(JournalError, match="older copy"):
+            stream.fit_places(ALL)
+    for name in ("budgets", "state.json"):
+        put_back(state, {key: data for key, data in copies[-1].items() if key != name})
+        with pytest.raises(JournalError, match=f"'{name}' is missing"):
+            stream.fit_places(ALL)
+    put_back(state, copies[-1] | {"state.json": b"{"})
+    with pytest.raises(JournalError, match="is damaged"):
+        stream.fit_places(ALL)
+    put_back(state, copies[-1])
+    stream.fit_places(ALL)
+    stream.ask()
+    assert stream.run.num_charges == 1
+
+
+def test_a_lost_state_is_refused_and_a_new_run_charges_anew(tmp_path, kind):
+    stream = Stream(tmp_path, kind)
+    stream.fit_places(ALL)
+    stream.ask()
+    stream.close()
+    shutil.rmtree(tmp_path / "state")
+    for _ in range(2):
+        with pytest.raises(JournalError, match="does not hold the budgets from which run 'run' has answered"):
+            stream.fit_places(ALL), stream.ask()
+    assert stream.run.num_charges == 1
+    stream.run = stream.run.ledger.run("another", [])
+    stream.fit_places(ALL)
+    stream.ask()
+    assert stream.run.num_charges == 1
+
+
+def test_a_second_copy_is_refused_and_a_moved_folder_goes_on(tmp_path, kind):
+    stream, state = Stream(tmp_path, kind), tmp_path / "state"
+    stream.fit_places(ALL)
+    stream.ask()
+    left = stream.left(ALL)
+    stream.close()
+    shutil.copytree(state, tmp_path / "copy")
+    stream.settings["state_dir"] = tmp_path / "copy"
+    with pytest.raises(
+        JournalError, match=r"copy is a copy of .*state, and each would spend the same budgets"
+    ):
+        stream.fit_places(ALL)
+    shutil.rmtree(tmp_path / "copy")
+    (tmp_path / "link").symlink_to(state)
+    state.rename(tmp_path / "moved")
+    for place in ("moved", "link"):
+        if place == "link":
+            (tmp_path / "moved").rename(state)
+        stream.settings["state_dir"] = tmp_path / place
+        stream.fit_places(ALL)
+        assert stream.left(ALL) == left
+        stream.close()
+
+
+def test_a_crash_between_the_note_and_the_charge_neither_forgets_nor_repeats_it(tmp_path, monkeypatch):
+    stream = Stream(tmp_path)
+
+    class Killed(BaseException):
+        pass
+
+    def dies(before):
+        charge = type(stream.run).charge
+
+        def dying(self, *args, **kwargs):
+            if not before:
+                charge(self, *args, **kwargs)
+            raise Killed
+
+        monkeypatch.setattr(type(stream.run), "charge", dying)
+        stream.fit_places(ALL)
+        with pytest.raises(Killed):
+            stream.ask()
+        stream.labeler._state.budgets.close()  # what a dead process leaves: no parting word in the file
+        stream.labeler = None
+        monkeypatch.undo()
+
+    dies(before=True)
+    assert stream.run.num_charges == 0
+    dies(before=False)
+    stream.fit_places(ALL)
+    stream.ask()
+    stream.fit_places(ALL)
+    stream.ask()
+    assert stream.run.num_charges == 1
+
+
+def test_a_state_of_an_earlier_version_goes_on_by_number(tmp_path):
+    stream = Stream(tmp_path, "numbers")
+    stream.fit_places(ALL)
+    stream.ask()
+    left = stream.left(ALL)
+    stream.close()
+    (tmp_path / "state" / "state.json").write_text('{"records": "…", "paid_runs": ["run"], "openings": 1}')
+    (tmp_path / "state" / "digests.npz").unlink(missing_ok=True)
+    stream.fit_places(ALL[::-1])
+    assert stream.left(ALL[::-1]) == left
+    stream.ask()
+    assert stream.run.num_charges == 1
+
+
+def test_each_ledger_is_paid_though_its_runs_have_one_name(tmp_path):
+    ledgers = [Ledger(tmp_path / f"{name}.sqlite", delta=delta) for name, delta in (("a", 1e-5), ("b", 1e-6))]
+    runs = [ledger.run("run", []) for ledger in ledgers]
+    labelers = [IndKNN(**SETTINGS) for _ in range(2)]
+    for labeler, order in zip(labelers, (runs[::-1], runs), strict=True):
+        labeler.fit(ROWS, LABELS, C)
+        for run in (*order, *order):
+            labeler.label(QUERIES, run)
+    assert [run.num_charges for run in runs] == [2, 2]
+
+
+# ---------------------------------------------------------------- any sequence of events
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("table"), st.permutations([0, 1, 2, 3, 5, 6, 8, 9, 10, 11]), st.integers(1, 10)),
+        st.tuples(st.just("ask"), st.lists(st.integers(0, 8), min_size=1, max_size=6)),
+        st.tuples(st.sampled_from(["restart", "keep a copy", "put the copy back", "exchange"])),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("kind", ["digests of the data module", "numbers"])
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(events, st.sampled_from([0.05, 0.4, 2.0]))
+def test_over_any_reorders_and_restarts_no_record_pays_more_than_its_budget(
+    tmp_path_factory, kind, steps, budget
+):
+    """What is let out is what the paper's algorithm, told who is who, lets out of budgets that it keeps itself."""
+    folder = tmp_path_factory.mktemp("stream")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda descriptor: None)
+        stream = Stream(folder, kind, release_counts=True, budget=budget)
+        literal = Literal(IndKNN(**{**SETTINGS, "budget": budget}).parameters, C)
+        places, copy = ALL, None
+
+        def table(chosen):
+            literal.remove(list(literal.x))
+            literal.add(chosen, unit_rows(ROWS[chosen]), LABELS[chosen])
+            stream.fit_places(chosen)
+
+        def ask(which):
+            scores = stream.ask(QUERIES[which]).scores.numpy()
+            for query, found in zip(which, scores, strict=True):
+                _, noisy, around = literal.predict(QUERIES[query], np.zeros(1 + C))
+                np.testing.assert_allclose(found, noisy / np.sqrt(around), atol=1e-5)
+
+        table(ALL)
+        ask([0])
+        for what, *how in steps:
+            if what == "ask":
+                ask(*how)
+            elif what == "table":
+                order, count = how
+                places = [7, *order[:count], 4] if count % 2 else order[:count]
+                table(places)
+            elif what == "restart":
+                stream.fit_places(places)
+            elif what == "keep a copy":
+                copy = stream.run.noted(stream.labeler._state._topic), state_of(folder / "state")
+            elif what == "put the copy back" and copy is not None:
+                latest = stream.run.noted(stream.labeler._state._topic)
+                stream.close()
+                newest = state_of(folder / "state")
+                put_back(folder / "state", copy[1])
+                if copy[0] != latest:
+                    with pytest.raises(JournalError, match="an older copy"):
+                        stream.fit_places(places), stream.ask()
+                    stream.close()
+                    put_back(folder / "state", newest)
+                stream.fit_places(places)
+            elif what == "exchange" and kind != "numbers":
+                with pytest.raises(ValueError, match=UNKNOWN):
+                    stream.refit(torch.cat([ROWS[:2], torch.ones(1, D)]), LABELS[:3], None)
+        stream.close()
+        assert max(literal.cost.values()) <= budget * (1 + 1e-9)
+        assert stream.run.num_charges == 1

@@ -1,0 +1,211 @@
+"""Ind-KNN within ``trainer.fit``: killed anywhere and resumed, a run ends at the ε that it promised."""
+
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from ledger_setup import needs_fork
+from small_fit import fit_student
+
+from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.privacy.ledger.ledger import Ledger, LedgerRun
+from pl_privknn.privacy.per_record.filter import IndividualFilter
+from pl_privknn.privacy.per_record.journal import JournalError
+
+PROMISE = {"delta": 1e-5, "max_epsilon": 1.0, "queries_per_round": 30, "query_batch_size": 6}
+
+
+def teacher(**settings):
+    return IndKNN(0.6, 3.0, epsilon=1.0, num_queries=300, **settings)
+
+
+def fit(folder, **settings):
+    return fit_student(folder, teacher(**settings), 0.15, private=120, **PROMISE)[0]
+
+
+def killed(folder, cls, name, call, before, **settings):
+    """Fit in a child that dies before or after a call of a method; True if it got there."""
+    child = os.fork()
+    if child == 0:
+        method, calls = getattr(cls, name), 0
+
+        def dying(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            result = None if calls == call and before else method(*args, **kwargs)
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        try:
+            setattr(cls, name, dying)
+            fit(folder, **settings)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def private_files(folder):
+    """The only run's private files."""
+    (run,) = (folder / "run.private").iterdir()
+    return run
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    ("cls", "name", "call", "before"),
+    [
+        (LedgerRun, "charge", 1, True),
+        (LedgerRun, "charge", 1, False),
+        (IndividualFilter, "add", 1, False),
+        (IndividualFilter, "charge", 2, False),
+        (LedgerRun, "note", 1, False),
+        (LabelStore, "put", 3, True),
+        (LabelStore, "put", 4, False),
+    ],
+)
+def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
+    folder = tmp_path / "first"
+    assert killed(folder, cls, name, call, before)
+    (run,) = Ledger.open_readonly(folder / "run" / "ledger.sqlite").runs
+    assert private_files(folder).name == run
+    with IndividualFilter(teacher().parameters.budget, private_files(folder) / "budgets") as state:
+        answered = state.begun
+        left = state.remaining(state.active(0.0)).sum()
+    folder = folder.rename(tmp_path / "moved")  # the run's folder, with the private one beside it
+    callback = fit(folder)
+    assert 0.9999 < callback.epsilon <= 1.0
+    assert callback.epsilon_spent == callback.epsilon
+    assert callback._run.ledger_run.num_charges == 1
+    counts = callback.label_counts()
+    assert counts["answered"] + counts["lost"] == 30
+    assert counts["lost"] <= 6
+    assert (callback.labeler.remaining().sum() < left) or not answered
+    if cls is LabelStore:
+        assert killed(folder, cls, name, 100, before) is False  # all is there: nothing is asked again
+        assert callback._run.ledger_run.num_charges == 1
+
+
+@needs_fork
+def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
+    assert killed(tmp_path, LabelStore, "put", 1, True)
+    private = private_files(tmp_path)
+    shutil.copytree(private, tmp_path / "older")
+    shutil.move(private, tmp_path / "lost")
+    with pytest.raises(JournalError, match="does not hold the budgets from which run"):
+        fit(tmp_path)
+    shutil.rmtree(private)
+    shutil.move(tmp_path / "lost", private)
+    assert killed(tmp_path, LabelStore, "put", 2, True)
+    latest = shutil.move(private, tmp_path / "latest")
+    shutil.move(tmp_path / "older", private)
+    with pytest.raises(JournalError, match="an older copy of the budgets"):
+        fit(tmp_path)
+    shutil.rmtree(private)
+    shutil.move(latest, private)
+    assert fit(tmp_path)._run.ledger_run.num_charges == 1
+    # A copy of the whole run would spend the same budgets a second time, as long as the first is there.
+    shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
+    with pytest.raises(JournalError, match="does not hold the budgets"):
+        again(tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "run.private")
+    shutil.copytree(tmp_path / "run.private", tmp_path / "copy" / "run.private")
+    with pytest.raises(JournalError, match="is a copy of"):
+        again(tmp_path / "copy")
+
+
+def again(folder):
+    """Ask in a finished run's folder, as a run does that has queries left."""
+    ledger = Ledger(
+        folder / "run" / "ledger.sqlite", delta=PROMISE["delta"], max_epsilon=PROMISE["max_epsilon"]
+    )
+    (run,) = ledger.runs
+    labeler = teacher()
+    labeler.join_run(folder / "run.private" / run)
+    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)
+    labeler.label(torch.rand(2, 4), ledger.run(run))
+
+
+def test_the_private_folder_is_beside_the_run_and_nothing_of_it_inside(tmp_path):
+    before = os.umask(0)
+    try:
+        callback = fit(tmp_path)
+    finally:
+        os.umask(before)
+    private = private_files(tmp_path)
+    assert private.name == callback._run.run_id
+    for folder in (private, private.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    kept = json.loads((private / "state.json").read_text())
+    secret = [kept["key"].encode(), bytes.fromhex(kept["key"])]
+    with IndividualFilter(callback.labeler.parameters.budget, private / "budgets") as state:
+        ids = state.active(0.0)
+        assert len(ids) == 120
+        secret += [number.tobytes() for number in ids] + [str(number).encode() for number in ids]
+        left = np.unique(state.remaining(ids))
+        for value in left[left > 0]:
+            secret += [str(value).encode(), value.tobytes()]
+    for path in (tmp_path / "run").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not [text for text in secret if text in content], path
+    assert {path.stat().st_mode & 0o777 for path in private.iterdir() if path.suffix != ".lock"} == {0o600}
+
+
+def test_another_run_in_the_same_place_has_budgets_of_its_own(tmp_path):
+    first = fit(tmp_path)
+    shutil.rmtree(tmp_path / "run")
+    second = fit(tmp_path)
+    assert len(list((tmp_path / "run.private").iterdir())) == 2
+    assert (first.epsilon, second.epsilon) == (second.epsilon, first.epsilon)
+    assert second._run.ledger_run.num_charges == 1
+
+
+def test_a_labeler_that_goes_on_to_another_run_starts_another_stream(tmp_path):
+    labeler = teacher()
+    for name in ("a", "b"):
+        callback, _ = fit_student(tmp_path / name, labeler, 0.15, private=120, **PROMISE)
+        assert callback._run.ledger_run.num_charges == 1
+        assert len(labeler.remaining()) == 120
+        (state,) = (tmp_path / name / "run.private").iterdir()
+        with IndividualFilter(labeler.parameters.budget, state / "budgets") as budgets:  # it was let go of
+            left = budgets.remaining(budgets.active(0.0))
+            np.testing.assert_array_equal(np.sort(labeler.remaining()), np.sort(left))
+
+
+def test_the_same_folder_is_used_for_state_dir_in_every_run(tmp_path):
+    for name in ("a", "b"):
+        callback = fit(tmp_path / name, state_dir=tmp_path / "state")
+        assert callback._run.ledger_run.num_charges == 1  # each run's own ledger must show the stream
+        assert not (tmp_path / name / "run.private").exists()
+
+
+def test_a_run_that_fails_lets_go_of_its_state(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(LabelStore, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            fit(tmp_path)
+    assert fit(tmp_path)._run.ledger_run.num_charges == 1
+
+
+def test_seeded_noise_in_a_runs_folder_is_that_of_memory(tmp_path):
+    from pl_privknn.privacy.noise import SeededNoise
+
+    images, labels, queries = torch.rand(40, 6), torch.arange(40) % 3, torch.rand(20, 6)
+    found = []
+    for place in (None, tmp_path / "private"):
+        labeler = teacher(noise_source=SeededNoise(3))
+        if place is not None:
+            labeler.join_run(place)
+        labeler.fit(images, labels, 3)
+        ledger = Ledger(tmp_path / f"{len(found)}.sqlite")
+        found.append([labeler.label(queries, ledger.run("run")).labels for _ in range(2)])
+        labeler.leave_run()
+    assert torch.equal(torch.stack(found[0]), torch.stack(found[1]))

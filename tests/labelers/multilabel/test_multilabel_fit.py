@@ -1,0 +1,147 @@
+"""Multi-label labels in the store, in a fit and in the documentation."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from multilabel_setup import clusters
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.datamodules import LabeledImages, PublicDataset, TensorImages
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.labelers import (
+    MultiLabelKNN,
+    PrivateKNN,
+)
+from pl_privknn.labelers.base import Release, merge
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent
+
+# ---------------------------------------------------------------------------- the label store and a fit
+
+
+def test_store_keeps_rows_of_attributes(tmp_path):
+    store = LabelStore(tmp_path / "labels.sqlite", {"plan": 1})
+    store.select(0, [5, 3, 9])
+    store.mark_asked(0, [0, 1, 2], 0)
+    labels = torch.tensor([[1, 0, 1], [-1, -1, -1], [0, 0, 0]])
+    soft = torch.tensor([[0.9, 0.1, 0.8], [0.5, 0.5, 0.5], [0.2, 0.3, 0.4]])
+    store.put(0, [0, 1, 2], Release(labels, soft))
+    examples, kept, kept_soft = store.answers(1)
+    assert examples.tolist() == [5, 9]
+    assert kept.tolist() == [[1, 0, 1], [0, 0, 0]]
+    torch.testing.assert_close(kept_soft, soft[[0, 2]])
+    assert store.counts() == {"queried": 3, "answered": 2, "refused": 1, "lost": 0}
+    joined = merge([Release(labels[:1], soft[:1]), Release(labels[1:], soft[1:])])
+    assert torch.equal(joined.labels, labels)
+    assert joined.answered.tolist() == [True, False, True]
+
+
+class Clusters(PrivatePublicDataModule):
+    """2×1 images whose pixels are the features of :func:`clusters`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(
+            num_classes=5,
+            image_shape=(1, 2, 1),
+            class_names="abcde",
+            task="multilabel",
+            overlap="ignore",
+            **kwargs,
+        )
+
+    @staticmethod
+    def images(features):
+        return TensorImages(((features + 4) / 17).clamp(0, 1).view(-1, 1, 2, 1))
+
+    def load_private(self):
+        features, labels, _, _ = clusters()
+        self.private_groups = torch.arange(len(labels))
+        return LabeledImages(self.images(features), labels, 5, task="multilabel")
+
+    def load_public(self):
+        _, _, queries, truth = clusters()
+        truth = truth.clone()
+        truth[::7, 2] = -1
+        return PublicDataset(self.images(queries), 5, truth, task="multilabel")
+
+    def load_test(self):
+        _, _, queries, truth = clusters(seed=1)
+        return LabeledImages(self.images(queries), truth, 5, task="multilabel")
+
+
+def fit(folder, labeler, data=None, **kwargs):
+    callback = PrivateLabeler(
+        labeler, rounds=2, epochs_per_round=1, queries_per_round=30, delta=1e-5, run_dir=folder, progress=False,
+        features=torch.nn.Flatten(), **kwargs,
+    )  # fmt: skip
+    network = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5)
+    )
+    student = SupervisedStudent(network=network, num_classes=5, task="multilabel", lr=0.05)
+    trainer = pl.Trainer(
+        max_epochs=2, callbacks=[callback] if labeler else [], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+    )  # fmt: skip
+    data = data or Clusters(batch_size=16)
+    trainer.fit(student, data)
+    return callback, data, trainer, student
+
+
+def test_two_rounds_of_a_fit(tmp_path):
+    labeler = MultiLabelKNN(k=20, sampling_rate=0.5, tau=4, noise=Gaussian(2.0), noise_source=SeededNoise(0))
+    callback, data, trainer, student = fit(tmp_path, labeler)
+    assert labeler.private_groups is data.private_groups
+    assert callback.label_counts() == {"queried": 60, "answered": 60, "refused": 0, "lost": 0}
+    assert int(data.public.table.labeled.sum()) == 60
+    assert callback.epsilon == account(labeler.plan(60, 60, 5), delta=1e-5, exact=False).epsilon
+    known = data.public.truth[data.public.labeled_indices] >= 0
+    right = (data.public.labels == data.public.truth)[data.public.labeled_indices]
+    assert callback.metrics["labels/accuracy"] == pytest.approx(float(right[known].double().mean()))
+    assert callback.metrics["labels/accuracy"] > 0.95
+    metrics = trainer.validate(student, data, verbose=False)[0]
+    each = [metrics[f"val/accuracy_{name}"] for name in "abcde"]
+    assert metrics["val/accuracy"] == pytest.approx(sum(each) / 5)
+    # Asked again in the same folder, the run restores its labels and asks nothing.
+    again, other, _, _ = fit(tmp_path, MultiLabelKNN(20, 0.5, 4, Gaussian(2.0), noise_source=SeededNoise(9)))
+    assert torch.equal(other.public.labels, data.public.labels)
+    assert again.epsilon_spent == callback.epsilon_spent
+
+
+def test_labeler_of_another_task_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="MultiLabelKNN"):
+        fit(tmp_path, PrivateKNN(k=5))
+
+
+def test_truth_as_labels_is_the_bound_without_privacy(tmp_path):
+    callback, data, trainer, _ = fit(tmp_path, None, Clusters(batch_size=16, train_on_truth=True))
+    assert torch.equal(data.public.labels, data.public.truth)
+    assert callback.epsilon == 0
+    assert "val/accuracy" in trainer.callback_metrics
+
+
+# ---------------------------------------------------------------------------- documentation
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_tables_are_the_rendered_ones(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = importlib.import_module("multilabel_rules")
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.table(json.loads(script.RESULT.read_text(encoding="utf-8"))) in page
+    assert script.rendered(page) == page  # else: benchmarks/multilabel_rules.py --render
+
+
+def test_example_of_the_documentation_runs(capsys):
+    page = (ROOT / "docs" / "multilabel.md").read_text(encoding="utf-8")
+    exec(re.search(r"```python\n(.*?)```", page, flags=re.DOTALL).group(1), {})
+    assert capsys.readouterr().out == "1.0\n"

@@ -1,0 +1,177 @@
+"""Multi-label votes: sensitivities by brute force, sums by literal sampling, rules."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from pl_privknn.labelers import FixedThresholds, LearnedThresholds, MultiLabelKNN
+from pl_privknn.labelers.multilabel.rules import denoised
+from pl_privknn.labelers.multilabel.votes import clip_attributes, single_vote_norms, swapped_vote_norms
+from pl_privknn.neighbors import PoissonNeighbors, PoissonSums
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+
+# ---------------------------------------------------------------------------- sensitivities
+
+
+@pytest.mark.parametrize("attributes", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("tau", [None, 0.5, 1, 1.5, 2, 2.7, 3, 10])
+def test_norms_are_those_of_all_pairs_of_label_vectors(attributes, tau):
+    rows = torch.tensor(list(itertools.product([0, 1], repeat=attributes)))
+    votes = clip_attributes(rows, tau)
+    if tau is not None:
+        assert float(votes.sum(dim=1).max()) <= tau + 1e-12
+    differences = votes[:, None] - votes[None]
+    l1, l2 = swapped_vote_norms(tau, attributes)
+    assert l1 == pytest.approx(float(differences.abs().sum(dim=2).max()), rel=1e-12)
+    assert l2 == pytest.approx(float((differences**2).sum(dim=2).max().sqrt()), rel=1e-12)
+    single_l1, single_l2 = single_vote_norms(tau, attributes)
+    assert single_l1 == pytest.approx(float(votes.sum(dim=1).max()), rel=1e-12)
+    assert single_l2 == pytest.approx(float(votes.norm(dim=1).max()), rel=1e-12)
+    if tau is not None:
+        assert l1 <= 2 * tau + 1e-12
+        assert l2 <= min(math.sqrt(2 * tau), math.sqrt(attributes)) + 1e-12
+
+
+def test_paper_sensitivity_and_theorem_5():
+    # CelebA: 40 attributes leave room for two rows of τ = 10 ones, so √(2τ) is exact and RDP is α·τ/σ².
+    assert swapped_vote_norms(10, 40) == (20.0, pytest.approx(math.sqrt(20.0), rel=1e-15))
+    mechanism = MultiLabelKNN(k=800, sampling_rate=1.0, tau=10, noise=Gaussian(50.0)).mechanism(40)
+    orders = torch.tensor([2.0, 8.0, 32.0]).double().numpy()
+    assert mechanism.rdp(orders, "add_remove") == pytest.approx(orders * 10 / 50**2, rel=1e-12)
+    # Without clipping all ten attributes may turn over.
+    assert swapped_vote_norms(None, 10)[1] == pytest.approx(math.sqrt(10))
+
+
+def test_one_record_moves_the_sums_of_neighbours_by_no_more():
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for _ in range(40):
+        table = torch.randn(30, 2, generator=generator)
+        labels = (torch.rand(30, 4, generator=generator) < 0.5).long()
+        query = torch.randn(5, 2, generator=generator)
+        for tau in (1.0, 2.5):
+            whole = PoissonSums(table, clip_attributes(labels, tau), 6, 1.0)
+            fewer = PoissonSums(table[1:], clip_attributes(labels[1:], tau), 6, 1.0)
+            moved = whole.sums(whole.rank(query)) - fewer.sums(fewer.rank(query))
+            l1, l2 = swapped_vote_norms(tau, 4)
+            assert float(moved.norm(dim=1).max()) <= l2 + 1e-9
+            assert float(moved.abs().sum(dim=1).max()) <= l1 + 1e-9
+            worst = max(worst, float(moved.norm(dim=1).max()) / l2)
+    assert worst > 0.8  # the bound is nearly met, so the comparison says something
+
+
+# ---------------------------------------------------------------------------- sums over samples
+
+
+def test_sums_equal_votes_of_one_hot_rows():
+    generator = torch.Generator().manual_seed(1)
+    table, query = torch.randn(400, 3, generator=generator), torch.randn(20, 3, generator=generator)
+    labels = torch.randint(0, 5, (400,), generator=generator)
+    rows = torch.nn.functional.one_hot(labels, 5).double()
+    votes = PoissonNeighbors(table, labels, 5, 30, 0.2)
+    sums = PoissonSums(table, rows, 30, 0.2)
+    counted = votes.votes(votes.rank(query), SeededNoise(3).bernoulli)
+    assert torch.equal(sums.sums(sums.rank(query), SeededNoise(3).bernoulli), counted.double())
+
+
+def test_sums_are_those_of_literal_samples():
+    generator = torch.Generator().manual_seed(2)
+    table, query = torch.randn(60, 2, generator=generator), torch.zeros(1, 2)
+    values = torch.rand(60, 3, generator=generator, dtype=torch.float64)
+    order = table.norm(dim=1).argsort()
+    # list_length=12 is often too short for 8 of a sample at rate ½, so longer lists are walked as well.
+    sums = PoissonSums(table, values, 8, 0.5, list_length=12)
+    noise, draws = SeededNoise(4), 3000
+    walked = sums.sums(sums.rank(query.expand(draws, 2)), noise.bernoulli)
+    literal = torch.empty(draws, 3, dtype=torch.float64)
+    for i in range(draws):
+        drawn = order[torch.rand(60, generator=generator) < 0.5][:8]
+        literal[i] = values[drawn].sum(dim=0)
+    # Six comparisons at five standard errors: a right implementation fails with probability below 4e-6.
+    error = (walked.var(dim=0) / draws + literal.var(dim=0) / draws).sqrt()
+    assert bool(((walked.mean(dim=0) - literal.mean(dim=0)).abs() < 5 * error).all())
+    spread = literal.var(dim=0)
+    assert bool(((walked.var(dim=0) / spread).log().abs() < 5 * math.sqrt(4 / draws)).all())
+
+
+@pytest.mark.parametrize(
+    "values", [torch.zeros(5, 2), torch.zeros(4, 2).long(), torch.zeros(4), torch.tensor([[math.nan]] * 4)]
+)
+def test_sums_refuse_values_that_do_not_fit(values):
+    with pytest.raises(ValueError, match="values"):
+        PoissonSums(torch.zeros(4, 2), values, 2, 0.5)
+
+
+# ---------------------------------------------------------------------------- rules
+
+
+def test_fixed_threshold_is_the_stated_one():
+    sums = torch.tensor([[39.0, 41.0, 0.0]]).double()
+    assert FixedThresholds()(sums, 100, 2, 1.0).gt(0.5).tolist() == [[False, False, False]]
+    # 100 votes, τ = 2, five attributes expected: 100 · ½ · 2/5 = 20; with a fraction of 1/4, 10.
+    assert FixedThresholds(expected_positives=5)(sums, 100, 2, 1.0).gt(0.5).tolist() == [[True, True, False]]
+    assert FixedThresholds(fraction=0.4)(sums, 100, None, 1.0).gt(0.5).tolist() == [[False, True, False]]
+    probability = FixedThresholds(fraction=0.4)(sums, 100, None, 3.0)[0, 1]
+    scale = math.sqrt(3**2 + 10**2)
+    assert float(probability) == pytest.approx(0.5 * (1 + math.erf(1 / scale / math.sqrt(2))), rel=1e-12)
+
+
+def test_totals_of_each_query():
+    sums = torch.tensor([[10.0, 2.0], [10.0, 2.0]]).double()
+    totals = torch.tensor([10.0, 30.0]).double()
+    assert FixedThresholds()(sums, totals, None, 0.1).gt(0.5).tolist() == [[True, False], [False, False]]
+    with pytest.raises(ValueError, match="FixedThresholds"):
+        LearnedThresholds()(sums, totals, None, 0.1)
+
+
+def test_learned_threshold_finds_where_clipping_moved_the_heaps():
+    generator = torch.Generator().manual_seed(3)
+    truth = (torch.rand(600, 2, generator=generator) < torch.tensor([0.5, 0.2])).long()
+    # Agreement gives 90 where 300 would be expected without clipping: half the votes is never reached.
+    sums = 90.0 * truth + 12.0 * torch.randn(600, 2, generator=generator, dtype=torch.float64)
+    rule = LearnedThresholds(denoise=False)
+    assert float(((rule(sums, 300, 2, 12.0) > 0.5).long() == truth).double().mean()) > 0.99
+    assert float(((FixedThresholds()(sums, 300, 2, 12.0) > 0.5).long() == truth).double().mean()) < 0.7
+    # Few answers: the public threshold.
+    few = rule(sums[:20], 300, 2, 12.0)
+    assert torch.equal(few, FixedThresholds()(sums[:20], 300, 2, 12.0))
+
+
+def test_learned_threshold_keeps_the_public_one_where_there_is_one_heap():
+    generator = torch.Generator().manual_seed(4)
+    sums = 10.0 * torch.randn(500, 3, generator=generator, dtype=torch.float64)
+    # Nobody has the attribute: a threshold between the halves of the noise would give it to many.
+    decided = LearnedThresholds()(sums, 100, None, 10.0) > 0.5
+    assert float(decided.double().mean()) < 0.01
+
+
+def test_denoising_comes_nearer_to_the_sums_and_knows_how_near():
+    generator = torch.Generator().manual_seed(5)
+    basis = torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    clean = 50 + 30 * torch.randn(2000, 2, generator=generator, dtype=torch.float64) @ basis
+    noisy = clean + 20 * torch.randn(2000, 12, generator=generator, dtype=torch.float64)
+    estimate, left = denoised(noisy, 20.0)
+    error = ((estimate - clean) ** 2).mean(dim=0).sqrt()
+    assert bool((error < 0.6 * 20).all())
+    # The optimal linear estimate of the true covariance, and the error it should have.
+    covariance = 900 * basis.T @ basis
+    optimal = covariance @ torch.linalg.inv(covariance + 400 * torch.eye(12, dtype=torch.float64))
+    best = (((noisy - 50) @ optimal.T + 50 - clean) ** 2).mean(dim=0).sqrt()
+    assert bool((error < 1.1 * best).all())
+    # What the rest of the noise is said to be: within a tenth, but where next to nothing is left.
+    assert bool(((left - error).abs() < 0.1 * error + 2).all())
+    # Too few rows to learn a covariance from: nothing is changed.
+    same, untouched = denoised(noisy[:23], 20.0)
+    assert torch.equal(same, noisy[:23])
+    assert untouched.tolist() == [20.0] * 12
+
+
+@pytest.mark.parametrize(
+    "bad", [{"fraction": 0.0}, {"fraction": 1.0}, {"expected_positives": 0}, {"denoise": 1}]
+)
+def test_rules_refuse_bad_parameters(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        FixedThresholds(**bad)

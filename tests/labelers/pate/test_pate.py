@@ -1,0 +1,295 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from pate_setup import FixedVotes, fitted, table
+from scipy import stats
+
+from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.pate.guided import GuidedPartition
+from pl_privknn.labelers.pate.networks import LinearTeachers
+from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition, ShufflePartition
+from pl_privknn.labelers.pate.pate import PATE
+from pl_privknn.labelers.pate.report import (
+    epsilon_of_queries,
+)
+from pl_privknn.labelers.pate.teachers import SklearnTeachers
+from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.privacy.accounting.accountant import account, read_records
+from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+    DiscreteGaussian,
+    ExponentialArgmax,
+    Gaussian,
+    Laplace,
+    NoisyScreening,
+)
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
+
+# ---------------------------------------------------------------------- what is released
+
+HISTOGRAM = (12, 9, 4)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "simulate"),
+    [
+        (LNMAX(4.0), lambda rng, m: rng.laplace(0, 4.0, (m, 3))),
+        (GNMAX(4.0), lambda rng, m: rng.normal(0, 4.0, (m, 3))),
+        (Aggregator(ExponentialArgmax(3.0)), lambda rng, m: rng.gumbel(0, 3.0, (m, 3))),
+    ],
+    ids=["lnmax", "gnmax", "gumbel"],
+)
+def test_labels_have_the_distribution_of_the_literal_mechanism(aggregator, simulate):
+    draws = 8000
+    pate = FixedVotes([HISTOGRAM] * draws, aggregator=aggregator, noise_source=SeededNoise(3))
+    ours = pate.label(torch.zeros(draws, 1), FreeLedger()).labels
+    rng = np.random.default_rng(0)
+    literal = (np.array(HISTOGRAM) + simulate(rng, draws)).argmax(axis=1)
+    tables = [np.bincount(ours.numpy(), minlength=3), np.bincount(literal, minlength=3)]
+    # Two-sample chi-square at a fixed seed: a correct release fails for one seed in a thousand.
+    assert stats.chi2_contingency(tables).pvalue > 1e-3
+    # The test has power: a quarter more noise is told apart.
+    tables[1] = np.bincount((np.array(HISTOGRAM) + 1.25 * simulate(rng, draws)).argmax(1), minlength=3)
+    assert stats.chi2_contingency(tables).pvalue < 1e-3
+
+
+def test_confident_gnmax_has_the_distribution_of_the_literal_algorithm():
+    draws = 8000
+    aggregator = ConfidentGNMAX(threshold=13, screening_sigma=3.0, sigma=2.0)
+    pate = FixedVotes([HISTOGRAM] * draws, aggregator=aggregator, noise_source=SeededNoise(1))
+    ours = pate.label(torch.zeros(draws, 1), FreeLedger()).labels.numpy()
+    rng = np.random.default_rng(0)
+    passes = 12 + rng.normal(0, 3.0, draws) >= 13
+    literal = np.where(passes, (np.array(HISTOGRAM) + rng.normal(0, 2.0, (draws, 3))).argmax(1), -1)
+    tables = [np.bincount(which + 1, minlength=4) for which in (ours, literal)]
+    # As above: one seed in a thousand.
+    assert stats.chi2_contingency(tables).pvalue > 1e-3
+
+
+def test_little_noise_gives_the_plain_majority():
+    pate = fitted(aggregator=GNMAX(1e-3))
+    queries, truth = table(100, seed=1)
+    released = pate.label(queries, FreeLedger()).labels
+    votes = pate.votes(queries)
+    clear = votes.sort(dim=1).values[:, -1] > votes.sort(dim=1).values[:, -2]
+    assert clear.sum() > 80
+    assert torch.equal(released[clear], votes.argmax(dim=1)[clear])
+    assert (released == truth).float().mean() > 0.8
+
+
+# ---------------------------------------------------------------------- what is charged
+
+
+def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
+    pate = fitted(aggregator=ConfidentGNMAX(8, 1.0, 2.0))
+    ledger = FreeLedger()
+    release = pate.label(table(60, seed=1)[0], ledger, max_answers=25)
+    screening, answers = ledger.rows
+    assert (screening.mechanism, screening.count) == (NoisyScreening(12, 8.0, 1.0, 3), 60)
+    assert (answers.mechanism, answers.count) == (Gaussian(2.0, math.sqrt(2)), 25)
+    assert int(release.answered.sum()) == 25
+    assert pate.stated_plan(60, 25, 3) == ledger.rows
+    assert fitted(aggregator=LNMAX(20.0)).plan(5, 9, 3) == [Charge(Laplace(20.0, 2.0), 5)]
+    assert pate.plan(5, 0, 3) == [Charge(NoisyScreening(12, 8.0, 1.0, 3), 5)]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_nothing_is_drawn_when_a_charge_is_refused(limit):
+    class Watched(SeededNoise):
+        draws = 0
+
+        def normal(self, shape, scale):
+            Watched.draws += 1
+            return super().normal(shape, scale)
+
+        def stream(self, *key):
+            return self
+
+    pate = fitted(aggregator=ConfidentGNMAX(2, 0.1, 2.0), noise_source=Watched(0))
+    with pytest.raises(BudgetExceeded):
+        pate.label(table(8, seed=1)[0], FreeLedger(limit))
+    assert Watched.draws == limit
+
+
+def test_noise_of_a_later_charge_differs_even_with_a_seeded_source():
+    pate = FixedVotes([(5, 5, 5)] * 64, aggregator=GNMAX(3.0), noise_source=SeededNoise(0))
+    ledger = FreeLedger()
+    first, second = (pate.label(torch.zeros(64, 1), ledger).labels for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_published_settings_cost_what_was_recomputed():
+    # 250 teachers, T 200, σ1 150, σ2 40 (MNIST of Papernot et al. 2018): 286 answers of 640 queries.
+    pate = PATE(250, aggregator=ConfidentGNMAX(200, 150, 40))
+    report = account(pate.plan(640, 286, 10), delta=1e-5, exact=False)
+    assert report.guarantee == "unconditional"
+    # From first principles: the worst coin of the screening and α/σ² an answer.
+    passes = stats.norm.sf((200 - np.arange(25, 251)) / 150)
+    pairs = [(passes[1:], passes[:-1]), (passes[:-1], passes[1:])]
+    orders = np.linspace(1.5, 60, 1171)
+    screening = [
+        max(
+            (np.log(p**a * q ** (1 - a) + (1 - p) ** a * (1 - q) ** (1 - a)) / (a - 1)).max()
+            for p, q in pairs
+        )
+        for a in orders
+    ]
+    curve = 640 * np.array(screening) + 286 * orders / 40**2
+    expected = np.min(curve + math.log(1e5) / (orders - 1))
+    assert report.epsilon_rdp_classic == pytest.approx(expected, rel=1e-4)
+    assert report.epsilon < report.epsilon_rdp_classic
+
+
+def test_epsilon_of_100_and_250_queries():
+    pate = PATE(100, aggregator=LNMAX(10.0))
+    epsilons = epsilon_of_queries(pate, [0, 100, 250], delta=1e-5, num_classes=10)
+    assert epsilons[0] == 0
+    for count in (100, 250):
+        report = account([Charge(Laplace(10.0, 2.0), count)], delta=1e-5, exact=False)
+        assert epsilons[count] == pytest.approx(report.epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("partitioner", [ClassBalancedPartition(), GuidedPartition(4, sample=50, steps=5)])
+def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
+    conditional = fitted(partitioner=partitioner, aggregator=ConfidentGNMAX(8, 1.0, 2.0))
+    ledger = FreeLedger()
+    conditional.label(table(20, seed=1)[0], ledger)
+    assert {charge.mechanism.guarantee for charge in ledger.rows} == {"conditional"}
+    assert {charge.mechanism.reason for charge in ledger.rows} == {partitioner.condition}
+    read = read_records([charge.to_record() for charge in ledger.rows])
+    assert read == ledger.rows
+    assert account(read, delta=1e-3, exact=False).guarantee == "none"  # the noise came from a seed as well
+    report = account([Charge(row.mechanism, row.count) for row in read], delta=1e-3, exact=False)
+    assert report.guarantee == "conditional"
+    assert partitioner.condition in report.reason
+    plain = fitted(aggregator=ConfidentGNMAX(8, 1.0, 2.0))
+    counts = [charge.count for charge in ledger.rows]
+    same = account(plain.plan(*counts, 3), delta=1e-3, exact=False)
+    assert same.guarantee == "unconditional"
+    assert report.epsilon == pytest.approx(same.epsilon, rel=1e-9)
+
+
+def test_adjacencies_are_the_partitioners():
+    assert PATE(5, aggregator=GNMAX(1.0)).adjacencies == ("add_remove", "replace_one")
+    assert PATE(5, aggregator=GNMAX(1.0), partitioner=ShufflePartition()).adjacencies == ("replace_one",)
+
+
+# ---------------------------------------------------------------------- one record, one teacher
+
+
+@pytest.mark.parametrize("partitioner", [RandomPartition(), ShufflePartition(), ClassBalancedPartition()])
+def test_a_replaced_record_changes_one_teacher(partitioner):
+    queries = table(200, seed=1)[0]
+    features, labels = table()
+    before = fitted(partitioner=partitioner)
+    for record, value in ((17, 30.0), (120, -30.0), (299, 0.0)):
+        changed = features.clone()
+        changed[record] = value
+        after = PATE(
+            12, LinearTeachers(steps=20, batch_size=8), partitioner, GNMAX(2.0), noise_source=SeededNoise(0)
+        )
+        after.fit(changed, labels, 3)
+        weights = [pate._trained.state()["params/weight"] for pate in (before, after)]
+        teachers = (weights[0] != weights[1]).flatten(1).any(dim=1)
+        assert teachers.sum() == 1
+        votes = [pate._trained.predict(queries) for pate in (before, after)]
+        assert torch.equal(votes[0][:, ~teachers], votes[1][:, ~teachers])
+        histograms = [pate.votes(queries) for pate in (before, after)]
+        assert (histograms[0].sum(dim=1) == 12).all()
+        assert (histograms[0] - histograms[1]).double().norm(dim=1).max() <= math.sqrt(2) + 1e-12
+
+
+def test_groups_change_one_vote_together(tmp_path):
+    groups = torch.arange(300) // 6
+    np.save(tmp_path / "people.npy", groups.numpy())
+    queries = table(200, seed=1)[0]
+    features, labels = table()
+    features[groups == 5] = -20.0
+    outcomes = {}
+    for name, given in {"tensor": groups, "path": str(tmp_path / "people.npy"), "none": None}.items():
+        first, second = fitted(groups=given), fitted(groups=given)
+        first.fit(*table(), 3)
+        second.fit(features, labels, 3)
+        changed = (first._trained.predict(queries) != second._trained.predict(queries)).any(dim=0)
+        outcomes[name] = int(changed.sum())
+        assert first.privacy_unit == ("record" if given is None else "group")
+    assert outcomes["tensor"] == outcomes["path"] == 1
+    assert outcomes["none"] > 1
+    with pytest.raises(ValueError, match="deals out single records"):
+        PATE(5, aggregator=GNMAX(1.0), groups=groups, partitioner=GuidedPartition())
+    with pytest.raises(ValueError, match=r"gone\.npy"):
+        fitted(groups=str(tmp_path / "gone.npy"))
+    with pytest.raises(ValueError, match=r"groups: shape \(n,\)"):
+        fitted(groups=[1, 2, 3, 4, 5])
+
+
+# ---------------------------------------------------------------------- broken and missing teachers
+
+
+class Fragile:
+    def fit(self, x, y):
+        if len(x) > 27:
+            raise FloatingPointError(f"private {x[0]}")
+        return self
+
+    def predict(self, x):
+        return np.zeros(len(x))
+
+
+def test_a_teacher_that_fails_abstains_or_stops_the_run_without_its_message():
+    pate = fitted(teachers=SklearnTeachers(Fragile()))
+    report = pate.teacher_report()
+    assert 0 < report["failed"] < 12
+    assert report["failures"] == ["FloatingPointError"]
+    assert (pate.votes(torch.zeros(4, 6))[:, 0] == 12 - report["failed"]).all()
+    with pytest.raises(RuntimeError, match=r"FloatingPointError.*on_failure") as caught:
+        fitted(teachers=SklearnTeachers(Fragile()), on_failure="raise")
+    assert "private [" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    with pytest.raises(RuntimeError, match="every teacher"):
+        fitted(n=900, teachers=SklearnTeachers(Fragile()))
+
+
+def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
+    pate = fitted(n=12, aggregator=ConfidentGNMAX(5, 1e-3, 1e-3))  # 12 records drawn to 12 parts
+    empty = pate.teacher_report()["empty"]
+    assert 0 < empty < 12
+    votes = pate.votes(table(50, seed=1)[0])
+    assert (votes.sum(dim=1) == 12 - empty).all()
+
+    class Spy(SeededNoise):
+        def stream(self, *key):
+            return self
+
+        def normal(self, shape, scale):
+            return torch.zeros(shape, dtype=torch.float64)
+
+    # One vote is left of twelve: screening compares ⌈12/3⌉ = 4, the least that twelve votes can give.
+    aggregator, noise = Aggregator(Gaussian(1.0), Screening(4, 1.0)), Spy(0)
+    few = torch.tensor([[1, 0, 0]])
+    assert aggregator.release(few, 12, lambda *_: noise, None).labels.tolist() == [0]
+    stricter = Aggregator(Gaussian(1.0), Screening(4.01, 1.0))
+    assert stricter.release(few, 12, lambda *_: noise, None).labels.tolist() == [-1]
+
+
+def test_fewer_records_than_teachers_and_other_bad_input():
+    with pytest.raises(ValueError, match="fewer records than 12 teachers"):
+        fitted(n=11)
+    with pytest.raises(ValueError, match="threshold"):
+        PATE(10, aggregator=ConfidentGNMAX(11, 1.0, 1.0))
+    with pytest.raises(ValueError, match="num_teachers=1"):
+        PATE(1)
+    with pytest.raises(ValueError, match="on_failure='ignore'"):
+        PATE(5, aggregator=GNMAX(1.0), on_failure="ignore")
+    with pytest.raises(ValueError, match="scale=0"):
+        LNMAX(0)
+    with pytest.raises(ValueError, match=r"l2_sensitivity=0\.5"):
+        Aggregator(Gaussian(1.0, l2_sensitivity=0.5))
+    with pytest.raises(RuntimeError, match="fit"):
+        PATE(5, aggregator=GNMAX(1.0)).label(torch.zeros(1, 2), FreeLedger())
+    assert Aggregator(DiscreteGaussian(3.0)).noise.l2_sensitivity == pytest.approx(math.sqrt(2))
+    assert len(fitted().label(torch.zeros(0, 6), FreeLedger()).labels) == 0

@@ -1,0 +1,96 @@
+"""Nothing that is said on the private side reaches a terminal, a log or a child process's output."""
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from pl_privknn.labelers import PATE
+from pl_privknn.labelers.pate.aggregators import GNMAX
+from pl_privknn.labelers.pate.teachers import SklearnTeachers
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.private_side import SHOW, silenced, terminal
+
+CANARY = "record-4711"
+
+
+def say_everywhere():
+    print(CANARY)
+    print(CANARY, file=sys.stderr)
+    os.write(1, CANARY.encode())
+    os.write(2, CANARY.encode())
+    ctypes.CDLL(None).printf(f"{CANARY}\n".encode())  # waits in C's own buffer
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn(CANARY, stacklevel=1)
+    logging.getLogger("some.library").critical(CANARY)
+    logging.getLogger("some.library").log(99, CANARY)
+    subprocess.run([sys.executable, "-c", f"import sys; print('{CANARY}', file=sys.stderr)"], check=True)
+
+
+class Talking:
+    """A classifier that says what it sees, in worker threads or processes too."""
+
+    def __init__(self, jobs=1):
+        self.jobs = jobs
+
+    def fit(self, x, y):
+        from joblib import Parallel, delayed
+
+        Parallel(n_jobs=self.jobs)(delayed(say_everywhere)() for _ in range(self.jobs))
+        return self
+
+    def predict(self, x):
+        say_everywhere()
+        return [0] * len(x)
+
+
+def heard(capfd, caplog, recorded):
+    ctypes.CDLL(None).fflush(None)
+    out, err = capfd.readouterr()
+    return out + err + caplog.text + "".join(str(warning.message) for warning in recorded)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_estimators_are_not_heard(capfd, caplog, jobs):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 2, generator=generator), torch.arange(40) % 2
+    pate = PATE(2, SklearnTeachers(Talking(jobs)), aggregator=GNMAX(1.0), noise_source=SeededNoise(0))
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.simplefilter("always")
+        pate.fit(x, y, 2)
+        pate.votes(x)
+        assert pate.teacher_report()["failed"] == 0
+        assert CANARY not in heard(capfd, caplog, recorded)
+        # They were there to be heard, and are heard where the owner wishes so.
+        Talking().fit(x, y)
+        assert heard(capfd, caplog, recorded).count(CANARY) >= 8
+
+
+def whisper(stream):
+    with silenced():
+        with silenced():
+            print(CANARY)
+        print(CANARY)  # an inner block does not end the outer one
+        print("progress", file=stream, flush=True)
+        raise ZeroDivisionError
+
+
+def test_everything_is_as_before_after_a_silence(capfd, caplog, monkeypatch):
+    def level():
+        return logging.root.manager.disable
+
+    before = (sys.stdout, sys.stderr, level(), warnings.filters[:])
+    with terminal() as stream, pytest.raises(ZeroDivisionError):
+        whisper(stream)
+    assert (sys.stdout, sys.stderr, level(), warnings.filters[:]) == before
+    assert heard(capfd, caplog, []) == "progress\n"
+    monkeypatch.setenv(SHOW, "1")
+    with silenced():
+        print(CANARY)
+    assert CANARY in heard(capfd, caplog, [])

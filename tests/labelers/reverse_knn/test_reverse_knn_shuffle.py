@@ -1,0 +1,231 @@
+"""Shuffle-model protocols: cost against literal enumeration, messages against simulation, labelers end to end."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers.reverse_knn.local import Table, true_counts
+from pl_privknn.labelers.reverse_knn.shuffle import (
+    MultiMessage,
+    SingleMessage,
+    amplified_epsilon,
+    calibrated_shares,
+)
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Charge, NegativeBinomial, ShuffleAmplification
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
+
+TABLE = Table(4, 3)
+
+
+@pytest.mark.parametrize(("shape", "ratio"), [(3.0, 0.5), (8.5, 0.8)])
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_negative_binomial_costs_the_hockey_stick_of_its_cells(shape, ratio, adjacency):
+    x = np.arange(400)
+    without = stats.nbinom.pmf(x, shape, 1 - ratio)
+    with_vote = np.concatenate([[0.0], without[:-1]])
+    if adjacency == "add_remove":
+        pairs = [(with_vote, without), (without, with_vote)]
+    else:  # the vote leaves one cell and joins another
+        pairs = [(np.outer(with_vote, without), np.outer(without, with_vote))]
+    mechanism = NegativeBinomial(shape, ratio)
+    for delta in (0.3, 0.15, 0.05):
+        epsilon = account([Charge(mechanism)], delta=delta, adjacency=adjacency).epsilon
+        literal = max(np.maximum(p - math.exp(epsilon) * q, 0).sum() for p, q in pairs)
+        if math.isinf(epsilon):  # no noise at all in a cell, with probability P(0), gives a missing vote away
+            assert delta < without[0] * 1.001
+        elif epsilon == 0.0:
+            assert literal <= delta
+        else:
+            assert literal == pytest.approx(delta, rel=0.01)
+            assert literal <= delta * (1 + 1e-6)
+
+
+def test_two_votes_cost_more_than_one_and_as_much_as_two_independent_releases():
+    one, two = NegativeBinomial(20.0, 0.9), NegativeBinomial(20.0, 0.9, moved=2)
+    composed = account([Charge(one, 2)], delta=1e-4, adjacency="replace_one").epsilon
+    assert account([Charge(two)], delta=1e-4, adjacency="replace_one").epsilon == pytest.approx(
+        composed, rel=0.01
+    )
+
+
+def test_shares_of_all_clients_add_up_to_the_noise():
+    noise = NegativeBinomial(5.0, 0.7)
+    cells = 3000
+    total = sum(noise.share(cells, 40, SeededNoise(seed)) for seed in range(40))
+    top = 60
+    expected = stats.nbinom.pmf(np.arange(top), 5.0, 0.3) * cells
+    for drawn in (total, noise.draw(cells, SeededNoise(99))):
+        found = torch.bincount(drawn, minlength=top)[:top].numpy()
+        keep = expected > 5
+        chi = ((found[keep] - expected[keep]) ** 2 / expected[keep]).sum()
+        # Two χ² tests at 1e-4.
+        assert stats.chi2.sf(chi, keep.sum()) > 1e-4
+        assert drawn.double().mean() == pytest.approx(noise.mean, rel=0.05)
+        assert drawn.double().var() == pytest.approx(noise.variance, rel=0.1)
+
+
+def test_calibration_keeps_the_target_and_wastes_little():
+    mechanism = calibrated_shares(1.0, 1e-5, 1)
+    assert 0.97 < account([Charge(mechanism)], delta=1e-5, adjacency="replace_one").epsilon <= 1.0
+    local = amplified_epsilon(0.5, 1e-5, 60_000)
+    found = account([Charge(ShuffleAmplification(local, 60_000))], delta=1e-5, adjacency="replace_one")
+    assert 0.49 < found.epsilon <= 0.5 < local
+
+
+def records(n):
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randint(4, (n, 1), generator=generator), torch.randint(3, (n, 1), generator=generator))
+
+
+@pytest.mark.parametrize("kind", ["single", "shares"])
+def test_messages_are_shuffled_objects_with_the_distribution_of_the_simulation(kind):
+    nearest, labels = records(50)
+    protocol = (
+        SingleMessage("collision", 2.0, TABLE, 50)
+        if kind == "single"
+        else MultiMessage(NegativeBinomial(4.0, 0.6), TABLE, 50)
+    )
+    true = true_counts(TABLE, nearest, labels).view(4, 3).double()
+    runs = [protocol.aggregate(protocol.messages(nearest, labels, SeededNoise(seed))) for seed in range(150)]
+    quick = [protocol.simulate(nearest, labels, SeededNoise(1000 + seed)) for seed in range(150)]
+    for found in (torch.stack(runs), torch.stack(quick)):
+        error = found.std(dim=0) / math.sqrt(150)
+        # 48 cells at 4.5 standard errors.
+        assert ((found.mean(dim=0) - true).abs() < 4.5 * error).all()
+    for cell in ((0, 0), (3, 2)):
+        a, b = ([float(run[cell]) for run in found] for found in (runs, quick))
+        assert stats.ks_2samp(a, b).pvalue > 1e-4
+    # Order tells nothing: the first message comes from any client.
+    firsts = {tuple(protocol.messages(nearest, labels, SeededNoise(seed))[0].tolist()) for seed in range(20)}
+    assert len(firsts) > 3
+
+
+def clusters():
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(3000) % 3
+    return torch.eye(3)[labels] * 5 + torch.rand(3000, 3, generator=generator), labels
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"trust": "local", "epsilon": 2.0},
+        {"trust": "local", "epsilon": 2.0, "randomizer": "randomized_response"},
+        {"trust": "local", "epsilon": 9.0, "randomizer": "separation"},
+        {"trust": "local", "epsilon": 9.0, "randomizer": "concatenation"},
+        {"trust": "shuffle", "epsilon": 1.0, "num_clients": 3000},
+        {"trust": "shuffle", "epsilon": 1.0, "num_clients": 3000, "randomizer": "shares"},
+    ],
+    ids=lambda s: f"{s['trust']}-{s.get('randomizer', 'collision')}",
+)
+def test_labelers_answer_and_pay_without_a_curator(tmp_path, settings):
+    features, labels = clusters()
+    labeler = ReverseKNN(**settings, noise_source=SeededNoise(3))
+    assert labeler.adjacencies == ("replace_one",)
+    labeler.fit(features, labels, 3)
+    plan = labeler.plan(3, 3, 3)
+    run = Ledger(tmp_path / "l.sqlite", adjacency="replace_one").run("a", plan=plan)
+    release = labeler.label(torch.eye(3) * 5.5, run)
+    assert release.labels.tolist() == [0, 1, 2]
+    assert release.scores.shape == (3, 3)
+    epsilon = account(plan, delta=1e-5, adjacency="replace_one").epsilon
+    assert 0.97 * settings["epsilon"] < epsilon <= settings["epsilon"]
+
+
+def test_prices_come_from_public_features_and_balance_the_votes():
+    generator = torch.Generator().manual_seed(2)
+    private = torch.cat(
+        [torch.randn(900, 2, generator=generator), torch.randn(100, 2, generator=generator) + 4]
+    )
+    public = torch.cat(
+        [torch.randn(450, 2, generator=generator), torch.randn(50, 2, generator=generator) + 4]
+    )
+    queries = torch.tensor([[0.0, 0.0], [4.0, 4.0], [5.0, 5.0]])
+    plain, priced = (ReverseKNN(epsilon=1.0, balance=balance) for balance in (None, "prices"))
+    for labeler in (plain, priced):
+        labeler.fit(private, torch.zeros(1000, dtype=torch.int64), 2)
+    with pytest.raises(RuntimeError, match="fit_public"):
+        priced.counts(queries)
+    priced.fit_public(public)
+    spread = [labeler.counts(queries).sum(dim=1).double().std() for labeler in (plain, priced)]
+    assert spread[1] < 0.5 * spread[0]
+    # One record's edges do not depend on the others.
+    priced.fit(private[:1], torch.zeros(1, dtype=torch.int64), 2)
+    alone = priced.counts(queries)
+    priced.fit(private[[0, 5, 950]], torch.zeros(3, dtype=torch.int64), 2)
+    together = priced.counts(queries)
+    assert (together - alone >= 0).all()
+    assert int(together.sum()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"trust": "nobody", "epsilon": 1.0}, "trust='nobody'"),
+        ({"trust": "local"}, "epsilon=None"),
+        ({"trust": "local", "epsilon": 1.0, "adjacency": "add_remove"}, "adjacency='add_remove'"),
+        ({"trust": "local", "epsilon": 1.0, "randomizer": "shares"}, "randomizer='shares'"),
+        ({"trust": "shuffle", "epsilon": 1.0}, "num_clients=None"),
+        ({"trust": "shuffle", "epsilon": 1.0, "num_clients": 10, "delta": 2.0}, "delta=2"),
+        ({"epsilon": 1.0, "balance": "even"}, "balance='even'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        ReverseKNN(**arguments)
+
+
+def test_fewer_clients_than_stated_are_refused_before_anything_is_paid(tmp_path):
+    features, labels = clusters()
+    labeler = ReverseKNN(trust="shuffle", epsilon=1.0, num_clients=3001)
+    labeler.fit(features, labels, 3)
+    run = Ledger(tmp_path / "l.sqlite", adjacency="replace_one").run("a", plan=labeler.plan(3, 3, 3))
+    with pytest.raises(ValueError, match="num_clients=3001"):
+        labeler.label(torch.eye(3), run)
+    assert run.num_charges == 0
+
+
+def test_how_records_are_spread_over_clients_changes_nothing():
+    features, labels = clusters()
+    queries = torch.eye(3) * 5.5
+    whole = ReverseKNN(epsilon=1.0)
+    whole.fit(features, labels, 3)
+    parts = []
+    for chosen in torch.randperm(3000, generator=torch.Generator().manual_seed(4)).tensor_split(
+        [10, 700, 701]
+    ):
+        client = ReverseKNN(epsilon=1.0)
+        client.fit(features[chosen], labels[chosen], 3)
+        parts.append(client.counts(queries))
+    assert torch.equal(sum(parts), whole.counts(queries))
+    # One release of the sum is the release of the whole table, at the same price.
+    released = []
+    for counts in (sum(parts), whole.counts(queries)):
+        server, ledger = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(5)), FreeLedger()
+        released.append((server.release(counts, ledger), ledger.rows))
+    (from_clients, rows), (from_table, same) = released
+    assert rows == same
+    assert [(row.mechanism, row.count) for row in rows] == [(ReverseKNN(epsilon=1.0).noise, 1)]
+    assert torch.equal(from_clients.scores, from_table.scores)
+    assert torch.equal(from_clients.labels, from_table.labels)
+
+
+def test_counts_are_released_by_a_curator_alone():
+    with pytest.raises(ValueError, match="trust='local'"):
+        ReverseKNN(trust="local", epsilon=1.0).release(torch.zeros(2, 2, dtype=torch.int64), FreeLedger())
+    for counts in (
+        torch.zeros(2, 2),
+        torch.zeros(2, dtype=torch.int64),
+        -torch.ones(2, 2, dtype=torch.int64),
+    ):
+        ledger = FreeLedger()
+        with pytest.raises(ValueError, match="counts"):
+            ReverseKNN(epsilon=1.0).release(counts, ledger)
+        assert ledger.rows == []

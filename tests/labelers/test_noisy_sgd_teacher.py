@@ -1,0 +1,215 @@
+"""A private linear model as a teacher: its gradients, its training, what it pays and when."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from opacus.accountants import RDPAccountant
+from small_fit import fit_student
+from torch.nn import functional as F
+
+from pl_privknn.labelers import NoisySGDTeacher
+from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+from pl_privknn.testing import FreeLedger
+
+
+class Silent(NoiseSource):
+    """No noise, and coins that all fall alike: what is left is the training itself."""
+
+    def random_words(self, count):
+        raise AssertionError("nothing is drawn")
+
+    def normal(self, shape, scale):
+        return torch.zeros(shape, dtype=torch.float64)
+
+    def bernoulli(self, shape, p):
+        return torch.ones(shape, dtype=torch.bool)
+
+    def stream(self, *words):
+        return self
+
+
+def table(n=300, d=6, classes=3, seed=0, apart=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    return torch.randn(n, d, generator=generator) + apart * F.one_hot(labels, d), labels
+
+
+def literal_sum(weights, vectors, labels, clip_norm):
+    total = torch.zeros_like(weights)
+    for x, y in zip(vectors, labels, strict=True):
+        w = weights.clone().requires_grad_()
+        F.cross_entropy((w @ torch.cat([x, torch.ones(1)]))[None], y[None]).backward()
+        total += w.grad * min(1.0, clip_norm / float(w.grad.norm()))
+    return total
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 0.8, 100.0])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_gradients_equal_a_loop_over_examples(clip_norm, count):
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(4, 8, generator=generator)
+    vectors, labels = torch.randn(count, 7, generator=generator), torch.arange(count) % 4
+    literal = literal_sum(weights, vectors, labels, clip_norm)
+    assert torch.allclose(
+        clipped_softmax_gradients(weights, vectors, labels, clip_norm), literal, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_no_record_moves_the_sum_by_more_than_the_clipping_norm():
+    weights = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    vectors, labels = (
+        1e3 * torch.randn(50, 5, generator=torch.Generator().manual_seed(1)),
+        torch.arange(50) % 3,
+    )
+    everybody = clipped_softmax_gradients(weights, vectors, labels, 0.3).double()
+    for i in range(50):
+        rest = torch.arange(50) != i
+        moved = everybody - clipped_softmax_gradients(weights, vectors[rest], labels[rest], 0.3)
+        assert float(moved.norm()) <= 0.3 * (1 + 1e-4)
+
+
+def test_a_record_that_is_not_finite_contributes_nothing():
+    weights = torch.ones(2, 4)
+    vectors, labels = torch.ones(3, 3), torch.tensor([0, 1, 0])
+    broken = vectors.clone()
+    broken[1] = 3e38  # finite, but its norm is not
+    sound = clipped_softmax_gradients(weights, vectors[[0, 2]], labels[[0, 2]], 1.0)
+    assert torch.equal(clipped_softmax_gradients(weights, broken, labels, 1.0), sound)
+
+
+def test_without_noise_it_is_plain_gradient_descent():
+    features, labels = table()
+    queries, _ = table(40, seed=1)
+    teacher = NoisySGDTeacher(
+        sampling_rate=1.0, batch_size=300, steps=12, noise_multiplier=1.0, clip_norm=0.5, lr=3.0, momentum=0.8,
+        noise_limit=None, components=None, soft=True, noise_source=Silent(),
+    )  # fmt: skip
+    teacher.fit(features, labels, 3)
+    release = teacher.label(queries, FreeLedger())
+
+    # Centred by the queries and scaled to unit length, in the words of PublicWhitening's docstring.
+    def change(x):
+        x = x - queries.mean(dim=0)
+        return x / x.norm(dim=1, keepdim=True)
+
+    weights, velocity = torch.zeros(3, 7), torch.zeros(3, 7)
+    for step in range(12):
+        velocity = 0.8 * velocity + literal_sum(weights, change(features), labels, 0.5) / 300
+        weights = weights - 3.0 * 0.5 * (1 + math.cos(math.pi * step / 12)) * velocity
+    scores = torch.cat([change(queries), torch.ones(40, 1)], dim=1) @ weights.T
+    assert torch.allclose(release.soft, scores.softmax(dim=1), atol=1e-4)
+    assert torch.equal(release.labels, scores.argmax(dim=1))
+
+
+def test_every_step_is_paid_before_its_noise_and_nothing_else():
+    drawn = []
+
+    class Watched(SeededNoise):
+        def stream(self, *words):
+            drawn.append((words, sum(row.count for row in ledger.rows)))
+            return super().stream(*words)
+
+    ledger = FreeLedger()
+    teacher = NoisySGDTeacher(
+        steps=23, steps_per_charge=10, noise_multiplier=2.0, components=None, noise_source=Watched(0)
+    )
+    teacher.fit(*table(), 3)
+    teacher.label(table(30, seed=1)[0], ledger)
+    assert [row.count for row in ledger.rows] == [10, 10, 3]
+    (planned,) = teacher.plan(30, 30, 3)
+    assert {row.mechanism for row in ledger.rows} == {planned.mechanism}
+    assert planned.count == 23
+    paid = [total for words, total in drawn if words[0] == "step"]
+    assert paid == [10] * 10 + [20] * 10 + [23] * 3
+    # Every step draws from a stream of its own.
+    assert len({words for words, _ in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "steps", "rounds"), [(1.0, 0.1, 50, 1), (0.5, 0.02, 40, 2)])
+def test_target_is_met_and_agrees_with_opacus(epsilon, rate, steps, rounds):
+    teacher = NoisySGDTeacher(sampling_rate=rate, steps=steps, target_epsilon=epsilon, rounds=rounds)
+    charges = teacher.plan(10, 10, 3, rounds=rounds)
+    report = account(charges, delta=1e-5)
+    assert 0.99 * epsilon < report.epsilon <= epsilon
+    multiplier = teacher.mechanism.sigma / teacher.mechanism.l2_sensitivity
+    opacus = RDPAccountant()
+    opacus.history = [(multiplier, rate, steps * rounds)]
+    assert report.epsilon_rdp == pytest.approx(opacus.get_epsilon(1e-5), rel=0.01)
+    weaker = dataclasses.replace(teacher.mechanism, sigma=0.97 * teacher.mechanism.sigma)
+    less = [Charge(weaker, steps * rounds)]
+    assert account(less, delta=1e-5).epsilon > epsilon
+
+
+def test_it_learns_and_wrong_labels_teach_nothing():
+    features, labels = table(2000, apart=3.0)
+    queries, truth = table(200, seed=1, apart=3.0)
+    accuracies = []
+    for given in (labels, labels[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]):
+        teacher = NoisySGDTeacher(
+            sampling_rate=0.2, batch_size=400, steps=60, target_epsilon=1.0, components=6, lr=8.0,
+            noise_source=SeededNoise(0),
+        )  # fmt: skip
+        teacher.fit(features, given, 3)
+        accuracies.append(float((teacher.label(queries, FreeLedger()).labels == truth).double().mean()))
+    assert accuracies[0] > 0.9
+    assert accuracies[1] < 0.6
+
+
+def test_answers_are_capped_and_the_rest_refused():
+    teacher = NoisySGDTeacher(
+        steps=3, noise_multiplier=1.0, components=None, soft=True, noise_source=SeededNoise(0)
+    )
+    teacher.fit(*table(), 3)
+    release = teacher.label(table(30, seed=1)[0], FreeLedger(), max_answers=12)
+    assert release.answered.tolist() == [True] * 12 + [False] * 18
+    assert torch.allclose(release.soft.sum(dim=1), torch.ones(30))
+    ledger = FreeLedger()
+    assert len(teacher.label(torch.empty(0, 6), ledger).labels) == 0
+    assert ledger.rows == []
+
+
+def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
+    teacher = NoisySGDTeacher(
+        sampling_rate=0.2, batch_size=60, steps=30, target_epsilon=2.0, components=8, lr=4.0,
+        noise_source=SeededNoise(0),
+    )  # fmt: skip
+    callback, data = fit_student(
+        tmp_path, teacher, 0.1, queries_per_round=60, query_batch_size=7, selection="all"
+    )
+    charged = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().charged
+    assert sum(charge.count for charge in charged) == 30
+    assert callback.epsilon == callback.epsilon_spent <= 2.0
+    assert bool((data.public.labels >= 0).all())
+    assert callback.metrics["labels/accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one"),
+        ({"target_epsilon": 1.0, "noise_multiplier": 1.0}, "exactly one"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier=0"),
+        ({"noise_multiplier": 1.0, "sampling_rate": 1.5}, "sampling_rate=1.5"),
+        ({"noise_multiplier": 1.0, "clip_norm": -1.0}, "clip_norm=-1"),
+        ({"noise_multiplier": 1.0, "momentum": 1.0}, "momentum=1"),
+        ({"noise_multiplier": 1.0, "steps": 0}, "steps=0"),
+        ({"target_epsilon": 1.0, "delta": 0.0}, "delta=0"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NoisySGDTeacher(**arguments)
+
+
+def test_more_rounds_than_stated_and_no_table_are_refused():
+    teacher = NoisySGDTeacher(steps=5, target_epsilon=1.0, rounds=2)
+    with pytest.raises(ValueError, match="rounds=2"):
+        teacher.plan(10, 10, 3, rounds=3)
+    with pytest.raises(RuntimeError, match="fit"):
+        teacher.label(torch.zeros(2, 3), FreeLedger())

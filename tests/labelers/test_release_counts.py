@@ -1,0 +1,163 @@
+"""Noisy counts at the price of the winner alone: same draws, same charges, and what they are good for."""
+
+import math
+
+import pytest
+import torch
+from small_fit import fit_student
+
+from pl_privknn.callbacks.selection import ClusterSelection
+from pl_privknn.labelers import PATE, IndKNN, PrivateKNN
+from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
+from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
+
+
+def table(n=400, d=5, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    features = torch.randn(n, d, generator=generator) + 2 * torch.nn.functional.one_hot(labels, d)
+    return features, labels
+
+
+def knn(noise, seed=0, screening=None, **kwargs):
+    labeler = PrivateKNN(
+        k=40, sampling_rate=0.5, noise=noise, screening=screening, noise_source=SeededNoise(seed), **kwargs
+    )
+    labeler.fit(*table(), 3)
+    return labeler
+
+
+@pytest.mark.parametrize("noise", [Gaussian(6.0), DiscreteGaussian(6.0), Laplace(5.0)])
+@pytest.mark.parametrize("screening", [None, Screening(22, 4.0)])
+def test_counts_cost_nothing_and_change_no_answer(noise, screening):
+    queries, _ = table(60, seed=1)
+    silent, open_ = FreeLedger(), FreeLedger()
+    hidden = knn(noise, screening=screening).label(queries, silent)
+    shown = knn(noise, screening=screening, release_counts=True).label(queries, open_)
+    assert open_.rows == silent.rows
+    assert torch.equal(shown.labels, hidden.labels)
+    assert hidden.scores is None
+    answered = shown.labels >= 0
+    assert bool(answered.all()) == (screening is None)
+    assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
+    # Of a refused query nothing but the refusal is let out.
+    assert bool(torch.isnan(shown.scores[~answered]).all())
+
+
+def test_counts_carry_exactly_the_noise_that_was_paid_for():
+    features, labels = table()
+    queries, _ = table(50, seed=1)
+    votes = torch.stack(
+        [
+            torch.bincount(labels[(features - query).norm(dim=1).argsort()[:40]], minlength=3)
+            for query in queries
+        ]
+    )
+    draws, ledger = [], FreeLedger()
+    for seed in range(80):
+        labeler = PrivateKNN(
+            k=40, sampling_rate=1.0, noise=Gaussian(7.0), noise_source=SeededNoise(seed), release_counts=True
+        )
+        labeler.fit(features, labels, 3)
+        release = labeler.label(queries, ledger)
+        draws.append(release.scores - votes)
+    noise = torch.stack(draws)
+    assert release.score_deviation == 7.0
+    # 12,000 draws: the deviation's standard error is 0.65 %, the mean's 0.064; five of either.
+    assert float(noise.std()) == pytest.approx(7.0, rel=0.033)
+    assert abs(float(noise.mean())) < 0.32
+    # One count's noise says nothing of another's: a correlation's standard error is 0.016.
+    pairs = noise.reshape(-1, 3).T
+    assert float((torch.corrcoef(pairs) - torch.eye(3)).abs().max()) < 0.08
+    assert {row.mechanism.l2_sensitivity for row in ledger.rows} == {math.sqrt(2)}
+
+
+def test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts():
+    for make in (
+        lambda: PrivateKNN(k=10, noise=ExponentialArgmax(0.5), release_counts=True),
+        lambda: Aggregator(ExponentialArgmax(0.5), release_counts=True),
+    ):
+        with pytest.raises(ValueError, match=r"release_counts=True.*Gaussian"):
+            make()
+    with pytest.raises(ValueError, match="release_counts"):
+        PrivateKNN(release_counts="yes")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda shown: GNMAX(2.0, release_counts=shown),
+        lambda shown: LNMAX(2.0, release_counts=shown),
+        lambda shown: ConfidentGNMAX(6, 2.0, 2.0, release_counts=shown),
+    ],
+)
+def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(make):
+    queries, _ = table(40, seed=1)
+    releases = []
+    for shown in (False, True):
+        teacher = PATE(num_teachers=12, aggregator=make(shown), progress=False, noise_source=SeededNoise(3))
+        teacher.fit(*table(), 3)
+        ledger = FreeLedger()
+        releases.append((teacher.label(queries, ledger), ledger.rows))
+        if not shown:
+            assert teacher.data_dependent_report(1e-5).epsilon > 0
+        else:
+            with pytest.raises(ValueError, match="winner alone"):
+                teacher.data_dependent_report(1e-5)
+    (hidden, silent), (shown, open_) = releases
+    assert open_ == silent
+    assert torch.equal(shown.labels, hidden.labels)
+    answered = shown.labels >= 0
+    assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
+
+
+def test_individual_budgets_let_their_noisy_votes_out_on_one_scale():
+    queries, _ = table(30, seed=1)
+    given = {"threshold": 0.2, "sigma2": 0.3, "epsilon": 5.0, "num_queries": 30}
+    silent = IndKNN(**given, noise_source=SeededNoise(0))
+    silent.fit(*table(), 3)
+    hidden = silent.label(queries, FreeLedger(), max_answers=20)
+    assert hidden.scores is None
+    teacher = IndKNN(**given, noise_source=SeededNoise(0), release_counts=True)
+    teacher.fit(*table(), 3)
+    release = teacher.label(queries, FreeLedger(), max_answers=20)
+    assert torch.equal(release.labels, hidden.labels)
+    assert release.score_deviation == 0.3
+    assert torch.equal(release.scores[:20].argmax(dim=1), release.labels[:20])
+    assert bool(torch.isnan(release.scores[20:]).all())
+
+
+def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path):
+    teacher = PrivateKNN(
+        k=40,
+        sampling_rate=0.5,
+        screening=Screening(40, 4.0),
+        noise=Gaussian(8.0),
+        noise_source=SeededNoise(0),
+        release_counts=True,
+    )
+    selection = ClusterSelection(components=8, ask="means", spread="kernel")
+    callback, data = fit_student(tmp_path, teacher, 0.3, public=90, queries_per_round=30, selection=selection)
+    counts = callback._run.store.counts()
+    assert 0 < counts["answered"] < 30
+    # Examples of refused clusters follow their neighbours' counts.
+    assert bool((data.public.labels >= 0).all())
+    assert callback.metrics["labels/accuracy"] > 0.9
+
+
+def test_thresholds_come_from_all_public_examples_when_means_are_asked_about(tmp_path):
+    teacher = IndKNN(
+        threshold=0.01, sigma2=0.5, epsilon=3.0, num_queries=12, density=PublicDensity(100, 2000),
+        noise_source=SeededNoise(0), release_counts=True,
+    )  # fmt: skip
+    selection = ClusterSelection(components=8, ask="means", spread="kernel")
+    callback, _ = fit_student(
+        tmp_path, teacher, 0.3, private=2000, public=300, queries_per_round=12, selection=selection
+    )
+    # Taken from the twelve means, which lie close together, thresholds would leave no record near any of them.
+    assert len(teacher._engine.reference) == 300
+    assert callback.metrics["labels/accuracy"] > 0.9

@@ -1,0 +1,261 @@
+"""Totals over lists of charges, against reference values, closed forms and other accountants."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import privacy_loss_distribution as dp_pld
+from scipy import stats
+
+from pl_privknn.privacy.accounting import composition, pld
+from pl_privknn.privacy.accounting.accountant import (
+    account,
+    delta_for_epsilon,
+    epsilon_curve,
+    epsilon_for_delta,
+    merge_charges,
+    read_records,
+)
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+    DiscreteLaplace,
+    ExponentialArgmax,
+    Gaussian,
+    Laplace,
+    NoisyScreening,
+    PureDP,
+)
+
+REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "reference_epsilons.json").read_text())
+SCREENING = NoisyScreening(k=300, threshold=210, sigma=85, num_classes=10, sampling_rate=0.2)
+
+
+@pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case["id"])
+def test_reference_values(case):
+    report = account(read_records(case["records"]), delta=case["delta"], exact=False)
+    assert case["epsilon_floor"] <= report.epsilon <= 1.005 * case["epsilon"]
+    assert case["epsilon_floor"] <= report.epsilon_pld <= 1.005 * case["epsilon_pld"]
+    if "epsilon_rdp" in case:
+        assert case["epsilon_floor"] <= report.epsilon_rdp <= 1.005 * case["epsilon_rdp"]
+    if "epsilon_rdp_classic" in case:
+        assert report.epsilon_rdp_classic == pytest.approx(case["epsilon_rdp_classic"], rel=0.005)
+    assert report.epsilon == min(report.epsilon_rdp, report.epsilon_pld)
+    assert report.epsilon_exact is None
+
+
+def test_no_charges_cost_nothing():
+    report = account([], delta=1e-5)
+    assert report.epsilon == report.epsilon_rdp == report.epsilon_rdp_classic == report.epsilon_pld == 0
+    assert report.guarantee == "unconditional"
+    assert epsilon_for_delta([], 1e-5) == delta_for_epsilon([], 1.0) == 0
+
+
+def test_a_report_is_plain_json():
+    report = account([Charge(Gaussian(5.0), 3)], delta=1e-5, exact=False)
+    assert json.loads(json.dumps(report.to_dict()))["epsilon"] == report.epsilon
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"delta": float("nan")}, "delta"),
+        ({"delta": 1e-5, "adjacency": "swap"}, "adjacency"),
+        ({"delta": 1e-5, "adjacency": "replace_one"}, "sampling_rate"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        account([Charge(SCREENING)], exact=False, **arguments)
+
+
+def test_a_bad_record_is_found_in_its_list():
+    good = {"mechanism": "gaussian", "sigma": 1}
+    with pytest.raises(ValueError, match=r"record 1: gaussian: sigma=-2"):
+        read_records([good, {"mechanism": "gaussian", "sigma": -2}])
+    with pytest.raises(ValueError, match="list"):
+        read_records(good)
+
+
+# --- composition -----------------------------------------------------------------------------------------
+
+
+def test_equal_charges_are_merged():
+    charges = [Charge(Gaussian(5), 2), Charge(SCREENING, 1), Charge(Gaussian(5.0, 1.0), 3)]
+    assert merge_charges(charges) == [Charge(Gaussian(5.0), 5), Charge(SCREENING, 1)]
+    together = account(merge_charges(charges), delta=1e-5, exact=False)
+    assert account(charges, delta=1e-5, exact=False) == together
+
+
+@pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-10, 1e-20])
+@pytest.mark.parametrize(("sigma", "count"), [(50.0, 5000), (5000.0, 1_000_000), (0.8, 1)])
+def test_pld_composition_equals_analytic_gaussian(sigma, count, delta):
+    # Composed on the grid on purpose; the accountant itself uses the closed form for Gaussians.
+    mu = math.sqrt(count) / sigma
+    step = composition.choose_discretization(mu * mu, count)
+    total = composition.compose([(Gaussian(sigma).pld("add_remove", step), count)], delta)
+    exact = pld.gaussian_epsilon(mu, delta)
+    assert exact <= total.epsilon(delta) * (1 + 1e-9) + 1e-12
+    assert total.epsilon(delta) <= exact * (1 + 2e-4) + 1e-12
+    # And that closed form is Balle and Wang's.
+    if exact > 0:
+        first, second = stats.norm.cdf(mu / 2 - exact / mu), stats.norm.cdf(-mu / 2 - exact / mu)
+        assert first - math.exp(exact) * second == pytest.approx(delta, rel=1e-6)
+
+
+def test_gaussians_of_different_scale_compose_exactly():
+    charges = [Charge(Gaussian(3.0), 2), Charge(Gaussian(7.0, 2.0), 5)]
+    mu = math.sqrt(2 / 9 + 5 * 4 / 49)
+    report = account(charges, delta=1e-6, exact=False)
+    assert report.epsilon == pytest.approx(pld.gaussian_epsilon(mu, 1e-6), rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_laplace_reaches_its_pure_epsilon_as_delta_vanishes(count):
+    report = account([Charge(Laplace(20.0), count)], delta=1e-15, exact=False)
+    assert report.epsilon <= count / 20 * (1 + 1e-9)
+    assert report.epsilon == pytest.approx(count / 20, rel=2e-3)
+    # One release in closed form: δ(ε) = 1 − e^{(ε − ε₀)/2}.
+    one = delta_for_epsilon([Charge(Laplace(2.0))], 0.3, method="pld")
+    assert one == pytest.approx(-math.expm1(-0.1), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("charge", "event"),
+    [
+        (
+            Charge(Gaussian(1.1, sampling_rate=0.02), 500),
+            dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.1)),
+        ),
+        (Charge(Laplace(3.0), 20), dp_accounting.LaplaceDpEvent(3.0)),
+        (
+            Charge(Laplace(3.0, sampling_rate=0.1), 200),
+            dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.LaplaceDpEvent(3.0)),
+        ),
+    ],
+)
+def test_pld_totals_equal_dp_accountings(charge, event):
+    theirs = PLDAccountant(value_discretization_interval=1e-4).compose(event, charge.count)
+    assert epsilon_for_delta([charge], 1e-6, method="pld") == pytest.approx(
+        theirs.get_epsilon(1e-6), rel=1e-3
+    )
+
+
+def test_very_heavy_tails_stay_tight_and_small():
+    # Rarely sampled, hardly noised: a loss of 13 occurs, the root mean square one is 1e-3.
+    theirs = dp_pld.from_gaussian_mechanism(0.5, sampling_prob=1e-4, value_discretization_interval=1e-3)
+    expected = theirs.self_compose(100_000).get_epsilon_for_delta(1e-5)
+    ours = epsilon_for_delta([Charge(Gaussian(0.5, sampling_rate=1e-4), 100_000)], 1e-5, method="pld")
+    assert 0.97 * expected <= ours <= expected
+
+
+def test_noisy_sgd_agrees_with_opacus():
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    rate, steps = 256 / 60000, 2343
+    report = account([Charge(Gaussian(1.1, sampling_rate=rate), steps)], delta=1e-5, exact=False)
+    by_rdp, by_prv = RDPAccountant(), PRVAccountant()
+    by_rdp.history = by_prv.history = [(1.1, rate, steps)]
+    # Opacus converts on a coarser list of orders, so ours may be lower by as much as that list costs.
+    theirs = by_rdp.get_epsilon(1e-5)
+    assert 0.99 * theirs <= report.epsilon_rdp <= theirs * 1.0001
+    assert report.epsilon_pld == pytest.approx(by_prv.get_epsilon(1e-5), rel=0.015)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_compositions_of_screening_bound_every_sequence_of_pairs(rate):
+    # All 3-step sequences of pairs of a small family, composed by enumeration of all 8 outcomes.
+    mechanism = NoisyScreening(k=6, threshold=4, sigma=1.5, num_classes=3, sampling_rate=rate)
+    p, q = mechanism.outcome_pairs("add_remove")
+    eps = np.array([0.0, 0.2, 0.5, 1.0])
+    worst = np.zeros(len(eps))
+    for rows in itertools.product(range(len(p)), repeat=3):
+        joint_p, joint_q = np.ones(1), np.ones(1)
+        for row in rows:
+            joint_p, joint_q = np.outer(joint_p, p[row]).ravel(), np.outer(joint_q, q[row]).ravel()
+        for upper, lower in ((joint_p, joint_q), (joint_q, joint_p)):
+            worst = np.maximum(worst, np.maximum(upper - np.exp(eps)[:, None] * lower, 0).sum(1))
+    charges = [Charge(mechanism, 3)]
+    for e, floor in zip(eps, worst, strict=True):
+        for method in ("rdp", "pld"):
+            assert delta_for_epsilon(charges, e, method=method) >= floor
+    assert delta_for_epsilon(charges, 0.2, method="pld") <= 1.6 * worst[1]
+
+
+def test_a_million_releases_are_one_composition():
+    # Not timed: with one FFT a mechanism there is nothing that could grow with the count.
+    few, many = (epsilon_for_delta([Charge(SCREENING, n)], 1e-5) for n in (1000, 1_000_000))
+    assert 10 < many / few < 100
+
+
+# --- curves and inverses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["rdp", "pld", "best"])
+@pytest.mark.parametrize(
+    "charges",
+    [
+        [Charge(SCREENING, 5000), Charge(Gaussian(20, math.sqrt(2), 0.2), 700)],
+        [Charge(Gaussian(2.0), 3)],
+        [Charge(ExponentialArgmax(19.5, "swap", 0.15), 735), Charge(Gaussian(10.0), 2)],
+    ],
+    ids=["sampled", "gaussian", "mixed"],
+)
+def test_delta_and_epsilon_are_inverse(charges, method):
+    for delta in (1e-3, 1e-6):
+        eps = epsilon_for_delta(charges, delta, method=method)
+        # ε comes from a finite list of orders or grid points, so the way back may only be a little lower.
+        assert delta_for_epsilon(charges, eps, method=method) == pytest.approx(delta, rel=2e-2)
+
+
+def test_the_curve_over_queries_is_what_each_count_costs():
+    per_query = [Charge(SCREENING, 1), Charge(Gaussian(20, 1.0, 0.2), 2)]
+    curve = epsilon_curve(per_query, [0, 10, 500], 1e-5)
+    assert curve[0] == 0
+    assert curve[2] == epsilon_for_delta([Charge(SCREENING, 500), Charge(Gaussian(20, 1.0, 0.2), 1000)], 1e-5)
+    assert np.all(np.diff(curve) > 0)
+    with pytest.raises(ValueError, match=r"counts\[1\]"):
+        epsilon_curve(per_query, [1, -1], 1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("scale", [0.7, 2.0])
+def test_lumpy_losses_are_never_under_reported(count, scale):
+    """Discrete Laplace puts much mass on single losses; its composition is enumerated here by convolution."""
+    sensitivity = 2
+    support = np.arange(-200, 201)
+    weights = np.exp(-np.abs(support) / scale)
+    shifted = np.exp(-np.abs(support - sensitivity) / scale)
+    total = np.exp(-np.abs(np.arange(-2000, 2001)) / scale).sum()
+    levels = np.round(np.log(weights / shifted) * scale).astype(int)
+    one = np.bincount(levels + sensitivity, weights=weights / total, minlength=2 * sensitivity + 1)
+    mass = np.array([1.0])
+    for _ in range(count):
+        mass = np.convolve(mass, one)
+    losses = (np.arange(len(mass)) - count * sensitivity) / scale
+    charges = [Charge(DiscreteLaplace(scale, sensitivity), count)]
+    for epsilon in (0.0, 0.3, 1.0, 0.7 * losses[-1]):
+        exact = float((mass * np.clip(1 - np.exp(epsilon - losses), 0, None)).sum())
+        ours = delta_for_epsilon(charges, epsilon, method="pld")
+        # From above, and tight to the grid.
+        assert exact * (1 - 1e-9) - 1e-13 <= ours <= exact * 1.01 + 1e-9
+        if exact > 1e-8:
+            assert epsilon_for_delta(charges, exact, method="pld") >= epsilon - 1e-6
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [Laplace(0.001), DiscreteLaplace(0.001), PureDP(1000.0), Gaussian(0.01), Gaussian(0.01, 1.0, 0.1)],
+    ids=repr,
+)
+def test_releases_with_hardly_any_noise_cost_what_they_cost(mechanism):
+    report = account([Charge(mechanism)], delta=1e-5, exact=False)
+    # Pure ones lose 1,000 nats; the Gaussian's loss is 5,000 on average, less log(1/0.1) where sampled at 0.1.
+    assert report.epsilon > 990
+    assert math.isfinite(report.epsilon)

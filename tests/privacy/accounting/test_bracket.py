@@ -1,0 +1,52 @@
+"""Bounds from below, and brackets of whole runs (some two seconds each)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
+from pl_privknn.privacy.accounting.error_bounds import coarsened_gaussian, exact_bracket, steady_epsilon
+from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(("mu", "rate"), [(0.3, 1.0), (0.3, 0.2), (0.6, 0.1)])
+def test_coarsened_gaussian_is_dominated(mu, rate):
+    """Against the Gaussian pair's profile by numerical integration."""
+    losses = coarsened_gaussian(mu, rate, 2.0**-9)
+    x = np.linspace(-14, 14 + mu, 400_001)
+    base = np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
+    mixed = base * (1 - rate + rate * np.exp(mu * x - mu * mu / 2))
+    for epsilon in (0.0, 0.01, 0.1, 0.2):
+        for upper, lower, part in ((mixed, base, losses), (base, mixed, losses.reversed())):
+            truth = float(np.maximum(upper - math.exp(epsilon) * lower, 0).sum())
+            above = part.losses > epsilon
+            found = float((part.upper[above] * -np.expm1(epsilon - part.losses[above])).sum())
+            assert found <= truth + 1e-9
+            assert found >= 0.95 * truth - 1e-4
+
+
+@pytest.mark.parametrize(("sigma", "rate", "count"), [(20.0, 1.0, 500), (20.0, 0.2, 3000), (5.0, 0.1, 40)])
+def test_gaussian_releases_from_below(sigma, rate, count):
+    charges = [Charge(Gaussian(sigma=sigma, l2_sensitivity=math.sqrt(2), sampling_rate=rate), count)]
+    truth = epsilon_for_delta(charges, DELTA, method="pld")
+    assert 0.998 * truth <= steady_epsilon(charges, delta=DELTA) <= truth
+    # Releases without a lower bound of their own are left out.
+    assert steady_epsilon([*charges, Charge(Laplace(1.0))], delta=DELTA) <= truth
+
+
+@pytest.mark.parametrize("votes", ["add", "swap"])
+def test_argmax_family(votes):
+    charges = [Charge(ExponentialArgmax(scale=19.4924, votes=votes, sampling_rate=0.15), 735)]
+    bracket = exact_bracket(charges, delta=DELTA)
+    assert bracket.lower <= bracket.upper <= bracket.coarse <= 1.004 * bracket.lower
+
+
+def test_a_million_screenings():
+    charges = [Charge(NoisyScreening(300, 210, 85, 10, 0.2), 1_000_000)]
+    bracket = exact_bracket(charges, delta=DELTA, work=1e9)
+    assert bracket.lower <= bracket.upper < bracket.coarse <= 1.01 * bracket.lower

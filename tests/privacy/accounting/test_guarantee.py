@@ -1,0 +1,178 @@
+"""The word beside ε never gets stronger, and ε never smaller, whatever doors a ledger's charges pass."""
+
+import itertools
+import json
+import random
+
+import pytest
+
+from pl_privknn.labelers import PATE, MultiLabelPATE, PrivateKNN
+from pl_privknn.labelers.pate.aggregators import GNMAX
+from pl_privknn.labelers.pate.partition import RandomPartition
+from pl_privknn.privacy.accounting.accountant import account, merge_charges, read_records
+from pl_privknn.privacy.guarantee import LEVELS, Guarantee, noise_guarantee, strength, weakest
+from pl_privknn.privacy.ledger.audit import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, Laplace
+from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.paying import paid
+
+PLAIN = [Gaussian(20.0), Gaussian(31.0), Laplace(40.0)]
+WITH_CONDITION = Conditional(Gaussian(20.0), "the parts stayed as they were")
+NOISES = [SystemNoise(), SeededNoise(1), None]
+
+
+def test_guarantees_compose_to_the_weakest_with_all_reasons():
+    values = [
+        Guarantee(),
+        Guarantee("conditional", ("a",)),
+        Guarantee("conditional", ("b", "a")),
+        Guarantee("none", ("c",)),
+    ]
+    for first, second, third in itertools.product(values, repeat=3):
+        both = first & second
+        assert LEVELS.index(both.level) == max(LEVELS.index(first.level), LEVELS.index(second.level))
+        assert set(both.reasons) == {*first.reasons, *second.reasons}
+        assert (first & second) & third == first & (second & third)
+        assert first & first == first & Guarantee() == first
+        assert weakest([first, second, third]).level == (both & third).level
+    assert [strength(level) for level in LEVELS] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("level", "reasons"),
+    [
+        ("certain", ("a",)),
+        ("unconditional", ("a",)),
+        ("conditional", ()),
+        ("none", ()),
+        ("none", "abc"),
+        ("none", ("",)),
+    ],
+)
+def test_a_guarantee_has_reasons_that_fit_it(level, reasons):
+    with pytest.raises(ValueError, match=r"guarantee=|reasons="):
+        Guarantee(level, reasons)
+
+
+def test_a_marked_charge_keeps_its_mark_in_records_sums_and_reports():
+    mark = noise_guarantee(SeededNoise(0))
+    charge = Charge(Gaussian(20.0), 3).marked(mark)
+    assert Charge.from_record(json.loads(json.dumps(charge.to_record()))) == charge
+    assert "guarantee" not in Charge(Gaussian(20.0), 3).to_record()
+    (both,) = merge_charges([Charge(Gaussian(20.0), 2), charge])
+    assert (both.count, both.guarantee) == (5, mark)
+    report = account([charge, Charge(WITH_CONDITION, 1)], delta=1e-5, exact=False)
+    assert report.guarantee == "none"
+    assert "seed" in report.reason
+    assert "the parts stayed" in report.reason
+    plain = account([Charge(Gaussian(20.0), 3)], delta=1e-5, exact=False)
+    assert (plain.guarantee, plain.reason) == ("unconditional", "")
+    assert plain.epsilon == account([charge], delta=1e-5, exact=False).epsilon
+
+
+def random_ledger(path, rng):
+    """A ledger of random plans and charges, and the strongest word that may stand beside its ε."""
+    ledger, charged, level = Ledger(path), False, 0
+    for number in range(rng.randint(1, 3)):
+        plan = [
+            Charge(mechanism, rng.randint(1, 5))
+            for mechanism in rng.sample([*PLAIN, WITH_CONDITION], rng.randint(0, 2))
+        ]
+        level = max([level, *(mechanism_level(charge.mechanism) for charge in plan)])
+        run = ledger.run(f"run {number}", plan=plan)
+        planned = {charge.mechanism: charge.count for charge in plan}
+        if plan and charged:
+            level = max(level, 1)
+        for _ in range(rng.randint(0, 4)):
+            mechanism, noise = rng.choice([*PLAIN, WITH_CONDITION]), rng.choice(NOISES)
+            left = planned.get(mechanism, 0) - run.charged(mechanism)
+            if left < 1 and charged:  # beyond every plan, in view of answers
+                level = max(level, 1)
+            if noise is None:
+                run.charge(mechanism)
+            else:
+                paid(run, noise, mechanism, 1, "test", ("add_remove",))
+            charged = True
+            level = max(
+                level, mechanism_level(mechanism), {None: 1}.get(noise, 0 if noise is NOISES[0] else 2)
+            )
+    ledger.close()
+    return LEVELS[level]
+
+
+def mechanism_level(mechanism):
+    return 1 if mechanism is WITH_CONDITION else 0
+
+
+def through_export(path, target):
+    target.write_text(json.dumps(export_ledger(path)))
+
+
+def through_a_list(path, target):
+    report = epsilon_of_file(path, exact=False)
+    target.write_text(json.dumps([record for run in report["runs"].values() for record in run["guaranteed"]]))
+
+
+def through_another_ledger(path, target):
+    if path.suffix == ".sqlite":
+        records = export_ledger(path)["releases"]
+    else:
+        content = json.loads(path.read_text())
+        records = content["releases"] if isinstance(content, dict) else content
+    Ledger(target).run("taken over", plan=read_records(records)).ledger.close()
+
+
+LEDGER_DOORS = [(through_export, ".json"), (through_a_list, ".json"), (through_another_ledger, ".sqlite")]
+FILE_DOORS = [(through_another_ledger, ".sqlite")]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_chain_of_doors_raises_a_guarantee_or_lowers_epsilon(tmp_path, seed):
+    rng = random.Random(seed)
+    path = tmp_path / "0.sqlite"
+    strongest = random_ledger(path, rng)
+    report = epsilon_of_file(path, exact=False)
+    assert report["guarantee"] == strongest
+    level, epsilon = LEVELS.index(strongest), report["epsilon"]
+    audit = audit_ledger(path, exact=False)
+    assert (audit["guarantee"], audit["reason"], audit["epsilon"]) == (
+        report["guarantee"],
+        report["reason"],
+        epsilon,
+    )
+    assert bool(report["reason"]) == (level > 0)
+    alone = [Ledger.open_readonly(path).run_report(name) for name in report["runs"]]
+    assert max([0, *(LEVELS.index(run.guarantee.guarantee) for run in alone)]) == level
+    for step in range(1, 4):
+        door, suffix = rng.choice(LEDGER_DOORS if path.suffix == ".sqlite" else FILE_DOORS)
+        target = tmp_path / f"{step}{suffix}"
+        door(path, target)
+        passed = epsilon_of_file(target, 1e-5, exact=False)
+        assert LEVELS.index(passed["guarantee"]) >= level, door
+        assert passed["epsilon"] >= epsilon * (1 - 1e-9), door
+        level, epsilon, path = LEVELS.index(passed["guarantee"]), passed["epsilon"], target
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps([Charge(Gaussian(50.0), 1).to_record()]))
+    together = epsilon_of_files([path, other], 1e-5, exact=False)
+    assert LEVELS.index(together["guarantee"]) >= max(level, 1)
+    assert together["epsilon"] >= epsilon * (1 - 1e-9)
+
+
+def test_plans_say_what_their_noise_leaves_of_them():
+    for source, expected in ((SeededNoise(3), "none"), (SystemNoise(), "unconditional")):
+        teacher = PrivateKNN(k=5, sampling_rate=0.5, noise=Gaussian(3.0), noise_source=source)
+        plan = teacher.stated_plan(10, 10, 3)
+        assert account(plan, delta=1e-5, exact=False).guarantee == expected
+
+
+def test_the_condition_of_a_partition_reaches_every_plan_and_charge(tmp_path):
+    class Mine(RandomPartition):
+        condition = "the moon is full"
+
+    for number, teacher in enumerate(
+        (PATE(4, partitioner=Mine(), aggregator=GNMAX(2.0)), MultiLabelPATE(4, partitioner=Mine()))
+    ):
+        assert [charge.guarantee.level for charge in teacher.plan(10, 10, 3)] == ["conditional"]
+        run = Ledger(tmp_path / f"{number}.sqlite").run("a", plan=teacher.plan(10, 10, 3))
+        assert "moon" in run.report().guarantee.reason

@@ -1,0 +1,195 @@
+"""The ledger's file under kills and several processes at once."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from ledger_setup import PROTECTED, G, charged, needs_fork
+
+from pl_privknn.privacy.ledger.audit import audit_ledger
+from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger.renyi_filter import RenyiFilter
+from pl_privknn.privacy.mechanisms import Charge
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.sqlite"
+
+
+# ------------------------------------------------------------------ kills
+
+
+LOOP = """
+import sys
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Gaussian
+run = Ledger(sys.argv[1]).run("a")
+print("ready", flush=True)
+while True:
+    run.charge(Gaussian(20.0), 1)
+    print("drew", flush=True)  # stands for the draw: only after the charge
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills")
+def test_sigkill_of_a_fresh_interpreter(path):
+    child = subprocess.Popen([sys.executable, "-c", LOOP, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    child.send_signal(signal.SIGKILL)
+    drew = child.communicate()[0].splitlines().count("drew")
+    assert drew <= charged(path) <= drew + 1
+
+
+@needs_fork
+def test_sigkill_at_random_moments_never_loses_a_charge(path):
+    """Twenty writers of one run, each killed at a random moment, most of them within a commit."""
+    moments = random.Random(0)
+    context = multiprocessing.get_context("fork")
+    drew = 0
+    for _ in range(20):
+        ours, theirs = os.pipe()
+
+        def child(pipe=theirs):
+            run = Ledger(path).run("a")
+            while True:
+                run.charge(G)
+                os.write(pipe, b".")
+
+        process = context.Process(target=child)
+        process.start()
+        time.sleep(moments.uniform(0.0, 0.15))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        os.close(theirs)
+        with os.fdopen(ours, "rb") as pipe:
+            drew += len(pipe.read())
+        if path.exists():  # the first may have been killed before it made the ledger
+            paid = charged(path)
+            assert drew <= paid
+            drew = paid  # the kill may have come between a charge and its draw: budget wasted, not lost
+    assert drew > 20
+    assert audit_ledger(path)["rows"] == drew + 2
+
+
+@needs_fork
+def test_a_kill_while_the_ledger_is_made_leaves_none_or_a_whole_one(tmp_path):
+    moments = random.Random(0)
+    context = multiprocessing.get_context("fork")
+    seen = set()
+    for index in range(25):
+        path = tmp_path / str(index) / "ledger.sqlite"
+        process = context.Process(target=Ledger, args=(path,))
+        process.start()
+        time.sleep(moments.uniform(0.0, 0.06))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        seen.add(path.exists())
+        if path.exists():
+            assert audit_ledger(path)["rows"] == 1
+        assert Ledger(path).report().rows == 1
+    assert seen  # which of both happens depends on the machine's speed
+
+
+# ------------------------------------------------------------------ several at once
+
+
+def _together(count, task):
+    """Results of ``task(index)`` in ``count`` processes that start at the same moment."""
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(count), context.Queue()
+
+    def child(index):
+        barrier.wait(60)
+        results.put(task(index))
+
+    processes = [context.Process(target=child, args=(index,)) for index in range(count)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join(60)
+    return found
+
+
+@needs_fork
+def test_processes_together_do_not_pass_the_budget(path):
+    def draw(index):
+        run = Ledger(path, max_epsilon=0.7).run("abc"[index])
+        drew = 0
+        try:
+            while True:
+                run.charge(G)
+                drew += 1
+        except BudgetExceeded:
+            return drew
+
+    drew = sum(_together(3, draw))
+    ledger = Ledger.open_readonly(path)
+    gate = RenyiFilter(ledger.report().filter["order"], 1e-5, "add_remove")
+    assert drew == charged(path) > 5
+    # The last one that fits was admitted, one more would not fit.
+    assert gate.epsilon([Charge(G, drew)]) <= 0.7 < gate.epsilon([Charge(G, drew + 1)])
+    assert ledger.within_budget()
+
+
+@needs_fork
+def test_of_plans_stated_at_once_only_those_that_fit_pass(path):
+    Ledger(path, max_epsilon=0.6)
+
+    def state(index):
+        try:
+            Ledger(path, max_epsilon=0.6).run(f"run {index}", plan=[Charge(G, 6)])
+        except BudgetExceeded:
+            return False
+        return True
+
+    passed = _together(5, state)
+    report = Ledger.open_readonly(path).report()
+    assert 0 < sum(passed) < 5
+    assert report.guaranteed == (Charge(G, 6 * sum(passed)),)
+    assert report.epsilon <= 0.6
+
+
+@needs_fork
+def test_several_processes_charge_one_planned_run(path):
+    Ledger(path).run("a", plan=[Charge(G, 60)])
+
+    def pay(index):
+        run = Ledger(path).run("a", plan=[Charge(G, 60)])
+        return [run.charge(G, **PROTECTED) for _ in range(20)]
+
+    positions = [position for found in _together(3, pay) for position in found]
+    assert sorted(positions) == list(range(3, 63))  # each row is one process's
+    report = Ledger(path).report()
+    assert report.guaranteed == report.charged == (Charge(G, 60),)
+    assert report.filter["rule"] == "composition"
+
+
+@needs_fork
+def test_a_handle_survives_a_fork(path):
+    run = Ledger(path).run("a")
+    run.charge(G)
+    assert len(_together(2, lambda index: run.charge(G))) == 2
+    run.charge(G)
+    assert charged(path) == run.num_charges == 4
+
+
+def test_threads_share_a_handle(path):
+    ledger = Ledger(path)
+    run = ledger.run("a", plan=[Charge(G, 40)])
+    threads = [threading.Thread(target=lambda: [run.charge(G) for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert ledger.report().rows <= 42
+    for thread in threads:
+        thread.join()
+    assert charged(path) == run.num_charges == 40

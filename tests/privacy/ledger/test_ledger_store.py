@@ -1,0 +1,303 @@
+"""The ledger's file: what is found out, and what reading it leaves."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from ledger_setup import G, charged, fill, needs_fork
+
+from pl_privknn.privacy.ledger.audit import audit_ledger
+from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
+from pl_privknn.privacy.ledger.store import RowStore
+from pl_privknn.privacy.mechanisms import Charge
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.sqlite"
+
+
+# ------------------------------------------------------------------ the chain
+
+
+def test_rows_hold_what_is_documented_and_the_chain_is_sha256(path):
+    fill(path)
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT position, body, hash FROM rows ORDER BY position").fetchall()
+        head = db.execute("SELECT position, hash FROM head").fetchall()
+    sealed = "0" * 64
+    for place, (position, body, stored) in enumerate(rows, start=1):
+        sealed = hashlib.sha256((sealed + "\n" + body).encode()).hexdigest()
+        assert (position, stored) == (place, sealed)
+        assert body == json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert head == [(5, sealed)]
+    bodies = [json.loads(body) for _, body, _ in rows]
+    assert [body["kind"] for body in bodies] == ["open", "plan", "charge", "charge", "charge"]
+    assert all({"time", "version"} <= set(body) for body in bodies)
+    assert {body["time"][-6:] for body in bodies} == {"+00:00"}
+    assert bodies[1]["plan"] == [Charge(G, 50).to_record()]
+    assert bodies[2]["charge"] == Charge(G, 10).to_record()
+    assert bodies[2]["run"] == "a"
+
+
+TAMPERINGS = {
+    "count": ["""UPDATE rows SET body = replace(body, '"count":20', '"count":2') WHERE position = 4"""],
+    "budget": ["""UPDATE rows SET body = replace(body, '"max_epsilon":null', '"max_epsilon":9')"""],
+    "time": ["""UPDATE rows SET body = replace(body, '"time":"2', '"time":"3') WHERE position = 5"""],
+    "hash": ["UPDATE rows SET hash = 'x' WHERE position = 3"],
+    "deleted": ["DELETE FROM rows WHERE position = 3"],
+    "closed gap": [
+        "DELETE FROM rows WHERE position = 3",
+        "UPDATE rows SET position = position - 1 WHERE position > 3",
+    ],
+    "cut tail": ["DELETE FROM rows WHERE position = 5"],
+    "cut tail and head": ["DELETE FROM rows WHERE position = 5", "UPDATE head SET position = 4"],
+    "all but the first": ["DELETE FROM rows WHERE position > 1"],
+    "swapped": [
+        "UPDATE rows SET position = 99 WHERE position = 3",
+        "UPDATE rows SET position = 3 WHERE position = 4",
+        "UPDATE rows SET position = 4 WHERE position = 99",
+    ],
+    "added": ["INSERT INTO rows SELECT 6, body, hash FROM rows WHERE position = 5"],
+    "added before": ["INSERT INTO rows SELECT 0, body, hash FROM rows WHERE position = 5"],
+    "no head": ["DELETE FROM head"],
+    "emptied": ["DELETE FROM rows"],
+    "dropped": ["DROP TABLE rows"],
+}
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_every_change_is_found_and_nothing_is_repaired(path, name):
+    fill(path)
+    assert audit_ledger(path)["rows"] == 5
+    watching = Ledger.open_readonly(path)
+    with sqlite3.connect(path) as db:
+        for statement in TAMPERINGS[name]:
+            assert db.execute(statement).rowcount != 0
+    before = path.read_bytes()
+    for opener in (audit_ledger, Ledger, Ledger.open_readonly):
+        with pytest.raises(LedgerCorrupt, match=r"ledger\.sqlite"):
+            opener(path)
+    # One that is open looks at new rows only, and at the head.
+    if "head" in name or name == "dropped":
+        with pytest.raises((LedgerCorrupt, OSError)):
+            watching.report()
+    assert path.read_bytes() == before
+
+
+def test_truncated_overwritten_and_foreign_files_are_refused(path, tmp_path):
+    fill(path)
+    whole = path.read_bytes()
+    for broken in (
+        b"",
+        whole[: len(whole) // 2],
+        b"SQLite format 3\x00" + os.urandom(4000),
+        b"hello",
+    ):
+        path.write_bytes(broken)
+        for opener in (Ledger, Ledger.open_readonly, audit_ledger):
+            with pytest.raises(LedgerCorrupt):
+                opener(path)
+        assert path.read_bytes() == broken
+    path.write_bytes(b"")
+    with pytest.raises(LedgerCorrupt, match="is empty"):  # not taken for a new one
+        Ledger(path)
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE t (x)")
+    with pytest.raises(LedgerCorrupt, match="not a ledger"):
+        Ledger(other)
+
+
+def test_every_byte_of_the_rows_is_covered(path):
+    fill(path)
+    whole = bytearray(path.read_bytes())
+    rows = [i for word in (b'"kind":"', b'"count":', b'"sigma":', b'"run":"') for i in _find(whole, word)]
+    assert len(rows) > 12
+    for start in rows:
+        broken = bytearray(whole)
+        broken[start + 1] ^= 1
+        path.write_bytes(broken)
+        with pytest.raises(LedgerCorrupt):
+            audit_ledger(path)
+
+
+def _find(text, word):
+    start = text.find(word)
+    while start >= 0:
+        yield start
+        start = text.find(word, start + 1)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"kind": "refund", "run": "a"},
+        {"kind": "open", "adjacency": "add_remove", "delta": 1e-5, "max_epsilon": None, "filter_order": 2.0},
+        {"kind": "charge", "run": "a"},
+        {"kind": "charge", "run": "a", "charge": {"mechanism": "gaussian", "sigma": -1, "count": 1}},
+        {"kind": "charge", "run": "a", "charge": {"mechanism": "gaussian", "sigma": 1, "count": -5}},
+        {"kind": "charge", "run": "a", "charge": {"mechanism": "gaussian", "sigma": 1, "extra": 1}},
+    ],
+)
+def test_well_sealed_rows_that_no_ledger_writes_are_refused(path, forged):
+    fill(path)
+    store = RowStore(path)
+    with store.writing():
+        store.append(forged)
+    with pytest.raises(LedgerCorrupt, match="row 6"):
+        audit_ledger(path)
+
+
+def test_mechanism_of_a_package_that_is_not_imported(path):
+    fill(path)
+    store = RowStore(path)
+    with store.writing():
+        store.append({"kind": "charge", "run": "a", "charge": {"mechanism": "of my own", "count": 1}})
+    with pytest.raises(ValueError, match="import that first"):
+        Ledger(path)
+
+
+def test_file_that_is_moved_or_put_back_while_open(path, tmp_path):
+    fill(path)
+    old = tmp_path / "old.sqlite"
+    shutil.copy(path, old)
+    ledger = Ledger(path)
+    run = ledger.run("a")
+    run.charge(G)
+    path.rename(tmp_path / "moved.sqlite")
+    with pytest.raises(LedgerCorrupt, match="moved"):
+        run.charge(G)
+    shutil.copy(old, path)  # another file of that name
+    with pytest.raises(LedgerCorrupt, match="replaced"):
+        run.charge(G)
+    path.write_bytes(b"")
+    (tmp_path / "moved.sqlite").replace(path)
+    run.charge(G)
+    path.write_bytes(old.read_bytes())  # the same file with older content
+    with pytest.raises((LedgerCorrupt, OSError)):
+        run.charge(G)
+    assert audit_ledger(path)["rows"] == 5
+
+
+def test_full_disk_charges_nothing_and_the_ledger_goes_on(path):
+    ledger = Ledger(path)
+    run = ledger.run("a", plan=[Charge(G, 10_000)])
+    pages = ledger._store._db.execute("PRAGMA page_count").fetchone()[0]
+    ledger._store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(OSError, match="Nothing was charged"):
+        _charge_until_refused(run)
+    paid = run.num_charges
+    ledger._store._db.execute(f"PRAGMA max_page_count = {pages + 100}")
+    run.charge(G)
+    assert charged(path) == run.num_charges == paid + 1
+
+
+def _charge_until_refused(run):
+    for _ in range(200):
+        run.charge(G)
+
+
+# ------------------------------------------------------------------ reading only
+
+
+def test_reading_leaves_no_trace_and_sees_committed_rows_only(path, tmp_path):
+    fill(path)
+    Path(f"{path}.lock").unlink(missing_ok=True)
+    before = sorted(tmp_path.iterdir())
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("INSERT INTO rows VALUES (6, 'x', 'x')")
+    ledger = Ledger.open_readonly(path)
+    assert ledger.report().rows == audit_ledger(path)["rows"] == 5
+    writer.execute("ROLLBACK")
+    with pytest.raises(PermissionError, match="reading only"):
+        ledger.run("b")
+    assert sorted(tmp_path.iterdir()) == before
+    Ledger(path).run("a").charge(G, 2)
+    assert ledger.report().rows == 6  # an open reader sees what others append
+    with pytest.raises(FileNotFoundError):
+        Ledger.open_readonly(tmp_path / "none.sqlite")
+    assert not (tmp_path / "none.sqlite").exists()
+
+
+def _unprivileged(task):
+    """Run ``task`` as a user whom file permissions bind; returns what it returns, or its exception."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child():
+        if os.geteuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        try:
+            theirs.send(task())
+        except Exception as error:
+            theirs.send(error)
+
+    process = context.Process(target=child)
+    process.start()
+    result = ours.recv() if ours.poll(60) else None
+    process.join(60)
+    return result
+
+
+@needs_fork
+def test_read_only_folder():
+    # Not tmp_path, which only its owner may enter.
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = folder / "ledger.sqlite"
+        fill(path)
+        audit_ledger(path)  # loads everything before the privileges go
+        path.chmod(0o444)
+        folder.chmod(0o555)
+        assert _unprivileged(lambda: audit_ledger(path)["rows"]) == 5
+        assert isinstance(_unprivileged(lambda: Ledger(path)), OSError)
+        # With a killed writer's journal beside it the file can't be trusted as it is.
+        folder.chmod(0o755)
+        path.chmod(0o644)
+        _leave_a_hot_journal(path)
+        path.chmod(0o444)
+        Path(f"{path}-journal").chmod(0o444)
+        folder.chmod(0o555)
+        refused = _unprivileged(lambda: audit_ledger(path))
+        assert isinstance(refused, OSError)
+        assert "copy both" in str(refused)
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def _leave_a_hot_journal(path):
+    code = (
+        "import os, signal, sqlite3, sys\n"
+        "db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "db.execute('PRAGMA cache_size = 1')\n"
+        "db.execute('BEGIN IMMEDIATE')\n"
+        "db.execute('UPDATE rows SET body = body || hex(zeroblob(3000))')\n"
+        "db.executemany('INSERT INTO rows VALUES (?, hex(zeroblob(3000)), 1)', [(n,) for n in range(10, 99)])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    before = path.read_bytes()
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert path.read_bytes() != before  # the unfinished transaction has reached the file
+    assert Path(f"{path}-journal").stat().st_size > 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills")
+def test_transaction_of_a_killed_writer_is_undone(path):
+    fill(path)
+    _leave_a_hot_journal(path)
+    assert audit_ledger(path)["rows"] == 5
+    Ledger(path).run("a").charge(G, 5)
+    assert charged(path) == 50

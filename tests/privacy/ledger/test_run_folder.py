@@ -1,0 +1,249 @@
+"""A run's past: older copies, other ledgers, other data and other runs in its folder are refused, never silent."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from ledger_setup import PROTECTED, G
+from small_fit import fit_student
+
+from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, previous, usable_checkpoint
+from pl_privknn.callbacks.label_run import LabelRun, RunTerms
+from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers.base import Release
+from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
+from pl_privknn.privacy.ledger.run_folder import FolderInUse, FolderLock, HeadFile, resumed_folder
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.noise import SeededNoise
+
+TERMS = RunTerms(
+    plan=[Charge(G, 50)], public_examples=10, public_digest="these", num_classes=3, delta=1e-5, max_epsilon=None,
+    adjacency="add_remove", ledger_path=None, ledger_head_path=None, run_id=None, description={},
+)  # fmt: skip
+
+
+def opened(folder, **terms):
+    run = LabelRun(folder, dataclasses.replace(TERMS, **terms))
+    if run.store.selected(0) is None:
+        run.store.select(0, range(10))
+    return run
+
+
+def ask(run, positions):
+    """What a labeler's batch does up to its draw; returns the charge's row."""
+    run.store.mark_asked(0, positions, run.ledger_run.num_charges)
+    return run.ledger_run.charge(G, len(positions), **PROTECTED)
+
+
+def answer(run, positions):
+    run.store.put(0, positions, Release(torch.zeros(len(positions), dtype=torch.int64)))
+
+
+def test_a_run_goes_on_where_it_was_and_asks_nothing_twice(tmp_path):
+    run = opened(tmp_path)
+    ask(run, [0, 1, 2])
+    answer(run, [0, 1, 2])
+    ask(run, [3, 4])  # paid, and lost
+    run.close()
+    again = opened(tmp_path)
+    assert again.run_id == run.run_id
+    assert again.store.open_positions(0, again.ledger_run.num_charges) == [5, 6, 7, 8, 9]
+    assert again.store.counts()["lost"] == 2
+    again.close()
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_an_older_ledger_is_refused(tmp_path, released):
+    run = opened(tmp_path)
+    ask(run, [0])
+    answer(run, [0])
+    shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "backup")
+    ask(run, [1])
+    if released:
+        answer(run, [1])
+    run.close()
+    run.ledger.close()
+    shutil.copy(tmp_path / "backup", tmp_path / "ledger.sqlite")
+    with pytest.raises(LedgerCorrupt, match=r"older copy .* Restore"):
+        opened(tmp_path)
+    assert len(Ledger.open_readonly(tmp_path / "ledger.sqlite").report().charged) == 1
+
+
+def test_a_new_or_missing_ledger_is_refused(tmp_path):
+    run = opened(tmp_path)
+    run.close()
+    run.ledger.close()
+    (tmp_path / "ledger.sqlite").unlink()
+    with pytest.raises(FileNotFoundError, match="missing"):
+        opened(tmp_path)
+    Ledger(tmp_path / "ledger.sqlite").run("another", plan=[Charge(G, 1)])
+    with pytest.raises(LedgerCorrupt, match="nothing of this run"):
+        opened(tmp_path)
+
+
+def test_a_ledger_that_is_written_in_place_under_an_open_run_is_refused(tmp_path):
+    run = opened(tmp_path)
+    older = (tmp_path / "ledger.sqlite").read_bytes()
+    ask(run, [0])
+    with (tmp_path / "ledger.sqlite").open("r+b") as file:  # the same inode
+        file.write(older)
+        file.truncate()
+    with pytest.raises(LedgerCorrupt):
+        ask(run, [1])
+    run.close()
+
+
+def test_an_older_label_store_is_refused(tmp_path):
+    run = opened(tmp_path)
+    ask(run, [0])
+    answer(run, [0])
+    shutil.copy(tmp_path / "labels.sqlite", tmp_path / "backup")
+    ask(run, [1])
+    answer(run, [1])
+    run.close()
+    shutil.copy(tmp_path / "backup", tmp_path / "labels.sqlite")
+    with pytest.raises(LabelStoreError, match=r"older copy: .* 1 later charges .* cost twice"):
+        opened(tmp_path)
+
+
+def test_a_kill_between_a_charge_and_its_note_is_survived_once(tmp_path):
+    run = opened(tmp_path)
+    run.ledger._store.witnesses.clear()
+    ask(run, [0, 1])
+    run.close()
+    again = opened(tmp_path)
+    assert again.store.counts()["lost"] == 2
+    again.ledger._store.witnesses.clear()
+    again.ledger_run.charge(G, 1, **PROTECTED)  # nothing was asked: no kill leaves this
+    again.close()
+    with pytest.raises(LabelStoreError, match="older copy"):
+        opened(tmp_path)
+
+
+def test_a_copied_folder_goes_on_in_itself_and_a_shared_ledger_serves_one_of_both(tmp_path):
+    first, copy, shared = tmp_path / "first", tmp_path / "copy", tmp_path / "shared.sqlite"
+    run = opened(first, ledger_path=shared)
+    ask(run, [0])
+    answer(run, [0])
+    run.close()
+    shutil.copytree(first, copy)
+    twin = opened(copy, ledger_path=shared)
+    ask(twin, [1])
+    answer(twin, [1])
+    twin.close()
+    with pytest.raises(LabelStoreError, match="older copy"):
+        opened(first, ledger_path=shared)
+
+
+def test_a_checkpoint_is_resumed_in_the_folder_that_it_lies_in(tmp_path):
+    for name in ("first", "copy"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    ours = {first, copy}
+    found = resumed_folder(first, copy / "checkpoints" / "last.ckpt", ours.__contains__)
+    assert found == copy
+    assert resumed_folder(first, tmp_path / "elsewhere.ckpt", ours.__contains__) == first
+    with pytest.raises(FileNotFoundError, match="run_dir"):
+        resumed_folder(tmp_path / "gone", tmp_path / "elsewhere.ckpt", ours.__contains__)
+
+
+def test_other_public_examples_are_refused(tmp_path):
+    opened(tmp_path).close()
+    with pytest.raises(LabelStoreError, match="public_digest='these' then, 'others' now"):
+        opened(tmp_path, public_digest="others")
+    # A store of an earlier version did not note them: it does from now on.
+    with LabelStore(tmp_path / "labels.sqlite", TERMS.fingerprint())._db as db:
+        db.execute("UPDATE meta SET value = json_remove(value, '$.public_digest') WHERE key = 'fingerprint'")
+    opened(tmp_path, public_digest="others").close()
+    with pytest.raises(LabelStoreError):
+        opened(tmp_path)
+
+
+def test_one_run_at_a_time_has_a_folder(tmp_path):
+    run = opened(tmp_path)
+    with pytest.raises(FolderInUse, match="run_dir"):
+        opened(tmp_path)
+    run.close()
+    run.close()
+    opened(tmp_path).close()
+    # A command holds the folder for the run that it starts, and for no second one.
+    with FolderLock(tmp_path, shared=True):
+        run = opened(tmp_path)
+        with pytest.raises(FolderInUse):
+            opened(tmp_path)
+        run.close()
+
+
+def test_another_process_has_to_wait_for_the_folder(tmp_path):
+    run = opened(tmp_path)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from pl_privknn.privacy.ledger.run_folder import FolderInUse, FolderLock\n"
+        "try: FolderLock(Path(sys.argv[1]))\nexcept FolderInUse: sys.exit(7)"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(words, check=False).returncode == 7
+    run.close()
+    assert subprocess.run(words, check=False).returncode == 0
+    assert os.path.exists(tmp_path / "run.lock")
+
+
+def test_a_head_kept_elsewhere_finds_a_whole_folder_that_was_put_back(tmp_path):
+    folder, head = tmp_path / "run", tmp_path / "safe" / "head"
+    run = opened(folder, ledger_head_path=head)
+    run.close()
+    run.ledger.close()
+    shutil.copytree(folder, tmp_path / "backup")
+    run = opened(folder, ledger_head_path=head)
+    ask(run, [0])
+    assert HeadFile(head).head == run.ledger.head
+    run.close()
+    run.ledger.close()
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    with pytest.raises(LedgerCorrupt, match="head_path"):
+        opened(folder, ledger_head_path=head)
+    opened(folder).close()  # without it, nothing in the folder can tell
+    (folder / "ledger.sqlite").unlink()
+    with pytest.raises(FileNotFoundError, match="holds the head of one"):
+        Ledger(folder / "ledger.sqlite", head_path=head)
+
+
+def test_lost_answers_are_said_and_never_bought_again_silently(tmp_path, monkeypatch):
+    teacher = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(0))
+
+    def lose(*_):
+        raise KeyError("no disk")
+
+    monkeypatch.setattr(LabelStore, "put", lose)
+    with pytest.raises(Exception):  # noqa: B017,PT011 - whatever a broken disk says
+        fit_student(tmp_path, teacher, 0.1, queries_per_round=20)
+    monkeypatch.undo()
+    with pytest.raises(LabelStoreError, match=r"20 queries were paid for.* no label is left .* ledger_path="):
+        fit_student(tmp_path, teacher, 0.1, queries_per_round=20)
+    charged = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().charged
+    assert [charge.count for charge in charged] == [1]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
+    last, io = tmp_path / "last.ckpt", DurableCheckpointIO()
+    assert usable_checkpoint(last) is None
+    for epoch in range(3):
+        io.save_checkpoint({"epoch": epoch}, last)
+    assert usable_checkpoint(last) == last
+    assert io.load_checkpoint(last)["epoch"] == 2
+    whole = last.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole.replace(b"epoch", b"EPOCH"), b""):
+        last.write_bytes(damaged)
+        with pytest.warns(UserWarning, match=r"resuming from last\.previous\.ckpt"):
+            found = usable_checkpoint(last)
+        assert found == previous(last)
+        assert io.load_checkpoint(found)["epoch"] == 1
+    previous(last).write_bytes(b"")
+    with pytest.warns(UserWarning, match="training starts again"):
+        assert usable_checkpoint(last) is None

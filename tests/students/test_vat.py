@@ -1,0 +1,276 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pl_privknn.networks import FeatureNetwork, build_network
+from pl_privknn.students import VATStudent
+from pl_privknn.students.forward import deterministic, frozen_statistics
+from pl_privknn.students.losses import entropy, kl_divergence
+from pl_privknn.students.vat import adversarial_direction, unit_rows
+
+
+def smooth_network(num_classes, dtype=torch.float64):
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, num_classes)).to(dtype)
+
+
+def hessians(network, images):
+    """Hessian of KL(p(x) ‖ p(x + r)) in r at 0 for each image, by automatic differentiation twice."""
+    result = []
+    for image in images:
+        target = network(image[None]).detach()
+
+        def divergence(r, image=image, target=target):
+            return kl_of(target, network(image[None] + r.view(1, *image.shape)))
+
+        zero = torch.zeros(image.numel(), dtype=images.dtype)
+        result.append(torch.autograd.functional.hessian(divergence, zero))
+    return torch.stack(result)
+
+
+def kl_of(target, logits):
+    # In float64: the package's own divergence works in float32.
+    p = target.softmax(dim=1)
+    return (p * (p.log() - logits.log_softmax(dim=1))).sum()
+
+
+def cosines(a, b):
+    return F.cosine_similarity(a.flatten(1).double(), b.flatten(1).double()).abs()
+
+
+def test_one_iteration_is_the_hessian_times_the_start():
+    network = smooth_network(4)
+    images, start = torch.rand(5, 1, 2, 3, dtype=torch.float64), torch.randn(5, 1, 2, 3, dtype=torch.float64)
+    want = torch.einsum("nij,nj->ni", hessians(network, images), start.flatten(1))
+    single = copy.deepcopy(network).float()
+    x = images.float()
+    found = adversarial_direction(single, x, single(x), xi=1e-3, start=start.float())
+    assert cosines(found, want).min() > 0.999
+    # A step of 1e-6 leaves one to two digits of a float32 difference.
+    found = adversarial_direction(single, x, single(x), xi=1e-6, start=start.float())
+    assert cosines(found, want).mean() > 0.8
+
+
+def test_with_two_classes_one_iteration_finds_the_top_eigenvector():
+    # The Hessian has rank c - 1.
+    network = smooth_network(2)
+    images = torch.rand(8, 1, 2, 3, dtype=torch.float64)
+    top = torch.linalg.eigh(hessians(network, images)).eigenvectors[:, :, -1]
+    single = copy.deepcopy(network).float()
+    found = adversarial_direction(single, images.float(), single(images.float()), xi=1e-3)
+    assert cosines(found, top).min() > 0.999
+
+
+def test_iterations_converge_to_the_top_eigenvector():
+    network = smooth_network(5)
+    images = torch.rand(8, 1, 2, 3, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(hessians(network, images))
+    clear = values[:, -1] > 1.3 * values[:, -2]  # elsewhere 40 iterations aren't enough
+    assert clear.sum() >= 4
+    single = copy.deepcopy(network).float()
+    found = adversarial_direction(single, images.float(), single(images.float()), xi=1e-3, iterations=40)
+    assert cosines(found, vectors[:, :, -1])[clear].min() > 0.99
+
+
+def test_the_direction_beats_random_ones():
+    network = build_network("small_cnn", 10, 1, 12)
+    images = torch.rand(32, 1, 12, 12)
+    with deterministic(network), frozen_statistics(network), torch.no_grad():
+        clean = network(images)
+        found = adversarial_direction(network, images, clean)
+        worst = kl_divergence(clean, network(images + found)).mean()
+        random = kl_divergence(clean, network(images + unit_rows(torch.randn_like(images)))).mean()
+    assert found.flatten(1).norm(dim=1).allclose(torch.ones(32), atol=1e-5)
+    assert worst > 3 * random
+
+
+def test_unit_rows_of_tiny_and_zero_gradients():
+    rows = torch.zeros(3, 1, 2, 2)
+    rows[0] = 1e-30
+    rows[1, 0, 0, 0] = -2.0
+    assert torch.allclose(unit_rows(rows).flatten(1).norm(dim=1), torch.tensor([1.0, 1.0, 0.0]))
+
+
+def test_a_flat_network_keeps_the_start():
+    start = unit_rows(torch.randn(4, 1, 3, 3))
+    found = adversarial_direction(
+        lambda x: 0 * x.flatten(1)[:, :3], torch.rand(4, 1, 3, 3), torch.zeros(4, 3), start=start
+    )
+    assert torch.allclose(found, start)
+
+
+class WithDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(9, 16), nn.BatchNorm1d(16)
+        self.dropout, self.last = nn.Dropout(0.5), nn.Linear(16, 3)
+
+    def forward(self, images):
+        return self.last(self.dropout(self.norm(self.first(images.flatten(1)))))
+
+
+def student(**kwargs):
+    return VATStudent(network=WithDropout(), num_classes=3, image_size=3, **kwargs)
+
+
+def test_perturbed_passes_leave_batch_norm_bitwise_alone():
+    module = student().train()
+    images = torch.rand(20, 1, 3, 3)
+    clean = module.clean_logits(images, update_statistics=False)
+    before = copy.deepcopy(module.network.state_dict())
+    module.divergence(images, clean).mean().backward()
+    after = module.network.state_dict()
+    assert "norm.num_batches_tracked" in before
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_statistics_move_by_the_labelled_and_the_clean_pass_alone():
+    module, images, unlabeled = student(), torch.rand(8, 1, 3, 3), torch.rand(20, 1, 3, 3)
+    twin = copy.deepcopy(module.network)
+    module.objective(images, torch.zeros(8, dtype=torch.int64), unlabeled)
+    with torch.no_grad():
+        twin(images)
+        twin(unlabeled)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(module.network.norm, name), getattr(twin.norm, name))
+    only_labeled, twin = student(), None
+    only_labeled.objective(images, torch.zeros(8, dtype=torch.int64), None)
+    assert only_labeled.network.norm.num_batches_tracked == 1
+
+
+def test_batch_statistics_are_used_on_the_perturbed_pass():
+    # With running statistics of another scale, a pass that used them would differ from the clean one.
+    module, images = student(radius=1e-6).train(), torch.rand(20, 1, 3, 3)
+    module.network.norm.running_mean.fill_(100.0)
+    clean = module.clean_logits(images, update_statistics=False)
+    assert module.divergence(images, clean).max() < 1e-6
+
+
+def test_dropout_is_off_and_comes_back():
+    module, images = student(radius=1e-6).train(), torch.rand(20, 1, 3, 3)
+    clean = module.clean_logits(images, update_statistics=False)
+    assert module.divergence(images, clean).max() < 1e-6
+    assert all(part.training for part in module.network.modules())
+    assert module.network.norm.track_running_stats
+    with (
+        pytest.raises(RuntimeError, match="stop"),
+        deterministic(module.network),
+        frozen_statistics(module.network),
+    ):
+        raise RuntimeError("stop")
+    assert all(part.training for part in module.network.modules())
+    assert module.network.norm.track_running_stats
+
+
+def test_frozen_parts_stay_in_evaluation_mode():
+    module = student().train()
+    module.network.norm.eval()
+    module.divergence(torch.rand(4, 1, 3, 3), torch.zeros(4, 3))
+    assert not module.network.norm.training
+    assert module.network.dropout.training
+
+
+def test_gradient_is_that_of_the_perturbed_pass_alone(monkeypatch):
+    module, images = student(radius=0.7), torch.rand(20, 1, 3, 3)
+    direction = unit_rows(torch.randn_like(images))
+    monkeypatch.setattr("pl_privknn.students.vat.adversarial_direction", lambda *args, **kwargs: direction)
+    with deterministic(module.network):
+        clean = module.logits(images)  # with a graph, as the entropy term keeps it
+    parameters = list(module.network.parameters())
+    got = torch.autograd.grad(module.divergence(images, clean).mean(), parameters)
+    twin = copy.deepcopy(module.network)
+    with deterministic(twin):
+        log_q = twin(images + 0.7 * direction).log_softmax(dim=1)
+    # The target's entropy is a constant: cross-entropy with a constant target has the same gradient.
+    loss = -(clean.detach().softmax(dim=1) * log_q).sum(dim=1).mean()
+    want = torch.autograd.grad(loss, list(twin.parameters()))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
+
+
+def test_finding_the_direction_leaves_no_gradients():
+    network = build_network("small_cnn", 10, 1, 8)
+    images = torch.rand(4, 1, 8, 8)
+    direction = adversarial_direction(network, images, network(images))
+    assert not direction.requires_grad
+    assert images.grad is None
+    assert not images.requires_grad
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_the_perturbation_has_the_stated_radius(monkeypatch):
+    # Also where the student normalises: the radius is in pixels of [0, 1].
+    module = student(radius=0.3, mean=[0.5], std=[0.25])
+    images, seen = torch.rand(6, 1, 3, 3), []
+    logits = module.logits
+    monkeypatch.setattr(module, "logits", lambda x: seen.append(x.detach()) or logits(x))
+    module.divergence(images, module.clean_logits(images, False))
+    assert (seen[-1] - images).flatten(1).norm(dim=1).allclose(torch.full((6,), 0.3), atol=1e-5)
+
+
+def test_parts_of_the_loss_are_weighted():
+    network = FeatureNetwork(nn.Sequential(nn.Flatten(), nn.Linear(9, 5), nn.Tanh()), 5, 3)
+    images, labels, unlabeled = (
+        torch.rand(6, 1, 3, 3),
+        torch.tensor([0, 1, 2, 0, 1, 2]),
+        torch.rand(7, 1, 3, 3),
+    )
+    parts = {}
+    for weight in (1.0, 2.5):
+        module = VATStudent(
+            network=network, num_classes=3, vat_weight=weight, entropy_weight=weight, label_smoothing=0.1
+        )
+        torch.manual_seed(3)
+        parts[weight] = module.objective(images, labels, unlabeled)
+    assert torch.allclose(
+        parts[1.0]["supervised"], F.cross_entropy(network(images), labels, label_smoothing=0.1)
+    )
+    assert torch.allclose(parts[1.0]["entropy"], entropy(network(unlabeled)).mean())
+    assert parts[1.0]["entropy"].requires_grad
+    for name in ("vat", "entropy"):
+        assert torch.allclose(2.5 * parts[1.0][name], parts[2.5][name])
+    assert "entropy" not in VATStudent(network=network, num_classes=3).objective(images, labels, unlabeled)
+
+
+def test_the_direction_is_found_in_float32_under_mixed_precision(monkeypatch):
+    module = VATStudent(network="small_cnn", image_size=8)
+    dtypes, seen = [], {}
+    logits = module.logits
+
+    def spy(images):
+        result = logits(images)
+        dtypes.append(result.dtype)
+        return result
+
+    def keep(*args, **kwargs):
+        seen["direction"] = adversarial_direction(*args, **kwargs)
+        return seen["direction"]
+
+    monkeypatch.setattr(module, "logits", spy)
+    monkeypatch.setattr("pl_privknn.students.vat.adversarial_direction", keep)
+    images = torch.rand(16, 1, 8, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.manual_seed(1)
+        module.divergence(images, module.clean_logits(images, update_statistics=False))
+    # Clean in 16 bits, target and direction in 32, the pass that is trained in 16.
+    assert dtypes == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
+    mixed = seen["direction"]
+    torch.manual_seed(1)
+    module.divergence(images, module.clean_logits(images, update_statistics=False))
+    assert torch.equal(mixed, seen["direction"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("radius", 0),
+        ("xi", -1e-6),
+        ("power_iterations", 1.5),
+        ("vat_weight", -1),
+        ("entropy_weight", float("nan")),
+    ],
+)
+def test_bad_arguments_are_named(argument, value):
+    with pytest.raises(ValueError, match=f"{argument}="):
+        VATStudent(**{argument: value})
