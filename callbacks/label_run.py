@@ -1,4 +1,4 @@
-"""The books of one labelling run: its plan in the ledger, its released labels, its figures."""
+"""One labelling run: its plan in the ledger, its released labels, its figures."""
 
 from __future__ import annotations
 

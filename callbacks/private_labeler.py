@@ -1,4 +1,4 @@
-"""The callback that buys labels from a private teacher between epochs of ``trainer.fit``."""
+"""The callback that queries a private teacher between epochs of ``trainer.fit``."""
 
 from __future__ import annotations
 

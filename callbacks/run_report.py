@@ -112,7 +112,7 @@ def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, An
                 "labeler": type(callback.labeler).__name__,
                 "ledger_head": head,
             }
-    # A module that trains on the private records itself keeps its own books.
+    # A module that trains on the private records itself has its own ledger.
     tells = getattr(pl_module, "privacy_summary", None)
     if tells is not None and (told := tells()) is not None:
         return dict(told)

@@ -1,4 +1,4 @@
-"""pl_privknn: student models trained on labels bought from private data, with a stated ε.
+"""pl_privknn: student models trained on privately released labels, with a stated ε.
 
 The public names are loaded when they are first used, so that ``import pl_privknn`` stays cheap.
 """

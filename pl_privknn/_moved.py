@@ -1,4 +1,4 @@
-"""Modules under their names of version 0.1.0a: saved configurations and users' imports find them."""
+"""Modules under earlier names: saved configurations and users' imports find them."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ class NoisySGD(ReportsTraining, Classifier):
         return {**super().__getstate__(), "_private": None, "_training_run": None}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save where the books of the run lie; they themselves stay in the ledger."""
+        """Save where the run's folder is and how far it came; charges stay in the ledger."""
         if self._training_run is not None:
             checkpoint["noisy_sgd"] = self._training_run.state()
 
@@ -336,12 +336,12 @@ class NoisySGD(ReportsTraining, Classifier):
             [self.extractor(data.public.images(part)).cpu() for part in everything.split(_IMAGES_AT_ONCE)]
         )
 
-    def _learning_rate(self, books: TrainingRun) -> float:
+    def _learning_rate(self, run: TrainingRun) -> float:
         hparams = self.hparams
         peak = quiet_lr(
-            hparams["lr"], self.noise_limit, books.noise_multiplier, books.planned, self.batch_size
+            hparams["lr"], self.noise_limit, run.noise_multiplier, run.planned, self.batch_size
         )
-        return scheduled(peak, hparams["scheduler"], books.steps.left / books.planned)
+        return scheduled(peak, hparams["scheduler"], run.steps.left / run.planned)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:

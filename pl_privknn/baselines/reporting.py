@@ -1,4 +1,4 @@
-"""What people read of a private training: ε, steps, the ledger."""
+"""What a private training reports: ε, steps, the ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LeavesFolder(pl.Callback):
 
 
 class ReportsTraining(pl.LightningModule):
-    """Reads and logs the books of a training; part of :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`."""
+    """Reports and logs ε of a training; part of :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`."""
 
     _training_run: TrainingRun | None
     delta: float

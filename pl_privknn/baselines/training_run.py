@@ -1,4 +1,4 @@
-"""The books of one private training: its folder, its plan in the ledger, the steps that are left."""
+"""One private training: its folder, its plan in the ledger, the steps that are left."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 class TrainingRun:
-    """Opens, or continues, the books of a training and states its plan in the ledger.
+    """Opens, or continues, a training in a folder and states its plan in the ledger.
 
     The plan is the guarantee. Steps are charged before their noise is drawn; what a crash wastes is taken from
     the steps that are left, so ε never grows beyond the plan and never falls below what was drawn.
@@ -204,7 +204,7 @@ class TrainingRun:
         return self._run.num_charges
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: where the books lie and how far they were."""
+        """For a checkpoint: where the run's folder is and how far it came."""
         return {
             "run_id": self.run_id,
             "run_dir": str(self.folder),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pl_privknn.privacy.ledger.release_files import Releases
 
 _TRAINING = {
-    "fit": "train a student on privately bought labels (--resume DIR continues an interrupted run)",
+    "fit": "train a student on privately released labels (--resume DIR continues an interrupted run)",
     "validate": "evaluate a checkpoint on public images",
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
@@ -67,7 +67,7 @@ def _run(words: list[str]) -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser(
-        prog="privknn", description="Train students on labels bought from private data, with a stated ε."
+        prog="privknn", description="Train students on privately released labels, with a stated ε."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in _TRAINING.items():

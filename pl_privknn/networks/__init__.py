@@ -1,4 +1,4 @@
-"""Networks of the papers, a small one for demos, and the door to timm."""
+"""Networks of the papers, a small one for demos, and any timm model."""
 
 from pl_privknn.networks.base import FeatureNetwork
 from pl_privknn.networks.registry import available_networks, build_network, register_network

@@ -1,4 +1,4 @@
-"""The one door for protective randomness: every coin and every noise draw of a release comes from here."""
+"""The source of protective randomness: every coin and every noise draw of a release comes from here."""
 
 from __future__ import annotations
 

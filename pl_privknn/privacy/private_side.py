@@ -112,7 +112,7 @@ def _null() -> TextIO:
 
 @functools.cache
 def _c_flush() -> Callable[[Any], Any] | None:
-    """C's ``fflush``, where there is such a door."""
+    """C's ``fflush``, where it can be had."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         return ctypes.CDLL(None).fflush
     return None
