@@ -54,7 +54,7 @@ def test_sigkill_at_random_moments_never_loses_a_charge(path):
     moments = random.Random(0)
     context = multiprocessing.get_context("fork")
     drew = 0
-    for _ in range(20):
+    for number in range(20):
         ours, theirs = os.pipe()
 
         def child(pipe=theirs):
@@ -65,17 +65,18 @@ def test_sigkill_at_random_moments_never_loses_a_charge(path):
 
         process = context.Process(target=child)
         process.start()
+        seen = os.read(ours, 1) if number % 2 else b""  # every other one is killed after its first draw, not before
         time.sleep(moments.uniform(0.0, 0.15))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         os.close(theirs)
         with os.fdopen(ours, "rb") as pipe:
-            drew += len(pipe.read())
+            drew += len(seen + pipe.read())
         if path.exists():  # the first may have been killed before it made the ledger
             paid = charged(path)
             assert drew <= paid
             drew = paid  # the kill may have come between a charge and its draw: budget wasted, not lost
-    assert drew > 20
+    assert drew >= 10
     assert audit_ledger(path)["rows"] == drew + 2
 
 
