@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,8 +112,9 @@ def read_ids(ids: Any, count: int) -> _Ids:
 
     Raises:
         ValueError: unless there is one whole number for each record, and each once.
+        FileNotFoundError: if there is no such file.
     """
-    given = np.load(ids, allow_pickle=False) if isinstance(ids, str | Path) else np.asarray(ids)
+    given = _from_file(Path(ids)) if isinstance(ids, str | Path) else np.asarray(ids)
     whole = given.dtype.kind in "iu" and np.can_cast(given.dtype, np.int64)
     if given.shape != (count,) or not whole or len(np.unique(given)) != count:
         raise ValueError(
@@ -120,3 +122,17 @@ def read_ids(ids: Any, count: int) -> _Ids:
             "and no number twice"
         )
     return given.astype(np.int64)
+
+
+def _from_file(path: Path) -> NDArray[Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"ids={str(path)!r}: there is no such file")
+    try:
+        given = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+        given = None
+    if not isinstance(given, np.ndarray):
+        raise ValueError(
+            f"ids={str(path)!r} can't be read as an array; write it with numpy.save, numbers alone"
+        )
+    return given

@@ -124,7 +124,8 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
         Noted where the answers go, it shows later whether the file is an older copy: see :meth:`has_mark`.
         """
         with self._reading():
-            return f"{len(self._table.marks)}:{[self._table.name, *self._table.marks][-1]}"
+            marks = self._table.marks
+            return f"{len(marks)}:{marks[-1] if marks else self._table.name}"
 
     @property
     def name(self) -> str:
@@ -141,8 +142,10 @@ class IndividualFilter(contextlib.AbstractContextManager["IndividualFilter"]):
         """Whether this filter was once at ``mark``; an older copy of its file, or another's, was not."""
         number, _, drawn = mark.partition(":")
         with self._reading():
-            known = [self._table.name, *self._table.marks]
-            return number.isdecimal() and int(number) < len(known) and known[int(number)] == drawn
+            if number == "0":
+                return drawn == self._table.name
+            known = self._table.marks
+            return number.isdecimal() and 0 < int(number) <= len(known) and known[int(number) - 1] == drawn
 
     def add(self, ids: ArrayLike) -> None:
         """Admit records. New ones get a full budget, ones removed before get back what they had left.

@@ -92,5 +92,14 @@ def test_bad_ids_are_refused_without_a_number(ids):
 
 
 def test_ids_may_lie_in_a_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_ids(tmp_path / "ids.npy", 3)
+    for content in (b"", b"PK\x03\x04", b"1, 2, 3"):
+        (tmp_path / "ids.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=r"ids='.*' can't be read as an array; write it with numpy.save"):
+            read_ids(str(tmp_path / "ids.npy"), 3)
+    np.savez(tmp_path / "ids.npz", ids=np.arange(3))
+    with pytest.raises(ValueError, match="can't be read as an array"):
+        read_ids(tmp_path / "ids.npz", 3)
     np.save(tmp_path / "ids.npy", np.array([7, -3, 2], np.int16))
     assert read_ids(tmp_path / "ids.npy", 3).tolist() == read_ids([7, -3, 2], 3).tolist() == [7, -3, 2]

@@ -180,6 +180,17 @@ def test_a_labeler_that_goes_on_to_another_run_starts_another_stream(tmp_path):
             np.testing.assert_array_equal(np.sort(labeler.remaining()), np.sort(left))
 
 
+def test_a_labeler_that_was_used_before_keeps_the_budgets_of_its_run_on_disk(tmp_path):
+    labeler = teacher()
+    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)
+    callback, _ = fit_student(tmp_path, labeler, 0.15, private=120, **PROMISE)
+    assert callback._run.ledger_run.num_charges == 1
+    with IndividualFilter(labeler.parameters.budget, private_files(tmp_path) / "budgets") as state:
+        assert state.begun
+    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)  # after it, by itself again
+    assert labeler._state.folder is None
+
+
 def test_the_same_folder_is_used_for_state_dir_in_every_run(tmp_path):
     for name in ("a", "b"):
         callback = fit(tmp_path / name, state_dir=tmp_path / "state")
