@@ -338,9 +338,7 @@ class NoisySGD(ReportsTraining, Classifier):
 
     def _learning_rate(self, run: TrainingRun) -> float:
         hparams = self.hparams
-        peak = quiet_lr(
-            hparams["lr"], self.noise_limit, run.noise_multiplier, run.planned, self.batch_size
-        )
+        peak = quiet_lr(hparams["lr"], self.noise_limit, run.noise_multiplier, run.planned, self.batch_size)
         return scheduled(peak, hparams["scheduler"], run.steps.left / run.planned)
 
 

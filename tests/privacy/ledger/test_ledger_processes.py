@@ -65,7 +65,9 @@ def test_sigkill_at_random_moments_never_loses_a_charge(path):
 
         process = context.Process(target=child)
         process.start()
-        seen = os.read(ours, 1) if number % 2 else b""  # every other one is killed after its first draw, not before
+        seen = (
+            os.read(ours, 1) if number % 2 else b""
+        )  # every other one is killed after its first draw, not before
         time.sleep(moments.uniform(0.0, 0.15))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
