@@ -76,9 +76,9 @@ class LabelingRound:
             return
         asked = store.selections(index + 1)[index]
         means = asked.query_features(self._public_features(data)) if asked.ask_means else None
+        privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
         if type(self.labeler).fit_public is not Labeler.fit_public:
             privately(self.labeler.fit_public, self._public_features(data))
-        privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id)
         privately(self._fit_labeler, data, progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.

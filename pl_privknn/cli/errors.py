@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 _CHECKED = (ValueError, TypeError, ArithmeticError, RuntimeError)
 
 

@@ -76,12 +76,13 @@ class Labeler(abc.ABC):
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()
 
-    def join_run(self, folder: Path) -> None:  # noqa: B027
-        """Take part in a run, before its first :meth:`fit`.
+    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:  # noqa: B027
+        """Take part in a run, before each :meth:`fit`; a teacher that can't go on with the run refuses here.
 
         Args:
             folder: private to this labeler and this run, for what must survive a crash; made by the labeler if it
                 needs it, readable by its owner only. It lies beside the run's folder, not in it.
+            ledger: what :meth:`label` will charge.
         """
 
     def leave_run(self) -> None:  # noqa: B027

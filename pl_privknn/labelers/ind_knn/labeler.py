@@ -22,6 +22,7 @@ from pl_privknn.labelers.ind_knn.algorithm import (
 from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.labelers.ind_knn.stream import check_unpaid
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
@@ -143,12 +144,20 @@ class IndKNN(Labeler):
 
     # ------------------------------------------------------------------ the labeler's contract
 
-    def join_run(self, folder: Path) -> None:
-        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`Labeler.join_run`."""
+    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`Labeler.join_run`.
+
+        Raises:
+            JournalError: if the budgets' folder is damaged, incomplete, an older or second copy, in use, or not the
+                one from which the run has answered.
+        """
         place = (self.state_dir or folder).resolve()
         if self._state is None or self._state.folder != place:
             self.close()
             self._run_folder = None if self.state_dir is not None else place
+        if not place.exists():
+            check_unpaid(place, self.parameters.total, ledger)
+        self._open_state().check(self.parameters.total, ledger)
 
     def leave_run(self) -> None:
         """Close the budgets; see :meth:`Labeler.leave_run`."""

@@ -84,23 +84,34 @@ class StreamState:
                 self.row = ledger.charge(total, 1, noise=noise, adjacencies=adjacencies)
                 self._paid_here.append(ledger)
             return
+        self.check(total, ledger)
+        runs, run, paid = self.content["runs"], self._run(ledger), ledger.charged(total)
+        if not self._knows(ledger):
+            runs[run] = paid
+            self.save()
+        if paid <= runs.get(run, 0):
+            self.row = ledger.charge(total, 1, noise=noise, adjacencies=adjacencies)
+
+    def check(self, total: Mechanism, ledger: ChargesLedger) -> None:
+        """Check that the ledger's run, if it has answered, did so from these budgets, and that they are the latest.
+
+        Args:
+            total: what the stream costs.
+            ledger: the run's.
+
+        Raises:
+            JournalError: if not.
+        """
+        if not isinstance(ledger, LedgerRun):
+            return
         noted = ledger.noted(self._topic)
         if noted is not None and not self.budgets.has_mark(noted):
             raise JournalError(
                 f"{self._place} holds an older copy of the budgets than the answers of run {ledger.run_id!r} were "
                 "paid from; put back the latest one, or start a new run in a new folder, which charges a new stream"
             )
-        runs, run, paid = self.content["runs"], f"{ledger.origin} {ledger.run_id}", ledger.charged(total)
-        if run not in runs and ledger.run_id not in self.content.get("paid_runs", ()):
-            if paid and self._file is not None:
-                raise JournalError(
-                    f"{self._place} does not hold the budgets from which run {ledger.run_id!r} has answered; put "
-                    "that folder back, or start a new run in a new folder, which charges a new stream"
-                )
-            runs[run] = paid
-            self.save()
-        if paid <= runs.get(run, 0):
-            self.row = ledger.charge(total, 1, noise=noise, adjacencies=adjacencies)
+        if self._file is not None and not self._knows(ledger):
+            check_unpaid(self._file.parent, total, ledger)
 
     def vouch(self, ledger: ChargesLedger) -> None:
         """Note in the ledger how far the stream has come, before its last answers are let out."""
@@ -124,6 +135,13 @@ class StreamState:
     def _topic(self) -> str:
         return f"ind_knn {self.budgets.name}"
 
+    def _run(self, ledger: LedgerRun) -> str:
+        return f"{ledger.origin} {ledger.run_id}"  # ledgers may have runs of the same name
+
+    def _knows(self, ledger: LedgerRun) -> bool:
+        known = (*self.content["runs"], *self.content.get("paid_runs", ()))
+        return self._run(ledger) in known or ledger.run_id in known
+
     @property
     def _place(self) -> str:
         return self.content.get("place", "the labeler's memory")
@@ -143,6 +161,24 @@ class StreamState:
                     "delete that folder to go on here"
                 )
         self.content |= stored
+
+
+def check_unpaid(folder: Path, total: Mechanism, ledger: ChargesLedger) -> None:
+    """Check that a run has paid for no stream, before a folder that knows nothing of it is used, or made.
+
+    Args:
+        folder: where the budgets would be.
+        total: what the stream costs.
+        ledger: the run's.
+
+    Raises:
+        JournalError: if it has, and so has answered from other budgets.
+    """
+    if isinstance(ledger, LedgerRun) and ledger.charged(total):
+        raise JournalError(
+            f"{folder} does not hold the budgets from which run {ledger.run_id!r} has answered; put that folder "
+            "back, or start a new run in a new folder, which charges a new stream"
+        )
 
 
 def read_json(file: Path) -> dict[str, Any]:

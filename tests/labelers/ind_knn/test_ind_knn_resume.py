@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,7 +103,6 @@ def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
     shutil.move(private, tmp_path / "lost")
     with pytest.raises(JournalError, match="does not hold the budgets from which run"):
         fit(tmp_path)
-    shutil.rmtree(private)
     shutil.move(tmp_path / "lost", private)
     assert killed(tmp_path, LabelStore, "put", 2, True)
     latest = shutil.move(private, tmp_path / "latest")
@@ -116,22 +116,44 @@ def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
     shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
     with pytest.raises(JournalError, match="does not hold the budgets"):
         again(tmp_path / "copy")
-    shutil.rmtree(tmp_path / "copy" / "run.private")
     shutil.copytree(tmp_path / "run.private", tmp_path / "copy" / "run.private")
     with pytest.raises(JournalError, match="is a copy of"):
         again(tmp_path / "copy")
 
 
 def again(folder):
-    """Ask in a finished run's folder, as a run does that has queries left."""
+    """Join a finished run in its folder, as one does that has queries left."""
     ledger = Ledger(
         folder / "run" / "ledger.sqlite", delta=PROMISE["delta"], max_epsilon=PROMISE["max_epsilon"]
     )
     (run,) = ledger.runs
-    labeler = teacher()
-    labeler.join_run(folder / "run.private" / run)
-    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)
-    labeler.label(torch.rand(2, 4), ledger.run(run))
+    teacher().join_run(folder / "run.private" / run, ledger.run(run))
+
+
+def test_the_command_line_continues_and_refuses_in_one_line(tmp_path, capsys):
+    from pl_privknn.cli.main import main
+
+    config = Path(__file__).resolve().parents[3] / "configs" / "digits_ind_knn.yaml"
+    run, private = tmp_path / "run", tmp_path / "run.private"
+    settings = {
+        "labeling.epochs_per_round": 1, "labeling.progress": "false", "trainer.accelerator": "cpu",
+        "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false", "trainer.max_epochs": 1,
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["fit", "--config", str(config), "--run_dir", str(run), *words]) == 0
+    private.rename(tmp_path / "kept")
+    capsys.readouterr()
+    again = ["fit", "--resume", str(run), "--trainer.max_epochs", "2"]  # a second round of queries
+    assert main(again) == 2
+    assert "does not hold the budgets from which run" in (told := capsys.readouterr().err)
+    assert "Traceback" not in told
+    assert not private.exists()  # what is lost can be put back in its place
+    (tmp_path / "kept").rename(private)
+    assert main(again) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["queried"], summary["lost"]) == (200, 0)
+    assert summary["epsilon_spent"] == summary["epsilon"] == pytest.approx(2.0, rel=1e-4)
+    assert summary["epsilon"] <= 2.0
 
 
 def test_the_private_folder_is_beside_the_run_and_nothing_of_it_inside(tmp_path):
@@ -212,11 +234,13 @@ def test_seeded_noise_in_a_runs_folder_is_that_of_memory(tmp_path):
     images, labels, queries = torch.rand(40, 6), torch.arange(40) % 3, torch.rand(20, 6)
     found = []
     for place in (None, tmp_path / "private"):
-        labeler = teacher(noise_source=SeededNoise(3))
+        labeler, run = (
+            teacher(noise_source=SeededNoise(3)),
+            Ledger(tmp_path / f"{len(found)}.sqlite").run("run"),
+        )
         if place is not None:
-            labeler.join_run(place)
+            labeler.join_run(place, run)
         labeler.fit(images, labels, 3)
-        ledger = Ledger(tmp_path / f"{len(found)}.sqlite")
-        found.append([labeler.label(queries, ledger.run("run")).labels for _ in range(2)])
+        found.append([labeler.label(queries, run).labels for _ in range(2)])
         labeler.leave_run()
     assert torch.equal(torch.stack(found[0]), torch.stack(found[1]))
