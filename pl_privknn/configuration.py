@@ -106,7 +106,7 @@ def instantiate(sections: Mapping[str, Any], classes: Mapping[str, type]) -> Nam
         return parser.instantiate_classes(
             parser.parse_object({name: dict(sections[name]) for name in classes})
         )
-    except (ArgumentError, ValueError, TypeError, KeyError) as error:
+    except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(one_line(error)) from error
 
 

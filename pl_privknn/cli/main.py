@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pl_privknn._checks import check_int
 from pl_privknn.cli import compare as cli_compare
 from pl_privknn.cli import privacy as cli_privacy
-from pl_privknn.cli.errors import CommandParser, mistake
+from pl_privknn.cli.errors import CommandParser, mistake, shown_text
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.ledger.release_files import Releases
@@ -45,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if text is None:
             raise
         name = f"privknn {words[0]}" if words and words[0] in (*_TRAINING, *_COMMANDS) else "privknn"
-        print(f"{name}: {text}", file=sys.stderr)
+        print(f"{name}: {shown_text(text, 1500)}", file=sys.stderr)
         return 2
 
 

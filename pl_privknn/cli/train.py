@@ -69,7 +69,7 @@ class PrivKNNCLI(LightningCLI):
         """
         try:
             super().parse_arguments(parser, args)
-        except ArgumentError as error:
+        except (ArgumentError, ArithmeticError) as error:
             command = args[0] if isinstance(args, list) and args else "fit"
             raise ConfigurationError(f"{one_line(error)}; see privknn {command} --help") from error
         seed = self.config[self.config.subcommand].seed_everything
@@ -84,7 +84,7 @@ class PrivKNNCLI(LightningCLI):
         """
         try:
             super().instantiate_classes()
-        except (ArgumentError, ValueError, TypeError, MisconfigurationException) as error:
+        except (ArgumentError, ArithmeticError, ValueError, TypeError, MisconfigurationException) as error:
             raise ConfigurationError(one_line(error)) from error
 
     def _parse_ckpt_path(self) -> None:

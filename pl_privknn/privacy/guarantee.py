@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from pl_privknn._checks import check_choice
+from pl_privknn._checks import check_choice, shown
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.noise import NoiseSource
@@ -56,12 +56,13 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         check_choice("guarantee", self.level, LEVELS)
-        if isinstance(self.reasons, str) or not all(isinstance(r, str) and r.strip() for r in self.reasons):
-            raise ValueError(f"reasons={self.reasons!r} must be a list of sentences")
+        listed = isinstance(self.reasons, list | tuple)
+        if not listed or not all(isinstance(r, str) and r.strip() for r in self.reasons):
+            raise ValueError(f"reasons={shown(self.reasons)} must be a list of sentences")
         object.__setattr__(self, "reasons", tuple(self.reasons))
         if (self.level == "unconditional") != (not self.reasons):
             raise ValueError(
-                f"guarantee={self.level!r} with reasons={list(self.reasons)!r}: an unconditional one has none, "
+                f"guarantee={self.level!r} with reasons={shown(list(self.reasons))}: an unconditional one has none, "
                 "another one at least one"
             )
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+# ε₀ from which every order's divergence is taken for that of order ∞, of which it falls short by a few dozen nats.
+_LARGE = 1e5
+
 
 @dataclasses.dataclass(frozen=True)
 class Laplace(Mechanism):
@@ -72,6 +75,8 @@ class Laplace(Mechanism):
 
 
 def _rdp(pure: float, rate: float, orders: Floats) -> Floats:
+    if pure > _LARGE:
+        return np.full(len(orders), float(rdp.sampled_loss(np.array(pure), rate)))
     # Panels halve towards both ends, so that e^{±αu} is resolved wherever it is not negligible.
     halvings = max(2, math.ceil(math.log2(max(pure, 1e-4) / 1e-4)))
     outer = pure * (1 - 0.5 ** np.arange(halvings + 1))
