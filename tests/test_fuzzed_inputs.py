@@ -1,4 +1,4 @@
-"""A thousand inputs that nobody would write: one line and exit 2, or an ε that is not too small. Never a traceback."""
+"""A thousand inputs that nobody would write end in one line and exit 2, or in an ε that is not too small."""
 
 import dataclasses
 import inspect
@@ -34,11 +34,13 @@ KINDS = {
     "conditional": {"inner": {"mechanism": "gaussian", "sigma": 20.0}, "condition": "it holds"},
 }
 ODD = [
-    None, True, False, 0, -0.0, -1, 2, 1.5, 1e308, -1e308, 1e-308, 1e-301, 5e-324, 1e300, 1e-300, math.nan, math.inf, -math.inf,
-    10**30, -(10**30), 10**400, 2**53 + 1, "1", "", "nan", "ü\x00", "1e-5", "x" * 3000, "a\nb", [], {}, [1], {"a": 1}, [[[]]],
+    None, True, False, 0, -0.0, -1, 2, 1.5, 1e308, -1e308, 1e-308, 1e-301, 5e-324, 1e300, 1e-300, math.nan, math.inf,
+    -math.inf, 10**30, -(10**30), 10**400, 2**53 + 1, "1", "", "nan", "ü\x00", "1e-5", "x" * 3000, "a\nb",
+    [], {}, [1], {"a": 1}, [[[]]],
 ]  # fmt: skip
 NUMBERS = [
-    "0", "1", "2", "-1", "nan", "inf", "-inf", "1e-400", "1e400", "x", "", "1,5", "0x10", "-0.0", "1e-5", "1_0", "１", "0.5", "9" * 500,
+    "0", "1", "2", "-1", "nan", "inf", "-inf", "1e-400", "1e400", "x", "", "1,5", "0x10", "-0.0", "1e-5", "1_0", "１",
+    "0.5", "9" * 500,
 ]  # fmt: skip
 
 
@@ -47,7 +49,11 @@ def odd_record(rng):
     record = {"mechanism": kind, **KINDS[kind]}
     for _ in range(rng.choice([1, 1, 1, 2])):
         name = rng.choice([*KINDS[kind], "count", "guarantee", "reasons", "mechanism", "extra"])
-        record[name] = rng.choice(ODD)
+        large = record.get(name, 1)
+        if rng.random() < 0.3 and isinstance(large, int | float):
+            record[name] = type(large)(large * 10 ** rng.randint(-2, 9))
+        else:
+            record[name] = rng.choice(ODD)
     if rng.random() < 0.1:
         del record[rng.choice(list(record))]
     return record
@@ -119,7 +125,7 @@ def odd_words(rng, path):
             ["audit", path, "--empirical", "--delta", "1e-5", "--trials", "10", "--seed", "1", "--json"],
             ["audit", path, "--head", "00", "--export", "/nowhere/file"],
             ["plan", "release", *plan, "--count", "3", "--sensitivity", "1"],
-            ["plan", "release", "--delta", "1e-5", "--count", "3", "--noise-scale", "20", "--noise", "gaussian", "--json"],
+            ["plan", "release", "--delta", "1e-5", "--count", "3", "--noise-scale", "20", "--json"],
             ["plan", "reverse-knn", *plan, "--rounds", "2", "--k", "1"],
             ["plan", "noisy-sgd", "--delta", "1e-5", "--epochs", "2", "--records", "1000", "--batch-size", "100"],
             ["plan", "private-knn", "--delta", "1e-5", "--queries", "9", "--sampling-rate", "1", "--answers", "3"],
@@ -179,7 +185,7 @@ def test_records(tmp_path, capsys):
         if status == 0:
             check_epsilon(out, records)
             accepted += 1
-    assert 20 < accepted < 250
+    assert 20 < accepted < 200
 
 
 def test_a_list_costs_at_least_its_dearest_record(tmp_path, capsys):
@@ -229,14 +235,15 @@ def test_arrays(capsys):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 255, (12, 8, 8), dtype=np.uint8), np.arange(12) % 3
     good = {
-        "private_images": images, "private_labels": labels, "public_images": images[::-1] // 2, "test_images": images // 3,
-        "test_labels": labels, "num_classes": 3,
+        "private_images": images, "private_labels": labels, "public_images": images[::-1] // 2,
+        "test_images": images // 3, "test_labels": labels, "num_classes": 3,
     }  # fmt: skip
     floats = images.astype(np.float64)
     odd = [
-        *ODD[:-6], images[:, 0, 0], images[:0], images[:, :, :0], images[:7], images[:, None, None], images.astype(object),
-        images.astype(complex), np.array(["a"] * 12), np.where(floats > 100, np.nan, floats), np.where(floats > 100, np.inf, floats),
-        labels + 0.5, labels - 1, labels[:, None], np.eye(3)[labels], labels.astype(object), "nowhere.npy", np.float64(3), 3,
+        *ODD[:-6], images[:, 0, 0], images[:0], images[:, :, :0], images[:7], images[:, None, None],
+        images.astype(object), images.astype(complex), np.array(["a"] * 12), np.where(floats > 100, np.nan, floats),
+        np.where(floats > 100, np.inf, floats), labels + 0.5, labels - 1, labels[:, None], np.eye(3)[labels],
+        labels.astype(object), "nowhere.npy", np.float64(3), 3,
     ]  # fmt: skip
 
     def make(**changed):
@@ -278,15 +285,18 @@ def told_or_made(make, arguments):
     ],
 )
 def test_arguments(make, given):
+    rng, lines = random.Random(5), []
     for name in inspect.signature(make).parameters:
-        for value in ODD:
+        for value in rng.sample(ODD, 12):
             try:
                 made = instantiate({"it": {**given, name: value}}, {"it": make}).it
             except ConfigurationError as error:
-                assert "\n" not in str(error)
+                lines.append(str(error))
                 continue
             if hasattr(made, "plan") and hasattr(made, "adjacencies"):
                 told_or_made(made.plan, {"num_queries": 20, "max_answers": 10, "num_classes": 3})
+    assert len(lines) > 10
+    assert not any("\n" in line for line in lines)
 
 
 def test_fields_of_every_kind_are_tried():

@@ -216,21 +216,21 @@ def test_folder_of_another_configuration_is_refused(capsys):
     assert compare(write([truth])) == 0
     capsys.readouterr()
     before = sorted(path.stat().st_mtime_ns for path in Path("runs").rglob("*") if path.is_file())
-    assert compare(write([truth]), "--set", "base.student.init_args.network=mnist_cnn") == 1
+    assert compare(write([truth]), "--set", "base.student.init_args.network=mnist_cnn") == 2
     error = capsys.readouterr().err
     assert "document.model.init_args.network: 'small_cnn' then, 'mnist_cnn' now" in error
     assert "--output" in error
     # Also where only the result was kept.
     for path in folder("true", "inf").glob("*.json"):
         path.rename(path.with_suffix(".kept"))
-    assert compare(write([truth]), "--set", "delta=1e-3", "base.trainer.max_epochs=2") == 1
+    assert compare(write([truth]), "--set", "delta=1e-3", "base.trainer.max_epochs=2") == 2
     assert "another configuration" in capsys.readouterr().err
     for path in folder("true", "inf").glob("*.kept"):
         path.rename(path.with_suffix(".json"))
     after = sorted(path.stat().st_mtime_ns for path in Path("runs").rglob("*") if path.is_file())
     assert after == before
     for words in (["--set", "seeds"], ["--only", "nobody"]):
-        assert compare(write([truth]), *words) == 1
+        assert compare(write([truth]), *words) == 2
         assert words[-1] in capsys.readouterr().err
 
 
