@@ -70,8 +70,10 @@ class PrivKNNCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except (ArgumentError, ArithmeticError) as error:
-            command = args[0] if isinstance(args, list) and args else "fit"
-            raise ConfigurationError(f"{one_line(error)}; see privknn {command} --help") from error
+            words = args if isinstance(args, list) else []
+            files = ", ".join(_values_of("config", words))
+            text = one_line(error).replace("Problems parsing config", f"--config {files}")
+            raise ConfigurationError(f"{text}; see privknn {words[0] if words else 'fit'} --help") from error
         seed = self.config[self.config.subcommand].seed_everything
         if not isinstance(seed, bool):
             check_int("seed_everything", seed, minimum=0, maximum=2**32 - 1)
@@ -200,10 +202,11 @@ def run_training(words: Sequence[str]) -> int:
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
         if mistake(error) is None and _restoring(error):
-            text = shown_text(one_line(error))
+            checkpoint = ", ".join(_values_of("ckpt_path", expanded))
+            # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
+            why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
             raise ConfigurationError(
-                f"{_checkpoint_of(expanded)} can't be restored ({type(error).__name__}: {text}); give another "
-                "checkpoint, of the same student"
+                f"ckpt_path={checkpoint} can't be restored ({why}); give another checkpoint, of the same student"
             ) from error
         raise
     return 0
@@ -215,13 +218,14 @@ def _restoring(error: Exception) -> bool:
     return "checkpoint_connector.py" in files
 
 
-def _checkpoint_of(words: list[str]) -> str:
-    """The checkpoint that the command line names, for messages."""
+def _values_of(option: str, words: list[str]) -> list[str]:
+    """What the command line gives for an option, for messages."""
+    found = []
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name.endswith("ckpt_path"):
-            return f"ckpt_path={value if equals else ''.join(words[place + 1 : place + 2])}"
-    return "the checkpoint"
+        if name.lstrip("-") == option:
+            found += [value] if equals else words[place + 1 : place + 2]
+    return found
 
 
 def _expand_resume(words: list[str]) -> list[str]:

@@ -24,6 +24,8 @@ _REACH = 9.0
 _GROUPS = 300
 # ε₀ from which a clone has a probability below 1e-130: shuffling adds nothing to the message itself.
 _NO_CLONES = 300.0
+# Clients that are counted, at most: more hide a record better, and their outcomes would fill the memory.
+_COUNTED = 10**7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,7 @@ class ShuffleAmplification(Mechanism):
 def _measure(local: float, clients: int) -> pld.LossMeasure:
     from scipy.stats import binom
 
+    clients = min(clients, _COUNTED)
     if local > _NO_CLONES:
         wrong = 1 / (1 + math.exp(min(local, 700.0)))
         told, not_told = np.array([1 - wrong, wrong]), np.array([wrong, 1 - wrong])
