@@ -22,7 +22,7 @@ SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
 _PACKAGE = __name__.split(".")[0]
 _RAISE = dis.opmap["RAISE_VARARGS"]
 #: Raise with public values alone, whoever calls them.
-_BOOKS = tuple(f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "journal", "paying"))
+_PUBLIC_VALUES = tuple(f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "per_record.journal", "paying"))
 #: Stand between two functions of this package without giving arguments of their own.
 _PASS_ON = (_PACKAGE, "torch", "contextlib", "functools")
 _FILES = (1, 2)
@@ -177,7 +177,7 @@ def _is_safe(frames: list[TracebackType]) -> bool:
     last = frames[-1]
     if _room(last) != _PACKAGE or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
         return False
-    return _module(last).startswith(_BOOKS) or all(_room(frame) in _PASS_ON for frame in frames)
+    return _module(last).startswith(_PUBLIC_VALUES) or all(_room(frame) in _PASS_ON for frame in frames)
 
 
 def _is_users(trace: TracebackType) -> bool:

@@ -40,7 +40,13 @@ def test_wheel_holds_one_package_with_real_files(tmp_path):
         assert archive.read(top).decode().split() == ["pl_privknn"]
         for path in (ROOT / "configs").rglob("*.yaml"):
             assert archive.read(f"pl_privknn/{path.relative_to(ROOT)}") == path.read_bytes()
-    for name in ("datamodules/base.py", "callbacks/private_labeler.py", "py.typed", "cli/main.py", "datamodules/formats/idx.py"):
+    for name in (
+        "datamodules/base.py",
+        "callbacks/private_labeler.py",
+        "py.typed",
+        "cli/main.py",
+        "datamodules/formats/idx.py",
+    ):
         assert f"pl_privknn/{name}" in names
 
 
