@@ -95,6 +95,7 @@ class LabelRun:
             self.ledger_run = self.ledger.run(self.run_id, plan=terms.plan, description=terms.description)
             self.ledger.witness(self.store.note_head)
             self.store.set_meta("planned", True)
+            self.store.forget_unpaid(self.ledger_run.num_charges)
         except BaseException:
             self.close()
             raise

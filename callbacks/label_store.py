@@ -77,7 +77,6 @@ class LabelStore:
     def _claim(self, fingerprint: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(fingerprint))
         stored = self.get_meta("fingerprint") or {}
-        # What a store of an earlier version did not note is noted now.
         differing = [key for key in stored if stored[key] != wanted.get(key)]
         if differing:
             changes = "; ".join(
@@ -173,6 +172,11 @@ class LabelStore:
             (round_index, charges_now),
         ).fetchall()
         return [row[0] for row in rows]
+
+    def forget_unpaid(self, charges_now: int) -> None:
+        """Take back the mark of a batch that was sent and never paid for: it is asked like any other."""
+        statement = "UPDATE queries SET asked_at = NULL WHERE released = 0 AND asked_at = ?"
+        self._db.execute(statement, (charges_now,))
 
     def mark_asked(self, round_index: int, positions: Sequence[int], charges_now: int) -> None:
         """Note durably that a batch is about to be asked."""

@@ -57,6 +57,18 @@ def test_a_run_goes_on_where_it_was_and_asks_nothing_twice(tmp_path):
     again.close()
 
 
+def test_a_batch_that_was_never_paid_for_is_asked_again_and_not_called_lost(tmp_path):
+    run = opened(tmp_path)
+    ask(run, [0])
+    answer(run, [0])
+    run.store.mark_asked(0, [1, 2], run.ledger_run.num_charges)  # and then the labeler failed
+    run.close()
+    again = opened(tmp_path)
+    assert again.store.counts() == {"queried": 1, "answered": 1, "refused": 0, "lost": 0}
+    assert again.store.open_positions(0, again.ledger_run.num_charges) == list(range(1, 10))
+    again.close()
+
+
 @pytest.mark.parametrize("released", [False, True])
 def test_an_older_ledger_is_refused(tmp_path, released):
     run = opened(tmp_path)
