@@ -4,6 +4,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
+from torch.nn import functional as F
 
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.datamodules import ArraysDataModule
@@ -75,6 +76,24 @@ def charged(folder):
     """(mechanism, count) of every charge row, in order."""
     ledger = Ledger.open_readonly(folder / "ledger.sqlite")
     return [(charge.mechanism, charge.count) for charge in ledger.report().charged]
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+def losses(logits, targets):
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def literal_sum(network, x, y, clip_norm):
+    total = 0
+    for i in range(len(x)):
+        network.zero_grad()
+        F.cross_entropy(network(x[i : i + 1]), y[i : i + 1]).backward()
+        gradient = torch.cat([p.grad.flatten() for p in network.parameters() if p.requires_grad]).double()
+        total = total + gradient * min(1.0, clip_norm / float(gradient.norm()))
+    network.zero_grad()
+    return total
 
 
 # ---------------------------------------------------------------------- epsilon and the budget

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_finite, check_int, check_positive
-from pl_privknn.baselines.clipping import with_group_norm
+from pl_privknn.baselines.network_checks import with_group_norm
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.networks import build_network
@@ -94,6 +94,10 @@ class Classifier(pl.LightningModule):
             return images if self.mean is None or self.std is None else (images - self.mean) / self.std
         with torch.no_grad():
             return self.whitening(self.extractor(images))
+
+    def input_shape(self, images: Sequence[int]) -> tuple[int, ...]:
+        """Shape of one input of :attr:`network`, for images of a shape."""
+        return tuple(images) if self.whitening is None else (self.whitening.out_features,)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log ``val/accuracy`` and ``val/loss``."""

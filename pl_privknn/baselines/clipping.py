@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from pl_privknn._checks import check_choice, check_int, check_positive
+from pl_privknn.baselines.network_checks import ValueCheck, check_network, squared_losses
 from pl_privknn.privacy.noisy_steps import clip_factors
 
 CLIPPING = ("flat", "ghost")
@@ -27,7 +26,8 @@ class ClippedGradients:
 
     The network stays an ordinary module with an ordinary ``state_dict``. Noise, sampling and accounting are
     not Opacus' here, see :class:`~pl_privknn.privacy.noisy_steps.PaidSteps`. A record whose gradient is not
-    finite contributes nothing.
+    finite contributes nothing. Before the first batch the clipped gradients of made-up examples are compared with
+    those of each example alone (:meth:`check`).
 
     Args:
         network: maps inputs ``(b, …)`` to logits, each example by itself.
@@ -39,7 +39,7 @@ class ClippedGradients:
             a CPU, whose caches larger parts leave (a third of the speed at 1,024), and 512 elsewhere.
 
     Raises:
-        ValueError: for a network that mixes examples or that Opacus can't handle.
+        ValueError: for a network with layers that mix examples or that Opacus can't handle.
     """
 
     def __init__(
@@ -62,6 +62,35 @@ class ClippedGradients:
         if not named:
             raise ValueError("network: no parameter requires a gradient, so there is nothing to train")
         self._hooks: Any = None
+        self._checked: set[tuple[int, ...]] = set()
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Compare a batch of made-up inputs with its examples one by one, in value; once for each shape.
+
+        Args:
+            shape: of one input of the network.
+
+        Raises:
+            CannotRunError: if the network takes no such inputs.
+            ValueError: where the outputs, the norms by which this method clips, or its clipped sum differ: then
+                one record could move the sum by more than ``clip_norm``.
+        """
+        if tuple(shape) in self._checked:
+            return
+        was_attached = self._hooks is not None
+        self.detach()  # a copy has no use for hooks
+        made_up = ValueCheck(self.network, shape)
+
+        def clipped(bound: float) -> tuple[Tensor, Tensor]:
+            twin = ClippedGradients(made_up.network, bound, self.method)
+            twin.attach()
+            pieces, norms = twin._part(made_up.inputs, made_up.targets, squared_losses)
+            return norms, torch.cat([piece.flatten() for piece in pieces])
+
+        made_up.compare(self._names, self.method, clipped)
+        self._checked.add(tuple(shape))
+        if was_attached:
+            self.attach()
 
     @property
     def size(self) -> int:
@@ -116,16 +145,14 @@ class ClippedGradients:
             )
         device = self.parameters[0].device
         total = torch.zeros(self.size, dtype=torch.float64, device=device)
-        part = self._flat if self.method == "flat" else self._ghost
-        with torch.enable_grad(), warnings.catch_warnings():
-            # The first layer's inputs need no gradient, which is just as it should be.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            together = self.physical_batch_size or _TOGETHER.get(device.type, 512)
-            for start in range(0, len(inputs), together):
-                chosen = slice(start, start + together)
-                x, y = inputs[chosen].to(device), targets[chosen].to(device)
-                x = x if prepare is None else prepare(x)
-                total += torch.cat([piece.flatten() for piece in part(x, y, loss)])
+        together = self.physical_batch_size or _TOGETHER.get(device.type, 512)
+        for start in range(0, len(inputs), together):
+            chosen = slice(start, start + together)
+            x, y = inputs[chosen].to(device), targets[chosen].to(device)
+            # Opacus' convolutions read other memory layouts, such as channels_last, as if they were this one.
+            x = (x if prepare is None else prepare(x)).contiguous()
+            self.check(x.shape[1:])
+            total += torch.cat([piece.flatten() for piece in self._part(x, y, loss)[0]])
         return total
 
     def assign(self, vector: Tensor) -> None:
@@ -134,7 +161,14 @@ class ClippedGradients:
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter).to(parameter.dtype)
 
-    def _flat(self, x: Tensor, y: Tensor, loss: Loss) -> list[Tensor]:
+    def _part(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[list[Tensor], Tensor]:
+        """Clipped sums, one a parameter, and the norms ``(parameters, b)`` that they were clipped by."""
+        with torch.enable_grad(), warnings.catch_warnings():
+            # The first layer's inputs need no gradient, which is just as it should be.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            return self._flat(x, y, loss) if self.method == "flat" else self._ghost(x, y, loss)
+
+    def _flat(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[list[Tensor], Tensor]:
         loss(self.network(x), y).sum().backward()
         gradients = []
         for name, parameter in zip(self._names, self.parameters, strict=True):
@@ -148,14 +182,15 @@ class ClippedGradients:
                 gradient = torch.zeros(len(x), *parameter.shape, device=x.device)
             gradients.append(_of_batch(name, gradient, len(x)).flatten(1))
             parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
-        norms = torch.stack([gradient.norm(dim=1) for gradient in gradients]).norm(dim=0)
+        by_parameter = torch.stack([gradient.norm(dim=1) for gradient in gradients])
+        norms = by_parameter.norm(dim=0)
         factors = clip_factors(norms, self.clip_norm)
         broken = ~torch.isfinite(norms)
         if bool(broken.any()):
             gradients = [gradient.masked_fill(broken[:, None], 0.0) for gradient in gradients]
-        return [factors @ gradient for gradient in gradients]
+        return [factors @ gradient for gradient in gradients], by_parameter
 
-    def _ghost(self, x: Tensor, y: Tensor, loss: Loss) -> list[Tensor]:
+    def _ghost(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[list[Tensor], Tensor]:
         losses = loss(self.network(x), y)
         losses.sum().backward(retain_graph=True)
         missing = [
@@ -165,10 +200,14 @@ class ClippedGradients:
             raise ValueError(
                 f'network: clipping="ghost" finds no gradient norms for {missing[0]!r}; use clipping="flat"'
             )
-        norms = self._hooks.get_norm_sample()
-        self._hooks.per_sample_gradient_norms = None
-        for name, parameter in zip(self._names, self.parameters, strict=True):
-            _of_batch(name, parameter._norm_sample, len(x))  # type: ignore[attr-defined]
+        by_parameter = torch.stack(
+            [
+                _of_batch(name, parameter._norm_sample, len(x))  # type: ignore[attr-defined]
+                for name, parameter in zip(self._names, self.parameters, strict=True)
+            ]
+        )
+        norms = by_parameter.norm(dim=0)
+        for parameter in self.parameters:
             parameter.grad = None
         usable = torch.isfinite(norms)
         self._hooks.disable_hooks()
@@ -184,43 +223,12 @@ class ClippedGradients:
         ]
         for parameter in self.parameters:
             parameter.grad = None
-        return pieces
+        return pieces, by_parameter
 
 
-def check_network(network: nn.Module) -> None:
-    """Raise ``ValueError`` for layers that mix examples, or keep statistics of them, and say what to do."""
-    for name, module in network.named_modules():
-        if isinstance(module, _BatchNorm):
-            raise ValueError(
-                f"network: layer {name!r} is {type(module).__name__}, which mixes the examples of a batch and "
-                "keeps statistics of private ones, so no gradient belongs to one example. Set "
-                'batch_norm="group_norm" to have it replaced, or use a network with GroupNorm or no '
-                'normalisation, such as network="mnist_cnn"'
-            )
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
-            raise ValueError(
-                f"network: layer {name!r} is {type(module).__name__} with running statistics of private "
-                "examples; build it with track_running_stats=False"
-            )
-    from opacus.validators import ModuleValidator
-
-    was_training = network.training
-    network.train()
-    errors = ModuleValidator.validate(network)
-    network.train(was_training)
-    if errors:
-        raise ValueError(
-            f"network: Opacus can't train it privately: {errors[0]} Replace that layer, for instance by "
-            "opacus.validators.ModuleValidator.fix(network)"
-        )
-
-
-def with_group_norm(network: nn.Module) -> nn.Module:
-    """A copy of the network in which group normalisation stands for batch normalisation (Opacus' fixer)."""
-    from opacus.validators import ModuleValidator
-
-    fixed: nn.Module = ModuleValidator.fix(network)
-    return fixed
+def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """One cross-entropy an example: the loss of classifiers."""
+    return nn.functional.cross_entropy(logits, targets, reduction="none")
 
 
 def _of_batch(name: str, values: Any, count: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +20,15 @@ from pl_privknn._checks import (
     check_positive,
 )
 from pl_privknn.baselines.classifier import Classifier
-from pl_privknn.baselines.clipping import ClippedGradients, check_network
+from pl_privknn.baselines.clipping import ClippedGradients, cross_entropies
 from pl_privknn.baselines.heads import build_head
+from pl_privknn.baselines.network_checks import CannotRunError
 from pl_privknn.baselines.reporting import LeavesFolder, ReportsTraining
 from pl_privknn.baselines.trainer_checks import check_data, check_trainer
 from pl_privknn.baselines.training_run import TrainingPlan, TrainingRun, public_rate, run_folder
 from pl_privknn.baselines.updates import build_optimizer, check_updates, scheduled
 from pl_privknn.features.base import Extractor
+from pl_privknn.networks.base import image_shape
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import quiet_lr
 from pl_privknn.privacy.private_side import privately
@@ -180,9 +183,11 @@ class NoisySGD(ReportsTraining, Classifier):
             whitening=whitening,
             group_norm=batch_norm == "group_norm",
         )
-        check_network(self.network)
         self.automatic_optimization = False  # one optimizer step a Poisson batch, on gradients made here
         self._clipped = ClippedGradients(self.network, clip_norm, clipping, physical_batch_size)
+        # A user's own module may want images of another size than these arguments say; the data will tell.
+        with contextlib.suppress(CannotRunError):
+            self._clipped.check(self.input_shape(image_shape(in_channels, image_size)))
         self._training_run: TrainingRun | None = None
         self._private: Any = None
         self._loaded: dict[str, Any] | None = None
@@ -213,7 +218,8 @@ class NoisySGD(ReportsTraining, Classifier):
         self._private = data.train_privately(self.sampling_rate, self._coins)
 
     def on_fit_start(self) -> None:
-        """State the plan, then compute the features of the private records."""
+        """Check the network on made-up inputs, state the plan, compute the features of the private records."""
+        self._clipped.check(self.input_shape(self.trainer.datamodule.image_shape))  # type: ignore[attr-defined]
         self._clipped.attach()
         if self._private is None:
             return
@@ -253,13 +259,13 @@ class NoisySGD(ReportsTraining, Classifier):
         optimizer: Any = self.optimizers()
         if self._training_run is None:
             x, y = batch["labeled"]
-            gradient = self._clipped.sum(x, y, _losses, self.inputs)
+            gradient = self._clipped.sum(x, y, cross_entropies, self.inputs)
             self._rate = self.hparams["lr"]
         else:
             # Records of a private batch are images, or vectors that were made of them when the fit began.
             made = None if self.extractor is not None else self.inputs
             self._rate = self._learning_rate(self._training_run)
-            total = privately(self._clipped.sum, batch.records, batch.labels, _losses, made)
+            total = privately(self._clipped.sum, batch.records, batch.labels, cross_entropies, made)
             gradient = self._training_run.steps.release(total, self.noise_source)
         self._clipped.assign(gradient / self.batch_size)
         for group in optimizer.param_groups:
@@ -340,7 +346,3 @@ class NoisySGD(ReportsTraining, Classifier):
         hparams = self.hparams
         peak = quiet_lr(hparams["lr"], self.noise_limit, run.noise_multiplier, run.planned, self.batch_size)
         return scheduled(peak, hparams["scheduler"], run.steps.left / run.planned)
-
-
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits, targets, reduction="none")

@@ -4,32 +4,14 @@ import math
 
 import pytest
 import torch
-from noisy_sgd_setup import fit, make
+from noisy_sgd_setup import fit, literal_sum, losses, make
 from torch import nn
-from torch.nn import functional as F
 
 from pl_privknn.baselines import NoisySGD
-from pl_privknn.baselines.clipping import ClippedGradients, with_group_norm
+from pl_privknn.baselines.clipping import ClippedGradients
+from pl_privknn.baselines.network_checks import with_group_norm
 from pl_privknn.networks import build_network
 from pl_privknn.privacy.noisy_steps import clip_factors
-
-
-def losses(logits, targets):
-    return F.cross_entropy(logits, targets, reduction="none")
-
-
-# ---------------------------------------------------------------------- clipping
-
-
-def literal_sum(network, x, y, clip_norm):
-    total = 0
-    for i in range(len(x)):
-        network.zero_grad()
-        F.cross_entropy(network(x[i : i + 1]), y[i : i + 1]).backward()
-        gradient = torch.cat([p.grad.flatten() for p in network.parameters() if p.requires_grad]).double()
-        total = total + gradient * min(1.0, clip_norm / float(gradient.norm()))
-    network.zero_grad()
-    return total
 
 
 def networks():
