@@ -76,7 +76,7 @@ def test_killed_process_forgets_nothing(tmp_path):
         module = t.make(steps_per_charge=2, noise_source=Dying(0))
         t.fit(module, folder, 3, callbacks=[t.keep_last(folder)], ckpt_path=last if last.exists() else None)
     """
-    here = os.path.dirname(__file__)
+    here = os.path.dirname(os.path.dirname(__file__))  # where the set-up lies
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), here]
     assert subprocess.run([*command, "die"], capture_output=True, check=False).returncode == -signal.SIGKILL
     assert sum(count for _, count in charged(tmp_path)) == 6  # the fifth step is the first of the third pair
