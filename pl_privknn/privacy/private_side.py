@@ -107,7 +107,7 @@ _muted = False
 @functools.cache
 def _null() -> TextIO:
     """Leads nowhere, and stays open: a library may keep it as the place of its messages."""
-    return open(os.devnull, "w", encoding="utf-8")
+    return open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
 
 
 @functools.cache
