@@ -70,7 +70,7 @@ class NoiseSource(abc.ABC):
     def integers(self, shape: Shape, below: int) -> Tensor:
         """Uniform int64 in ``[0, below)``, exactly; ``below`` from 1 to 2**63."""
         dims = _dims(shape)
-        draws = samplers.integers(self, math.prod(dims), check_int("below", below))
+        draws = samplers.integers(self, math.prod(dims), check_int("below", below, maximum=1 << 63))
         return torch.from_numpy(draws).view(dims)
 
     def bernoulli(self, shape: Shape, p: float) -> Tensor:
