@@ -171,6 +171,7 @@ class NoisySGDTeacher(Labeler):
         weights = torch.zeros(num_classes, vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
         while steps.left:
+            steps.pay(self.noise_source)
             coins = self.noise_source.stream("batch", steps.row, steps.left)
             drawn = poisson_sample(len(vectors), self.mechanism.sampling_rate, coins)
             total = clipped_softmax_gradients(

@@ -133,6 +133,23 @@ class PaidSteps:
         #: Position of the last row paid; 0 before the first.
         self.row = 0
 
+    def pay(self, noise: NoiseSource) -> None:
+        """Pay for the next step, where that was not done yet; the coins of its batch may be tossed from then on.
+
+        Args:
+            noise: source of the noise.
+
+        Raises:
+            BudgetExceeded: from the ledger; nothing was drawn.
+            RuntimeError: if no step is left.
+        """
+        if self.left <= 0:
+            raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
+        if self._paid == 0:
+            count = min(self._together, self.left)
+            self.row = self._ledger.charge(self.mechanism, count, noise=noise, adjacencies=("add_remove",))
+            self._paid = count
+
     def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:
         """Pay for a step, where that was not done yet, then add its noise.
 
@@ -147,12 +164,7 @@ class PaidSteps:
             BudgetExceeded: from the ledger; nothing was drawn.
             RuntimeError: if no step is left.
         """
-        if self.left <= 0:
-            raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
-        if self._paid == 0:
-            count = min(self._together, self.left)
-            self.row = self._ledger.charge(self.mechanism, count, noise=noise, adjacencies=("add_remove",))
-            self._paid = count
+        self.pay(noise)
         self._paid -= 1
         self.left -= 1
         return self.mechanism.add_noise(gradients, noise.stream("step", self.row, self._paid))

@@ -1,5 +1,18 @@
 """For tests of private teachers, the project's and yours: a free ledger and a check of what a labeler promises."""
 
+from pl_privknn.testing.check import CheckReport, check_labeler
+from pl_privknn.testing.doors import Door, Entered
+from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.ledger import FreeLedger
+from pl_privknn.testing.tables import Pair, Table
 
-__all__ = ["FreeLedger"]
+__all__ = [
+    "CheckReport",
+    "Door",
+    "Entered",
+    "FreeLedger",
+    "LabelerCheckError",
+    "Pair",
+    "Table",
+    "check_labeler",
+]

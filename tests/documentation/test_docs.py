@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.testing import FreeLedger, LabelerCheckError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +26,20 @@ def test_own_labeler_of_the_documentation_labels_and_pays(tmp_path):
     run = Ledger(tmp_path / "l.sqlite").run("a", plan=teacher.plan(2, 2, 2))
     assert teacher.label(torch.tensor([[0.0], [1.0]]), run).labels.tolist() == [0, 1]
     assert run.num_charges == 1
+    assert teacher.label(torch.tensor([[0.0], [1.0]]), FreeLedger(), max_answers=1).labels.tolist() == [0, -1]
+
+
+def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):
+    first, second = _blocks("docs/own_labeler.md", "python")
+    report, error = _blocks("docs/own_labeler.md", "text")
+    scope: dict = {}
+    exec(first, scope)
+    exec(second, scope)
+    assert capsys.readouterr().out.strip() == report.strip()
+    exec(first.replace("l2_sensitivity=1.0", "l2_sensitivity=0.5"), scope)
+    with pytest.raises(LabelerCheckError) as caught:
+        exec(second, scope)
+    assert str(caught.value) == error.strip()
 
 
 def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):

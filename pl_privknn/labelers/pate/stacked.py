@@ -77,7 +77,8 @@ class StackedTeachers(Teachers):
     def initial(self, teacher: int, num_features: int, num_classes: int) -> nn.Module:
         """Teacher ``teacher`` before its training; leaves the global random state alone."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(teacher_seed(self.seed, teacher, "weights"))
+            # torch.manual_seed would seed every device as well, and note a traceback each time.
+            torch.default_generator.manual_seed(teacher_seed(self.seed, teacher, "weights"))
             module = self.build(num_features, num_classes)
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
             raise ValueError(

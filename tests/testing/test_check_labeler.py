@@ -1,0 +1,266 @@
+"""Every labeler and aggregator of the project passes the check, and the check says what it saw."""
+
+import contextlib
+import doctest
+import math
+
+import broken_answers
+import numpy as np
+import pytest
+import torch
+
+import pl_privknn.testing.check
+from pl_privknn.labelers import (
+    GNMAX,
+    LNMAX,
+    PATE,
+    ClassBalancedPartition,
+    ConfidentGNMAX,
+    GuidedPartition,
+    IndKNN,
+    IndKNNPredictor,
+    LinearAttributeTeachers,
+    LinearTeachers,
+    MLPTeachers,
+    MultiLabelKNN,
+    MultiLabelPATE,
+    MultiLabelReverseKNN,
+    NoisySGDTeacher,
+    PrivateKNN,
+    ReverseKNN,
+    Screening,
+    ShufflePartition,
+    SklearnTeachers,
+    ind_knn_engine,
+)
+from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
+from pl_privknn.labelers.pate.partition import Partitioner
+from pl_privknn.labelers.regression import PrivateRegression
+from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.testing import LabelerCheckError, check_labeler
+
+ROOT2 = math.sqrt(2.0)
+LINEAR = LinearTeachers(steps=2, batch_size=4)
+STREAM = "stream of gaussian releases (sum of squares of move / sigma)"
+
+
+class Regression(Labeler):
+    """:class:`PrivateRegression` as a labeler: targets are classes, answers are rounded."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.model = PrivateRegression(0.0, 1.5, **settings)
+
+    def fit(self, features, labels, num_classes):
+        self.model.fit(features, labels.float())
+
+    def plan(self, num_queries, max_answers, num_classes, rounds=1):
+        return self.model.plan(min(num_queries, max_answers))
+
+    def label(self, queries, ledger, max_answers=None):
+        self.model.noise_source = self.noise_source
+        labels = torch.full((len(queries),), -1)
+        answers = self.model.predict(queries[:max_answers], ledger)
+        labels[: len(answers)] = answers.round().long()
+        return Release(labels)
+
+
+class Predictor(Labeler):
+    """:class:`IndKNNPredictor` as a labeler: a new one for each call, which charges a stream of its own."""
+
+    parameters = IndKNNParameters(0.5, 4.0, 0.5, 0.2, min_count=3.0)
+
+    def fit(self, features, labels, num_classes):
+        self.table = features, labels, num_classes
+
+    def plan(self, num_queries, max_answers, num_classes, rounds=1):
+        return [Charge(self.parameters.total, 4 * rounds)]
+
+    def label(self, queries, ledger, max_answers=None):
+        features, labels, num_classes = self.table
+        source = self.noise_source.stream("call", ledger.start + len(ledger.rows))
+        predictor = IndKNNPredictor(
+            self.parameters, num_classes, features.shape[1], None, None, ledger, source
+        )
+        predictor.add(np.arange(len(labels)), features, labels)
+        released = torch.full((len(queries),), -1)
+        asked = queries[:max_answers]
+        if len(asked):
+            released[: len(asked)] = predictor.predict(asked).labels
+        return Release(released)
+
+
+#: A labeler, and how far one record of the tables moves what it is charged for: as far as it may.
+HONEST = {
+    "knn": (PrivateKNN(5, 1.0, None, Gaussian(3.0)), {"gaussian (L2)": ROOT2}),
+    "knn sampled": (
+        PrivateKNN(5, 0.5, Screening(3, 1.0), Gaussian(3.0), secure=True),
+        {"noisy_screening (largest count)": 1.0, "discrete_gaussian (L2)": ROOT2},
+    ),
+    "knn screened": (
+        PrivateKNN(5, 1.0, Screening(3, 1.0), Laplace(3.0), release_counts=True),
+        {"noisy_screening (largest count)": 1.0, "laplace (L1)": 2.0},
+    ),
+    "knn gumbel": (
+        PrivateKNN(5, 0.9, None, ExponentialArgmax(3.0)),
+        {"exponential_argmax (range of the votes' moves)": 2.0},
+    ),
+    "mean": (Regression(k=5, sampling_rate=0.5), {"gaussian (L2)": 1.5}),
+    "median": (
+        Regression(k=5, sampling_rate=1.0, statistic="median", candidates=7),
+        {"exponential_argmax (range of the votes' moves)": None},
+    ),
+    "reverse": (ReverseKNN(k=1, epsilon=1.0), {"laplace (L1)": 1.0}),
+    "reverse replaced": (
+        ReverseKNN(k=2, noise=Gaussian(3.0), adjacency="replace_one", abstain=0.5),
+        {"gaussian (L2)": 2.0},
+    ),
+    "reverse prices": (ReverseKNN(k=2, epsilon=1.0, balance="prices", secure=True), {"discrete_laplace (L1)": 2.0}),
+    "local bits": (
+        ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer="randomized_response"),
+        {"randomized_response (answers)": 1.0},
+    ),
+    **{
+        f"local {name}": (
+            ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer=name),
+            {"pure_dp (answers)": 1.0},
+        )
+        for name in ("collision", "separation", "concatenation")
+    },
+    "shuffled": (
+        ReverseKNN(k=1, epsilon=8.0, trust="shuffle", num_clients=20, delta=0.01),
+        {"shuffle_amplification (answers)": 1.0},
+    ),
+    "shares": (
+        ReverseKNN(k=1, epsilon=1.0, trust="shuffle", randomizer="shares", num_clients=20, delta=0.1),
+        {"negative_binomial (answers)": 1.0},
+    ),
+    "stream": (IndKNN(0.5, 2.0, budget=0.08, sigma1=4.0), {STREAM: 0.16}),
+    "stream switches": (
+        IndKNN(
+            0.5, 0.2, budget=0.2, sigma1=3.0, kernel="rbf", reuse=True, soft=True, abstain=0.5,
+            release_counts=True, density=PublicDensity(5, 24), hashing=SignProjections(2, 1, 0),
+        ),
+        {STREAM: 0.4},
+    ),
+    "predictor": (Predictor(), {STREAM: 0.4}),
+    "noisy sgd": (
+        NoisySGDTeacher(0.3, 10, steps=6, noise_multiplier=1.0, steps_per_charge=4, components=4, soft=True),
+        {"gaussian (L2)": 0.25},
+    ),
+    "attributes": (MultiLabelKNN(5, 1.0, 2.5, Gaussian(3.0)), {"gaussian (L2)": None}),
+    "attributes sampled": (MultiLabelKNN(5, 0.5, None, Laplace(3.0)), {"laplace (L1)": 5.0}),
+    "attributes reverse": (MultiLabelReverseKNN(2, 2.0, epsilon=1.0), {"laplace (L1)": 6.0}),
+    "attributes replaced": (
+        MultiLabelReverseKNN(2, None, noise=Gaussian(1.0), adjacency="replace_one"),
+        {"gaussian (L2)": math.sqrt(24)},
+    ),
+    "attributes pate": (
+        MultiLabelPATE(6, LinearAttributeTeachers(steps=2, batch_size=4), tau=2.0, progress=False),
+        {"gaussian (L2)": 2.0},
+    ),
+    "pate": (PATE(6, LINEAR, aggregator=GNMAX(2.0), progress=False), {"gaussian (L2)": ROOT2}),
+    "pate shuffled": (
+        PATE(6, LINEAR, aggregator=LNMAX(2.0), partitioner=ShufflePartition(), progress=False),
+        {"laplace (L1)": 2.0},
+    ),
+    "pate by class": (
+        PATE(
+            6, SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1}),
+            ClassBalancedPartition(), ConfidentGNMAX(4, 1.0, 2.0), progress=False,
+        ),
+        {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
+    ),
+    "pate guided": (
+        PATE(6, MLPTeachers(8, steps=2, batch_size=4), GuidedPartition(4, sample=20, steps=2), progress=False),
+        {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
+    ),
+}  # fmt: skip
+
+
+#: Smaller tables for labelers whose runs take longer.
+SMALLER = {"knn sampled": {"num_queries": 4}, "attributes pate": {"num_classes": 4}}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_labelers_keep_their_promises(name):
+    labeler, bounds = HONEST[name]
+    report = check_labeler(labeler, **SMALLER.get(name, {}))
+    assert {key.split(", ")[1] for key in report.largest} == set(labeler.adjacencies)
+    for what, bound in bounds.items():
+        seen = [largest.moves[what] for largest in report.largest.values()]
+        for move in seen:
+            assert 0 < move.amount <= move.allowed * (1 + 1e-6)
+            assert bound is None or move.allowed == pytest.approx(bound, rel=1e-6)
+        # The tables are good enough that in one of the relations the bound is reached: noise for less is noticed.
+        # Of a stream, a rest stays that is too little for one more answer.
+        assert max(move.amount / move.allowed for move in seen) > (0.85 if what == STREAM else 1 - 1e-4)
+    assert all(largest.pairs >= 20 for largest in report.largest.values())
+
+
+# ---------------------------------------------------------------------------- what it says, and what it leaves alone
+
+
+def test_report_says_what_was_looked_at_and_what_was_not():
+    report = check_labeler(PrivateKNN(5, 1.0, None, Gaussian(3.0)))
+    names = [name for name, _ in report.checks]
+    assert names == [
+        "noise source", "plan", "payments", "max_answers", "refused charges", "fresh noise", "same again",
+        "earlier tables", "noise alone", "samples", "sensitivity under add_remove",
+    ]  # fmt: skip
+    seen = dict(report.checks)
+    assert seen["samples"] == "nothing is sampled"
+    assert seen["refused charges"] == "at 1 charges"
+    shown = str(report)
+    assert shown.startswith("check_labeler(PrivateKNN): all passed\n")
+    assert "gaussian (L2) at most 1.414 of 1.414" in shown
+    assert "refused: 'a record that is not finite' of 34 records (ValueError), '2 records'" in shown
+    sampled = check_labeler(PrivateKNN(5, 0.5, None, Gaussian(3.0)))
+    assert [name for name, _ in sampled.checks[-2:]] == ["records not drawn", "same coins"]
+
+
+def test_example_is_true():
+    assert doctest.testmod(pl_privknn.testing.check).failed == 0
+
+
+@pytest.mark.parametrize("fault", [None, "SensitivityOne"])
+def test_nothing_is_left_behind(fault):
+    labeler = PrivateKNN(5, 1.0) if fault is None else getattr(broken_answers, fault)()
+    before = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], ind_knn_engine.ask]
+    source, state = labeler.noise_source, torch.get_rng_state()
+    with contextlib.suppress(LabelerCheckError):
+        check_labeler(labeler)
+    after = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], ind_knn_engine.ask]
+    assert all(one is other for one, other in zip(before, after, strict=True))
+    assert labeler.noise_source is source
+    assert torch.equal(torch.get_rng_state(), state)
+    assert getattr(labeler, "_neighbors", None) is None
+
+
+def test_what_is_no_labeler_is_refused():
+    with pytest.raises(TypeError, match="must be a Labeler"):
+        check_labeler(object())
+    with pytest.raises(TypeError, match="must be a Labeler"):
+        check_labeler(lambda: None)
+
+
+def test_a_labeler_that_cannot_be_copied_is_made_by_a_function():
+    class Locked(PrivateKNN):
+        def __reduce_ex__(self, protocol):
+            raise TypeError("no copies")
+
+    with pytest.raises(LabelerCheckError, match="can't be copied"):
+        check_labeler(Locked(5, 1.0))
+    assert check_labeler(lambda: Locked(5, 1.0)).labeler == "Locked"
+
+
+def test_groups_are_left_to_the_caller():
+    with pytest.raises(LabelerCheckError, match="by group"):
+        check_labeler(PATE(6, LINEAR, groups="data"))
+
+
+def test_tables_that_do_not_suit_the_labeler_are_named():
+    with pytest.raises(LabelerCheckError, match=r"plan: raises ValueError.*num_records"):
+        check_labeler(PrivateKNN(50, 1.0), num_records=40)

@@ -1,0 +1,273 @@
+"""Every broken labeler is caught, by the check that is meant for it."""
+
+import broken_answers
+import broken_labelers as broken
+import numpy as np
+import pytest
+import torch
+
+from pl_privknn.labelers import (
+    GNMAX,
+    PATE,
+    IndKNN,
+    LinearTeachers,
+    NoisySGDTeacher,
+    PrivateKNN,
+    ReverseKNN,
+    Screening,
+    ShufflePartition,
+    ind_knn_engine,
+    noisy_sgd,
+)
+from pl_privknn.labelers.pate.partition import Partitioner
+from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.testing import LabelerCheckError, check_labeler
+
+FAULTS = {
+    "DrawsFirst": "payments: draws normal before it charges",
+    "ChargesOneForAll": r"sensitivity under add_remove.* of \d+ records with and without record .*moves gaussian",
+    "DrawsOneByOne": "draws more than it charged: 2 releases of gaussian drawn, 1 charged so far",
+    "DrawsTwice": r"sensitivity under add_remove.*moves gaussian",
+    "PlansTooLittle": r"charges 12 releases .* but plan\(12, 12, 3, rounds=1\) has 6",
+    "PlansNothing": r"plan: plan returns \[\]",
+    "ChargesMore": "charges 14 releases of .*has 12",
+    "ChargesNothing": "label charged nothing",
+    "ChargesLess": r"draws with Gaussian\(sigma=1.0.*which was not charged",
+    "AnotherPrice": r"draws with Laplace.*which was not charged",
+    "StatesNoAdjacency": "states no adjacencies",
+    "StatesAnotherAdjacency": "states adjacencies=.'replace_one',., the labeler .'add_remove',.",
+    "StatesNoSource": "names None as its noise",
+    "StatesAnotherSource": "names SystemNoise.. as its noise",
+    "HoldsUnderNoAdjacency": "plan: adjacencies names 'replace_one', under which its plan has no cost",
+    "AnswersAfterRefusal": "answers although charge 1 was refused",
+    "DrawsAfterRefusal": "goes on to draw or charge after charge 1 was refused",
+    "ThinksItPaid": "refused charges: draws normal before it charges",
+    "SeededByDefault": r"noise source: noise_source=SeededNoise\(seed=0\) is seeded",
+    "ReusesNoise": "fresh noise: .* repeats the noise of stream",
+    "NumbersItsOwnNoise": "fresh noise: a resumed run repeats the noise of stream",
+    "NoNoise": "noise alone: labels differ between two private tables",
+    "NoiseByHand": "label draws normal noise by itself",
+    "HalfTheNoise": "noise alone: labels differ between two private tables",
+    "AnotherGenerator": r"add_noise draws from SystemNoise\(\) and not",
+    "GlobalGenerator": "same again: labels differ",
+    "IgnoresMaxAnswers": "max_answers: answers 12 of 12 queries with max_answers=4",
+    "TakesNoneForAll": "max_answers: answers 12 of 12 queries with max_answers=0",
+    "WrongShape": r"labels: shape \(6, 1\)",
+    "WrongDtype": "labels: .*torch.int32",
+    "WrongClasses": "labels lie outside",
+    "ProbabilitiesOfNothing": "soft: rows .* are no probabilities",
+    "RemembersTheFirstTable": "earlier tables: labels differ",
+    "SensitivityOne": r"moves gaussian \(L2\) by 1.41421, and 1 was charged",
+    "PrivateScale": r"moves gaussian \(L2\) by .*, and 1.41421 was charged",
+    "PrivateMean": r"moves gaussian \(L2\) by .*, and 1.41421 was charged",
+    "NearMajority": r"moves gaussian \(L2\) by .*, and 1.41421 was charged",
+    "WeightsWithoutBound": r"moves gaussian \(L2\) by .*, and 1.41421 was charged",
+    "OneMoreNeighbor": r"moves laplace \(L1\) by 2, and 1 was charged",
+    "AddsUnderReplacement": r"sensitivity under replace_one.*moves laplace \(L1\) by 2, and 1 was charged",
+    "UnclippedVotes": r"moves gaussian \(L2\) by .*, and 2 was charged",
+    "ScreensTheSum": r"moves noisy_screening \(largest count\) by 2, and 1 was charged",
+    "RawProbabilities": "noise alone: soft differ",
+    "PrivateThreshold": "noise alone: labels differ",
+    "AsksWhatIsSure": "depends on the private table",
+    "TellsThatNobodyIsNear": "noise alone: labels differ",
+    "PlansByTheTable": "plan: plan is another one after fit",
+    "TellsTheSize": "noise alone: score_deviation differ",
+    "CoinsAtAHigherRate": "tosses coins of probability 0.8, but what it charged has sampling_rate 0.5",
+    "NoCoins": "samples: tosses 0 coins of probability 0.5",
+    "OneSampleForAll": "samples: tosses 34 coins .* 12 sampled releases of 34 records",
+    "SampleOfFixedSize": "label draws integers noise by itself",
+    "FillsUp": "records not drawn.*a record whose coin shows tails moves gaussian",
+    "DividesByTheSample": r"moves gaussian \(L2\)",
+    "CoinsOfOthers": r"same coins.*moves gaussian \(L2\)",
+}
+
+
+@pytest.mark.parametrize("name", ["Honest", "Sampled"])
+def test_what_the_faults_are_put_into_is_honest(name):
+    report = check_labeler(getattr(broken, name)())
+    move = report.largest["multiclass, add_remove"].moves["gaussian (L2)"]
+    assert (move.amount, move.allowed) == pytest.approx((2**0.5, 2**0.5))
+
+
+def test_every_broken_labeler_has_its_check():
+    own = {
+        name
+        for module in (broken, broken_answers)
+        for name, cls in vars(module).items()
+        if getattr(cls, "__module__", "") == module.__name__
+    }
+    assert own == {*FAULTS, "Honest", "Sampled"}
+
+
+def made(name):
+    return getattr(broken_answers, name, None) or getattr(broken, name)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_caught(name):
+    with pytest.raises(LabelerCheckError, match=FAULTS[name]) as caught:
+        check_labeler(made(name)())
+    message = str(caught.value)
+    assert message.startswith(f"check_labeler({name}), ")
+    assert "\n" not in message
+
+
+# ---------------------------------------------------------------------------- faults put into the project's own
+
+
+class ByRow(Partitioner):
+    """A record's part is its position: without one record, all later ones move."""
+
+    def _deal(self, features, labels, num_classes, num_parts, noise):
+        return torch.arange(len(labels)) % num_parts
+
+
+class ShuffledUnderAddRemove(ShufflePartition):
+    adjacencies = ("add_remove", "replace_one")
+
+
+class OnTwoParts(LinearTeachers):
+    """Every teacher trains on the next one's part as well."""
+
+    def train(self, features, labels, parts, num_classes, num_teachers, progress):
+        both = torch.cat([parts, (parts + 1) % num_teachers])
+        return super().train(
+            features.repeat(2, 1), labels.repeat(2), both, num_classes, num_teachers, progress
+        )
+
+
+class LabelsOfOthers(ReverseKNN):
+    """A client sends the label that most clients have."""
+
+    def _votes(self, queries):
+        nearest, labels = super()._votes(queries)
+        return nearest, labels.mode(dim=0).values.expand_as(labels)
+
+
+class NamesOneCellTwice(ReverseKNN):
+    def _votes(self, queries):
+        nearest, labels = super()._votes(queries)
+        return nearest[:, :1].expand(-1, self.k), labels
+
+
+def pate(teachers=None, partitioner=None):
+    teachers = teachers if teachers is not None else LinearTeachers(steps=3, batch_size=8)
+    return PATE(6, teachers, partitioner, GNMAX(2.0), progress=False)
+
+
+def local(cls):
+    return cls(k=2, epsilon=1.0, trust="local")
+
+
+PLANTED = {
+    "parts by row number": (lambda: pate(partitioner=ByRow()), r"under add_remove.*moves gaussian \(L2\)"),
+    "parts of equal size": (
+        lambda: pate(partitioner=ShuffledUnderAddRemove()),
+        r"under add_remove.*moves gaussian \(L2\)",
+    ),
+    "a teacher on two parts": (
+        lambda: pate(OnTwoParts(steps=3, batch_size=8)),
+        r"moves gaussian \(L2\) by .* and 1.41421 was charged",
+    ),
+    "labels of others": (
+        lambda: local(LabelsOfOthers),
+        r"moves pure_dp \(answers\) by \d+, and 1 was charged",
+    ),
+    "one cell twice": (lambda: local(NamesOneCellTwice), "names a cell twice"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    make, message = PLANTED[name]
+    with pytest.raises(LabelerCheckError, match=message):
+        check_labeler(make())
+
+
+def stream(**settings):
+    return IndKNN(0.5, 1.0, budget=0.08, sigma1=4.0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda left, draws: (left.copy(), draws),
+            "moves stream of gaussian releases",
+        ),  # spent budgets vote on
+        (lambda left, draws: (left, draws * [1, 0.5, 0.5, 0.5]), "moves stream of gaussian releases"),
+        (lambda left, draws: (left, draws * [0.5, 1, 1, 1]), "moves stream of gaussian releases"),
+    ],
+)
+def test_stream_with_a_fault_is_caught(monkeypatch, change, message):
+    original = ind_knn_engine.ask
+
+    def ask(parameters, near, kappa, labels, left, public_votes, num_public, draws, copies=1):
+        left, draws = change(left, draws)
+        return original(parameters, near, kappa, labels, left, public_votes, num_public, draws, copies)
+
+    check_labeler(stream())
+    monkeypatch.setattr(ind_knn_engine, "ask", ask)
+    with pytest.raises(LabelerCheckError, match=message):
+        check_labeler(stream())
+
+
+def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
+    original = ind_knn_engine.IndKNNEngine._answer_block
+
+    def block(self, vectors, thresholds, draws, answers, rows):
+        original(self, vectors, thresholds, np.repeat(draws[:1], len(draws), 0), answers, rows)
+
+    monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_answer_block", block)
+    with pytest.raises(LabelerCheckError, match="every query needs a row of its own"):
+        check_labeler(stream())
+
+
+def sgd():
+    return NoisySGDTeacher(0.3, 10, steps=4, noise_multiplier=1.0, components=4, soft=True)
+
+
+def test_gradients_that_are_not_clipped_are_caught(monkeypatch):
+    monkeypatch.setattr(noisy_sgd, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
+    with pytest.raises(LabelerCheckError, match=r"moves gaussian \(L2\) by .*, and 0.25 was charged"):
+        check_labeler(sgd())
+
+
+def test_a_step_by_the_true_batch_size_is_caught(monkeypatch):
+    sizes, original = [1], noisy_sgd.poisson_sample
+
+    def noted(count, rate, noise):
+        drawn = original(count, rate, noise)
+        sizes.append(max(1, len(drawn)))
+        return drawn
+
+    monkeypatch.setattr(noisy_sgd, "poisson_sample", noted)
+    batch_size = property(lambda self: sizes[-1], lambda self, value: None)
+    monkeypatch.setattr(NoisySGDTeacher, "batch_size", batch_size, raising=False)
+    with pytest.raises(LabelerCheckError, match=r"noise alone: soft differ"):
+        check_labeler(sgd())
+
+
+def test_a_batch_of_fixed_size_is_caught(monkeypatch):
+    monkeypatch.setattr(noisy_sgd, "poisson_sample", lambda count, rate, noise: torch.arange(count // 3))
+    with pytest.raises(LabelerCheckError, match=r"samples: tosses 0 coins of probability 0.3"):
+        check_labeler(sgd())
+
+
+def test_one_sample_for_screening_and_answer_is_caught(monkeypatch):
+    original = PoissonNeighbors.votes
+
+    def votes(self, ranked, coins=None):
+        self.first = getattr(self, "first", None)
+        if self.first is None:
+            self.first = original(self, ranked, coins)
+            return self.first
+        again, self.first = self.first[: len(ranked)], None
+        return again
+
+    monkeypatch.setattr(PoissonNeighbors, "votes", votes)
+    with pytest.raises(
+        LabelerCheckError, match=r"samples: tosses 408 coins .* 24 sampled releases of 34 records"
+    ):
+        check_labeler(PrivateKNN(5, 0.5, Screening(3, 1.0), Gaussian(3.0)))

@@ -1,0 +1,89 @@
+"""The check of labelers with mechanisms, conditions and tables of their authors' own."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import broken_answers
+import broken_labelers as broken
+import numpy as np
+import pytest
+import torch
+
+from pl_privknn.privacy.mechanisms import Charge, Conditional, Mechanism
+from pl_privknn.testing import Door, Entered, LabelerCheckError, Pair, Table, check_labeler
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(Mechanism):
+    """Noise that is as good as none, and states no sensitivity."""
+
+    kind: ClassVar[str] = "uniform_of_a_test"
+    width: float = 1.0
+
+    def rdp(self, orders, adjacency):
+        return np.full(len(orders), math.inf)
+
+    def add_noise(self, values, noise):
+        return values + self.width * noise.uniform(tuple(values.shape))
+
+    def blur(self, values, noise):
+        return self.add_noise(values, noise)
+
+
+class Blurred(broken.Honest):
+    def __init__(self, draw="add_noise"):
+        super().__init__()
+        self.mechanism, self.draw = Uniform(), draw
+
+    def decide(self, asked, noise):
+        return getattr(self.mechanism, self.draw)(self.votes(asked, noise), noise).argmax(dim=1)
+
+
+def test_a_mechanism_that_states_no_sensitivity_needs_a_door():
+    with pytest.raises(LabelerCheckError, match=r"can't look inside Uniform.*Give check_labeler a Door"):
+        check_labeler(Blurred())
+
+    def measure(first, second):
+        return float((first - second).abs().amax()), allowed
+
+    allowed = 1.0
+    door = Door(Uniform, "blur", lambda mechanism, values, noise: Entered(mechanism, values, measure))
+    report = check_labeler(Blurred("blur"), doors=[door])
+    assert report.largest["multiclass, add_remove"].moves["uniform_of_a_test (answers)"].amount == 1.0
+    allowed = 0.5
+    with pytest.raises(LabelerCheckError, match=r"by 1, and 0.5 was charged"):
+        check_labeler(Blurred("blur"), doors=[door])
+
+
+class Assumes(broken_answers.SensitivityOne):
+    """Charges less than it needs, and says under which condition that is enough."""
+
+    def plan(self, num_queries, max_answers, num_classes, rounds=1):
+        plan = super().plan(num_queries, max_answers, num_classes, rounds)
+        return [Charge(Conditional(part.mechanism, "neighbours agree"), part.count) for part in plan]
+
+    def paid(self, ledger, mechanism, count, key):
+        return super().paid(ledger, Conditional(mechanism, "neighbours agree"), count, key)
+
+
+def test_a_condition_is_reported_and_not_taken_for_a_fault():
+    report = check_labeler(Assumes())
+    assert "gaussian (L2) 1.414 of 1, covered only if neighbours agree" in str(report)
+
+
+class Trap(broken.Honest):
+    """A record at a certain place votes twice; no table of the check has one there."""
+
+    def votes(self, queries, noise):
+        votes = super().votes(queries, noise)
+        return votes * 2 if bool((self.table[:, 0] == 77).any()) else votes
+
+
+def test_tables_of_your_own_are_tried_too():
+    check_labeler(Trap())
+    table = Table("trap", torch.arange(20.0)[:, None].expand(-1, 6), torch.arange(20) % 3, torch.zeros(4, 6))
+    other = table.with_other(19, torch.full((6,), 77.0), torch.tensor(0))
+    pair = Pair("my own", other, other.without(19), "add_remove", 19)
+    with pytest.raises(LabelerCheckError, match=r"tables my own.*moves gaussian \(L2\)"):
+        check_labeler(Trap(), pairs=[pair])
