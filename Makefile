@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test names lint install clean
+.PHONY: demo test names lint docs install clean
 
 install: $(STAMP)
 
@@ -32,6 +32,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Static pages in build/site; a broken link, a missing anchor or a page outside the navigation is an error.
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.docs-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	touch $@
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -27,7 +27,7 @@ from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 
 RESULTS = Path(__file__).resolve().parent / "results"
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "methods"
 DELTA, CLASSES, RECORDS = 1e-5, 10, 60_000
 FEATURES = {"hog": "HOG", "efficientnet": "EfficientNet-Lite0"}
 #: Directions kept of the public principal components, for neighbours.

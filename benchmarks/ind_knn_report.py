@@ -1,4 +1,4 @@
-"""Tables and plots of docs/ind_knn.md from the stored results: ind_knn_report.py [--check].
+"""Tables and plots of docs/methods/ind_knn.md from the stored results: ind_knn_report.py [--check].
 
 Every figure comes from ``benchmarks/results/{ind_knn_accuracy_*,ind_knn_speed,updates}.json``, so none can differ
 from what was measured.
@@ -153,7 +153,7 @@ def _pyplot() -> Any:
 
 
 def plot_accuracy() -> None:
-    """docs/ind_knn_accuracy.png: accuracy against ε, one panel for each features and number of queries."""
+    """``ind_knn_accuracy.png``: accuracy against ε, one panel for each features and number of queries."""
     pyplot = _pyplot()
     panels = list(dict.fromkeys(case[:2] for case in cases()))
     columns = max(1, len({queries for _, queries in panels}))
@@ -195,7 +195,7 @@ def plot_accuracy() -> None:
 
 
 def plot_updates() -> None:
-    """docs/ind_knn_updates.png: seconds and ε against the retraining frequency, and ε as queries are answered."""
+    """``ind_knn_updates.png``: seconds and ε against the retraining frequency, and ε as queries are answered."""
     pyplot = _pyplot()
     stored = read("updates")
     rows = stored["rows"]
@@ -249,13 +249,15 @@ def plot_updates() -> None:
 def main() -> None:
     """Render, or check what is rendered."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail if docs/ind_knn.md is not up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="fail if docs/methods/ind_knn.md is not up to date"
+    )
     options = parser.parse_args()
     text = PAGE.read_text(encoding="utf-8")
     fresh = rendered(text)
     if options.check:
         if fresh != text:
-            raise SystemExit("docs/ind_knn.md is not up to date; run benchmarks/ind_knn_report.py")
+            raise SystemExit("docs/methods/ind_knn.md is not up to date; run benchmarks/ind_knn_report.py")
         return
     PAGE.write_text(fresh, encoding="utf-8")
     plot_accuracy()

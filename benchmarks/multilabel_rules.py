@@ -3,7 +3,7 @@
 Writes ``benchmarks/results/multilabel_rules.json``: mean attribute accuracy of the released labels, over seeds, for
 each τ, noise multiplier (σ over the sensitivity) and rule, and what so many answers cost. Two minutes on one core.
 ``--render`` measures nothing and writes this table, and that of the runs ``fashion_mnist_attributes_*`` which
-``run_config.py`` left, into ``docs/multilabel.md``.
+``run_config.py`` left, into ``docs/methods/multilabel.md``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
 RESULT = Path(__file__).parent / "results" / "multilabel_rules.json"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "multilabel.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods" / "multilabel.md"
 #: Runs of run_config.py by the rest of their names.
 RUNS = {
     "knn": "Private-kNN, τ = 3, 1,000 answers",

@@ -1,4 +1,4 @@
-"""Recompute the ε of the papers' printed rows for docs/papers.md and docs/privacy.md: papers.py [--check].
+"""Recompute the ε of the papers' printed rows, for papers.md and privacy.md of docs/: papers.py [--check].
 
 The rows are in ``papers.yaml``: what is printed, and the releases that follow from the parameters printed beside it.
 Nothing but the accountant makes the figures.
@@ -24,13 +24,13 @@ DOCS = HERE.parent / "docs"
 END = "<!-- end of table -->"
 #: Marks of the tables, and the rows that each shows: by paper, or by figure and table.
 TABLES = {
-    "privacy.md": [
+    "methods/privacy.md": [
         (
             "<!-- papers: rendered by benchmarks/papers.py -->",
             ("Private-kNN", ("Figure 5", "Table 1", "Table 3")),
         )
     ],
-    "papers.md": [
+    "reference/papers.md": [
         (f"<!-- {name}: rendered by benchmarks/papers.py -->", (name, ()))
         for name in ("Private-kNN", "Reverse kNN", "Ind-KNN", "Guided PATE")
     ],
@@ -117,7 +117,7 @@ def rendered(page: str, text: str, found: list[dict[str, Any]]) -> str:
     for start, (paper, places) in TABLES[page]:
         before, rest = text.split(start)
         _, after = rest.split(END, 1)
-        text = f"{before}{start}\n{table(found, paper, places, page == 'papers.md')}\n{END}{after}"
+        text = f"{before}{start}\n{table(found, paper, places, page.endswith('papers.md'))}\n{END}{after}"
     return text
 
 

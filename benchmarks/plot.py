@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from render import DOCS, comparisons
+from render import PLOTS, comparisons
 
 from pl_privknn.comparison import read_results
 from pl_privknn.comparison.plot import draw
@@ -14,9 +14,9 @@ TITLES = {
 
 
 def main() -> None:
-    """Each comparison into ``docs/<its folder>.png`` and ``.svg``."""
+    """Each comparison into ``docs/guides/<its folder>.png`` and ``.svg``."""
     for folder in comparisons():
-        draw(read_results(folder), DOCS / folder.name, TITLES.get(folder.name))
+        draw(read_results(folder), PLOTS / folder.name, TITLES.get(folder.name))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pl_privknn.privacy.guarantee import Guarantee, weakest
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 DOCS = HERE.parent / "docs"
+PLOTS = DOCS / "guides"
 START, END = "<!-- results: rendered by benchmarks/render.py -->", "<!-- end of results -->"
 COMPARE_START = "<!-- comparisons: rendered by benchmarks/render.py -->"
 COMPARE_END = "<!-- end of comparisons -->"
@@ -100,7 +101,7 @@ def compared(folder: Path) -> str:
     """A comparison's plot and table as Markdown."""
     from pl_privknn.comparison import markdown_table, read_results
 
-    picture = f"![test accuracy against ε: {folder.name}](docs/{folder.name}.png)"
+    picture = f"![test accuracy against ε: {folder.name}](docs/guides/{folder.name}.png)"
     return f"{picture}\n\n{markdown_table(read_results(folder))}"
 
 
@@ -128,7 +129,7 @@ def old_plots() -> list[str]:
         from pl_privknn.comparison import read_results
         from pl_privknn.comparison.plot import digest_of
 
-        plot = DOCS / f"{folder.name}.svg"
+        plot = PLOTS / f"{folder.name}.svg"
         if not plot.is_file() or digest_of(read_results(folder)) not in plot.read_text(encoding="utf-8"):
             old.append(plot.name)
     return old
@@ -144,7 +145,7 @@ def main() -> None:
     if parsed.check and fresh != text:
         raise SystemExit("README.md is not up to date; run benchmarks/render.py")
     if parsed.check and (old := old_plots()):
-        raise SystemExit(f"docs/{old[0]} is not up to date; run benchmarks/plot.py")
+        raise SystemExit(f"docs/guides/{old[0]} is not up to date; run benchmarks/plot.py")
     if not parsed.check:
         README.write_text(fresh, encoding="utf-8")
 

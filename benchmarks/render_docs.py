@@ -1,8 +1,8 @@
 """Write tables of measured results into pages of docs/: render_docs.py [--check].
 
 Each table stands between ``<!-- NAME: rendered by benchmarks/render_docs.py -->`` and ``<!-- end of NAME -->`` and is
-made from files of ``benchmarks/results/`` alone, so none can differ from what was measured. ``docs/ind_knn.md`` and
-``docs/papers.md`` have scripts of their own.
+made from files of ``benchmarks/results/`` alone, so none can differ from what was measured. ``ind_knn.md`` and
+``papers.md`` have scripts of their own.
 """
 
 from __future__ import annotations
@@ -197,16 +197,16 @@ def pate_speed() -> str:
 
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
-    ("students.md", "students", students),
-    ("students.md", "noisy labels", noisy_labels),
-    ("reverse_knn.md", "curator", curator),
-    ("reverse_knn.md", "smoothing", smoothing),
-    ("reverse_knn.md", "connections", connections),
-    ("reverse_knn.md", "speed", reverse_speed),
-    ("reverse_knn.md", "local", local),
-    ("noisy_sgd.md", "opacus", opacus),
-    ("pate.md", "stacked", pate_speed),
-    ("pate.md", "same queries", same_queries),
+    ("methods/students.md", "students", students),
+    ("methods/students.md", "noisy labels", noisy_labels),
+    ("methods/reverse_knn.md", "curator", curator),
+    ("methods/reverse_knn.md", "smoothing", smoothing),
+    ("methods/reverse_knn.md", "connections", connections),
+    ("methods/reverse_knn.md", "speed", reverse_speed),
+    ("methods/reverse_knn.md", "local", local),
+    ("methods/noisy_sgd.md", "opacus", opacus),
+    ("methods/pate.md", "stacked", pate_speed),
+    ("methods/pate.md", "same queries", same_queries),
 ]
 
 

@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--data", default="data")
     parser.add_argument("--seeds", type=int, default=400)
     parser.add_argument("--output", default=str(here / "results" / "reverse_knn_local.json"))
-    parser.add_argument("--plot", default=str(here.parent / "docs" / "reverse_knn_local.png"))
+    parser.add_argument("--plot", default=str(here.parent / "docs" / "methods" / "reverse_knn_local.png"))
     parser.add_argument("--render", action="store_true", help="draw the stored figures, measure nothing")
     parsed = parser.parse_args()
     output = Path(parsed.output)

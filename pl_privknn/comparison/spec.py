@@ -40,7 +40,7 @@ class Calibrate:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One method of a comparison; see docs/comparison.md for each key.
+    """One method of a comparison; see docs/guides/comparison.md for each key.
 
     Attributes:
         name: names its folder.

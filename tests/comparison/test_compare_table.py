@@ -91,10 +91,10 @@ def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatc
         (folder / f"{each.method}{each.target}{each.seed}.json").write_text(json.dumps(each.values))
     monkeypatch.setattr(render, "comparisons", lambda: [folder])
     monkeypatch.setattr(render, "runs", dict)
-    monkeypatch.setattr(render, "DOCS", tmp_path)
+    monkeypatch.setattr(render, "PLOTS", tmp_path)
     marks = (render.START, render.END, render.COMPARE_START, render.COMPARE_END)
     text = render.rendered("before\n" + "\n".join(marks) + "\nafter")
-    assert "docs/compare_made.png" in text
+    assert "docs/guides/compare_made.png" in text
     assert "| *best* | A (C † is ahead) | B |  |" in text
     assert render.rendered(text) == text
     with pytest.raises(SystemExit, match="comparisons"):

@@ -118,7 +118,9 @@ def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkey
     from pl_privknn.datamodules import EmbeddingsDataModule
 
     root, _ = written
-    page = (Path(__file__).resolve().parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "datasets.md").read_text(
+        encoding="utf-8"
+    )
     code = page.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "vit.safetensors.pth")

@@ -20,7 +20,7 @@ def _blocks(path, language):
 
 def test_own_labeler_of_the_documentation_labels_and_pays(tmp_path):
     scope: dict = {}
-    exec(_blocks("docs/own_labeler.md", "python")[0], scope)
+    exec(_blocks("docs/guides/own_labeler.md", "python")[0], scope)
     teacher = scope["NearestCentroid"](sigma=0.01)
     teacher.fit(torch.tensor([[0.0], [0.1], [1.0]]), torch.tensor([0, 0, 1]), 2)
     run = Ledger(tmp_path / "l.sqlite").run("a", plan=teacher.plan(2, 2, 2))
@@ -30,8 +30,8 @@ def test_own_labeler_of_the_documentation_labels_and_pays(tmp_path):
 
 
 def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):
-    first, second = _blocks("docs/own_labeler.md", "python")
-    report, error = _blocks("docs/own_labeler.md", "text")
+    first, second = _blocks("docs/guides/own_labeler.md", "python")
+    report, error = _blocks("docs/guides/own_labeler.md", "text")
     scope: dict = {}
     exec(first, scope)
     exec(second, scope)
@@ -53,16 +53,52 @@ def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):
 
 def test_counts_of_several_clients_are_released_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,) = _blocks("docs/reverse_knn.md", "python")
+    (code,) = _blocks("docs/methods/reverse_knn.md", "python")
     exec(code, {})
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(1.0, abs=1e-3)
 
 
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+
+
+def _anchors(page):
+    """Names of a page's headings: lower case, without punctuation, with hyphens for blanks."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_of_the_documentation_lead_somewhere():
-    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                place = page.parent / target if target else page
+                assert place.exists(), f"{page.name}: {target}"
+                assert not anchor or anchor in _anchors(place), f"{page.name}: {target}#{anchor}"
+
+
+def test_files_that_the_documentation_and_the_package_name_exist():
+    folders = "docs|tests|benchmarks|pl_privknn|callbacks|datamodules|configs"
+    sources = [
+        path for top in ("pl_privknn", "callbacks", "datamodules") for path in (ROOT / top).rglob("*.py")
+    ]
+    figure = (ROOT / "docs/guides/release_flow.svg").read_text(encoding="utf-8")
+    named = [(page, name) for page in PAGES for name in _paths(page, rf"`((?:{folders})/[\w/.]+\.\w+)`")]
+    named += [(source, name) for source in sources for name in _paths(source, r"\b(docs/[\w/]+\.md)")]
+    named += [("the figure", f"pl_privknn/{name}") for name in re.findall(r"\w+/[\w/]+\.py", figure)]
+    assert len(named) > 40
+    for page, name in named:
+        assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def _paths(page, pattern):
+    return re.findall(pattern, page.read_text(encoding="utf-8"))
+
+
+def test_api_pages_cover_every_public_room():
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/reference/api/*.md"))
+    shown = {name.split(".")[1] for name in re.findall(r"^::: (pl_privknn[\w.]+)", pages, flags=re.MULTILINE)}
+    rooms = {path.parent.name for path in (ROOT / "pl_privknn").glob("*/__init__.py")}
+    assert shown == rooms - {"cli"}  # a command, which is no API
 
 
 def test_readme_names_every_config_of_its_commands():

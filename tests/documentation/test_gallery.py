@@ -1,4 +1,4 @@
-"""Every script of docs/gallery runs from top to bottom and shows what its text says."""
+"""Every script of docs/guides/gallery runs from top to bottom and shows what its text says."""
 
 import math
 import runpy
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import norm
 
-GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
+GALLERY = Path(__file__).resolve().parents[2] / "docs" / "guides" / "gallery"
 
 
 @pytest.fixture

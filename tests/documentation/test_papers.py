@@ -44,7 +44,7 @@ def test_pages_agree_with_the_reference_cases(case):
         pytest.skip("no row of the Private-kNN paper")
     assert rows
     for row in rows:
-        for page in ("papers.md", "privacy.md"):
+        for page in ("reference/papers.md", "methods/privacy.md"):
             shown = _shown(page, row["what"], row["where"])
             # Four digits are shown.
             upper = 1.01 * case["epsilon_exact"] if "epsilon_exact" in case else 1.005 * case["epsilon"]
@@ -52,7 +52,7 @@ def test_pages_agree_with_the_reference_cases(case):
 
 
 def test_worst_vote_count_is_the_threshold_at_small_orders_and_far_from_it_at_large_ones(tmp_path):
-    sys.path.insert(0, str(ROOT / "docs"))
+    sys.path.insert(0, str(ROOT / "docs" / "reference"))
     try:
         import screening_worst_case as script
     finally:

@@ -97,7 +97,7 @@ class LearnedThresholds(DecisionRule):
 
     Below 50 answers the public threshold is used. On Fashion-MNIST's attributes it was better than the public
     threshold at every τ that clips and at every noise tried, and about the same where nothing is clipped; see
-    ``docs/multilabel.md``.
+    ``docs/methods/multilabel.md``.
 
     Attributes:
         expected_positives: see :class:`FixedThresholds`.

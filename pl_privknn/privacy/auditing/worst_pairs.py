@@ -166,7 +166,7 @@ def experiment_of(
                 ratio = sampled_loss(run_releases(charge.mechanism, here, source), rate)
                 scores[start : start + step] += ratio.sum(axis=1)
         # The low bits of data plus floating-point noise tell more than ideal noise would (Mironov 2012).
-        # The claim is about ideal noise, so the score leaves them out; docs/accounting.md says what it means.
+        # The claim is about ideal noise, so the score leaves them out; docs/methods/accounting.md says what it means.
         return scores if digits is None else scores.round(digits)
 
     return experiment

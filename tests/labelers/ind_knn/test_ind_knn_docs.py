@@ -1,4 +1,4 @@
-"""The figures of docs/ind_knn.md are those that were measured, and the benchmarks' own arithmetic holds."""
+"""The figures of docs/methods/ind_knn.md are those that were measured, and the benchmarks' own arithmetic holds."""
 
 import importlib
 import math
@@ -30,7 +30,7 @@ def test_tables_are_the_rendered_ones():
 
 def test_a_changed_figure_is_noticed(benchmark, tmp_path, monkeypatch):
     report = benchmark("ind_knn_report")
-    text = (ROOT / "docs" / "ind_knn.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "methods" / "ind_knn.md").read_text(encoding="utf-8")
     assert report.rendered(text) == text
     begin = text.index("<!-- speed:")
     changed = text[:begin] + text[begin:].replace(" ms |", " s |", 1)

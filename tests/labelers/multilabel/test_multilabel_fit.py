@@ -142,6 +142,6 @@ def test_tables_are_the_rendered_ones(monkeypatch):
 
 
 def test_example_of_the_documentation_runs(capsys):
-    page = (ROOT / "docs" / "multilabel.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "methods" / "multilabel.md").read_text(encoding="utf-8")
     exec(re.search(r"```python\n(.*?)```", page, flags=re.DOTALL).group(1), {})
     assert capsys.readouterr().out == "1.0\n"

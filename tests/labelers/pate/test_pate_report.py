@@ -127,7 +127,7 @@ def test_consensus_and_variance():
 
 
 def test_example_of_the_documentation_prints_what_it_says(capsys):
-    page = (Path(__file__).resolve().parents[3] / "docs" / "pate.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "methods" / "pate.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out.split() == re.findall(r"# ([\d.]+)$", code.rstrip())

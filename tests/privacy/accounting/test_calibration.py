@@ -263,7 +263,9 @@ def test_the_command_names_what_is_wrong(capsys):
 
 
 def test_the_page_on_accounting_quotes_what_is_computed():
-    page = (Path(__file__).resolve().parents[3] / "docs" / "accounting.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "methods" / "accounting.md").read_text(
+        encoding="utf-8"
+    )
     code = re.search(r"```python\n(.*?)account\(releases", page, flags=re.DOTALL)
     scope: dict = {}
     exec(code[1], scope)

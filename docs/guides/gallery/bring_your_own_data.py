@@ -3,7 +3,7 @@
 #
 # Arrays become a private, a public and a test part; a teacher answers queries about the public part; the
 # student that learns from the answers may be released. Here the arrays are scikit-learn's bundled digits:
-# put yours in their place. Run it with `python docs/gallery/bring_your_own_data.py`, or cell by cell in an
+# put yours in their place. Run it with `python docs/guides/gallery/bring_your_own_data.py`, or cell by cell in an
 # editor that knows `# %%`.
 
 # %%

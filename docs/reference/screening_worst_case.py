@@ -1,4 +1,4 @@
-"""Which vote count is the worst for noisy screening? Draws docs/screening_worst_case.png.
+"""Which vote count is the worst for noisy screening? Draws docs/reference/screening_worst_case.png.
 
 Left: RDP ε(α) of one screening for every largest vote count n* (k 300, T 210, σ 85, no sampling). Middle: five of
 those curves, up to large orders. Right: ε of up to 8,192 screenings of samples at rate 0.25, each n* on its own, the
