@@ -26,6 +26,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger.run_folder import resumed_folder
+from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 
@@ -206,6 +207,7 @@ class PrivateLabeler(ReportsRun):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log ε and the labels that this epoch used, then run the next round if one is due."""
+        check_declared(self._metrics)
         for name, value in self._metrics.items():
             pl_module.log(name, value, on_epoch=True, rank_zero_only=False, sync_dist=False)
         if self.labeler is None or trainer.fast_dev_run:  # type: ignore[attr-defined]

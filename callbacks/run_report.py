@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
+from pl_privknn.privacy.logged import check_declared
 
 
 class RunReport(pl.Callback):
@@ -90,6 +91,7 @@ class RunReport(pl.Callback):
 
     def _write(self) -> None:
         assert self.path is not None
+        check_declared(self.summary, "summary")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".json.part")
         partial.write_text(json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

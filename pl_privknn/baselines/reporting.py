@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 from pl_privknn.baselines.training_run import TrainingRun
 from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.logged import check_declared
 
 
 class LeavesFolder(pl.Callback):
@@ -56,6 +57,15 @@ class ReportsTraining(pl.LightningModule):
         """Let another run use the folder; the ledger stays readable."""
         if self._training_run is not None:
             self._training_run.close()
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Log a declared metric; this module sees private records, so any other is refused.
+
+        Raises:
+            UndeclaredError: see :func:`pl_privknn.privacy.logged.check_declared`.
+        """
+        check_declared([name])
+        super().log(name, *args, **kwargs)
 
     def on_train_epoch_end(self) -> None:
         """Log ε beside the accuracy."""

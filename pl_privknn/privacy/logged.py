@@ -1,0 +1,82 @@
+"""The declared list: what a run that sees private records may log, and what each figure is made of.
+
+A figure that was computed from private records and not paid for is a breach, however harmless it looks: a training
+loss, the size of a batch, the number of records. So nothing is logged or summed up beside the private side unless its
+name is here. What a student logs is its own affair: it sees released labels and public images alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+Where = Literal["metrics", "summary"]
+
+_PUBLIC = "public constants"
+_PLAN = "the plan and public constants"
+_CHARGES = "charges; how many there are follows from released answers"
+_ANSWERS = "released answers"
+_JUDGED = "released answers or weights, on public examples with their truth"
+
+_LISTS: dict[Where, dict[str, str]] = {
+    # What PrivateLabeler and NoisySGD log.
+    "metrics": {
+        **dict.fromkeys(("privacy/delta", "labels/queried"), _PUBLIC),
+        **dict.fromkeys(("privacy/epsilon", "privacy/guarantee"), _PLAN),
+        "privacy/epsilon_spent": _CHARGES,
+        **dict.fromkeys(("labels/answered", "labels/labelled"), _ANSWERS),
+        **dict.fromkeys(("labels/accuracy", "labels/accuracy_last_round"), _JUDGED),
+        **dict.fromkeys(("val/accuracy", "val/loss", "test/accuracy", "test/loss"), _JUDGED),
+    },
+    # Keys of summary.json.
+    "summary": {
+        **dict.fromkeys(("delta", "adjacency", "max_epsilon", "queried", "labeler"), _PUBLIC),
+        **dict.fromkeys(("epochs", "student", "data", "versions", "seconds"), _PUBLIC),
+        **dict.fromkeys(("sampling_rate", "batch_size", "clip_norm"), _PUBLIC),
+        **dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld"), _PLAN),
+        **dict.fromkeys(("epsilon_exact", "guarantee", "reason", "conditional"), _PLAN),
+        **dict.fromkeys(("noise_multiplier", "steps_planned"), _PLAN),
+        **dict.fromkeys(("epsilon_spent", "steps", "ledger_head"), _CHARGES),
+        **dict.fromkeys(("answered", "refused", "lost"), _ANSWERS),
+        **dict.fromkeys(("label_accuracy", "label_accuracy_last_round"), _JUDGED),
+        **dict.fromkeys(("val_accuracy", "test_accuracy"), _JUDGED),
+    },
+}
+
+
+class UndeclaredError(ValueError):
+    """Something was to be logged beside the private side that nobody has declared."""
+
+
+def check_declared(names: Iterable[str], where: Where = "metrics") -> None:
+    """Refuse to log what is not on the list.
+
+    Args:
+        names: of metrics, or keys of ``summary.json``.
+        where: which of the two.
+
+    Raises:
+        UndeclaredError: for a name that is not there; nothing of ``names`` has been logged.
+    """
+    if unknown := sorted(set(names) - _LISTS[where].keys()):
+        raise UndeclaredError(
+            f"{where}: {unknown[0]!r} is not declared, and may be made of private records. If it is made of released "
+            "answers, public data or public constants alone, say so first: "
+            f"pl_privknn.privacy.logged.declare({unknown[0]!r}, 'what it is made of', {where!r})"
+        )
+
+
+def declare(name: str, made_of: str, where: Where = "metrics") -> None:
+    """Put a figure of one's own on the list.
+
+    Args:
+        name: of the metric, or the key of ``summary.json``.
+        made_of: what it is computed from, in words: released answers, public data, public constants.
+        where: which of the two.
+
+    Raises:
+        ValueError: where nothing is said of what it is made of.
+    """
+    if not made_of.strip():
+        raise ValueError(f"made_of={made_of!r} must say what {name!r} is computed from")
+    _LISTS[where].setdefault(name, made_of)

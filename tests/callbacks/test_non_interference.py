@@ -1,0 +1,270 @@
+"""Whole runs on two neighbouring private sets, with the same noise and coins, leave the same traces.
+
+What may differ is what was paid for, and what was made of it: see ``traces``.
+"""
+
+import functools
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
+from traces import released, traces
+
+from pl_privknn.baselines import NoisySGD
+from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.features import Extractor
+from pl_privknn.labelers import (
+    GNMAX,
+    PATE,
+    ConfidentGNMAX,
+    FixedThresholds,
+    GuidedPartition,
+    IndKNN,
+    LinearAttributeTeachers,
+    LinearTeachers,
+    MultiLabelKNN,
+    MultiLabelPATE,
+    MultiLabelReverseKNN,
+    NoisySGDTeacher,
+    PrivateKNN,
+    ReverseKNN,
+    Screening,
+    ShufflePartition,
+    SklearnTeachers,
+)
+from pl_privknn.privacy import logged
+from pl_privknn.privacy.logged import UndeclaredError
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent
+
+RECORDS, PUBLIC, CLASSES, SIDE = 40, 24, 3, 6
+
+
+class Flat(Extractor):
+    def __call__(self, images):
+        return images.flatten(1)
+
+
+@functools.cache
+def examples():
+    """Images of three classes, and one image that looks like no other."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.rand(CLASSES, 1, SIDE, SIDE, generator=generator)
+
+    def draw(count):
+        labels = torch.arange(count) % CLASSES
+        images = centres[labels] + 0.2 * torch.randn(count, 1, SIDE, SIDE, generator=generator)
+        return images.clamp(0, 1), labels
+
+    return draw(RECORDS), draw(PUBLIC), draw(9), 1 - centres[:1]
+
+
+def private_set(kind):
+    """The private records, or those of a neighbour."""
+    (images, labels), _, _, stranger = examples()
+    if kind == "one more":
+        return torch.cat([images, stranger]), torch.cat([labels, labels[:1]])
+    images, labels = images.clone(), labels.clone()
+    if kind == "another":
+        images[7], labels[7] = stranger[0], 2
+    return images, labels
+
+
+def data_module(kind):
+    _, public, test, _ = examples()
+    return ArraysDataModule(*private_set(kind), *public, *test, num_classes=CLASSES, batch_size=8)
+
+
+class Attributes(PrivatePublicDataModule):
+    """The same images with attributes: class 0 has two, class 1 one, class 2 all of four."""
+
+    ROWS = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]])
+
+    def __init__(self, kind):
+        super().__init__(
+            num_classes=4, image_shape=(1, SIDE, SIDE), task="multilabel", overlap="ignore", batch_size=8
+        )
+        self.kind = kind
+
+    def load_private(self):
+        images, labels = private_set(self.kind)
+        return LabeledImages(TensorImages(images), self.ROWS[labels], 4, task="multilabel")
+
+    def load_public(self):
+        images, labels = examples()[1]
+        return PublicDataset(TensorImages(images), 4, self.ROWS[labels], task="multilabel")
+
+    def load_test(self):
+        images, labels = examples()[2]
+        return LabeledImages(TensorImages(images), self.ROWS[labels], 4, task="multilabel")
+
+
+def fit(folder, module, callbacks, data, epochs):
+    pl.seed_everything(0)
+    trainer = pl.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=CSVLogger(folder, "", ""), default_root_dir=folder,
+        callbacks=[*callbacks, RunReport(folder), ModelCheckpoint(folder, "last", enable_version_counter=False)],
+        log_every_n_steps=1, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+
+
+def fit_teacher(make, multilabel=False, rounds=1, **labeling):
+    """A run of a student on a teacher's answers."""
+
+    def run(folder, kind):
+        labeler, asked = make(), []
+        answer = labeler.label
+
+        def label(queries, *others, **named):
+            asked.append(queries.clone())
+            return answer(queries, *others, **named)
+
+        labeler.label = label
+        callback = PrivateLabeler(
+            labeler, rounds=rounds, epochs_per_round=1, queries_per_round=8, query_batch_size=4, features=Flat(),
+            run_dir=folder, **labeling,
+        )  # fmt: skip
+        outputs = 4 if multilabel else CLASSES
+        student = SupervisedStudent(
+            network=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, outputs)),
+            num_classes=outputs,
+            task="multilabel" if multilabel else "multiclass",
+        )
+        fit(folder, student, [callback], Attributes(kind) if multilabel else data_module(kind), rounds)
+        assert asked
+        return torch.cat(asked).tolist()
+
+    run.adjacency = labeling.get("adjacency", "add_remove")
+    return run
+
+
+def fit_noisy_sgd(options):
+    """A run of noisy SGD."""
+
+    def run(folder, kind):
+        module = NoisySGD(
+            num_classes=CLASSES, image_size=SIDE, batch_size=10, expected_records=RECORDS, noise_multiplier=1.0,
+            lr=1.0, run_dir=folder, noise_source=noise(), **options(),
+        )  # fmt: skip
+        fit(folder, module, [], data_module(kind), 2)
+
+    run.adjacency = "add_remove"
+    return run
+
+
+def noise():
+    return SeededNoise(1)
+
+
+def small_network():
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(32, CLASSES))
+
+
+attributes = functools.partial(fit_teacher, multilabel=True)
+REPLACED = {"adjacency": "replace_one"}
+RUNS = {
+    "private_knn": fit_teacher(
+        lambda: PrivateKNN(3, 0.5, Screening(2.0, 0.5), Gaussian(1.0), noise()), rounds=2, retrain=False
+    ),
+    "private_knn counts": fit_teacher(
+        lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), noise(), release_counts=True), selection="clusters"
+    ),
+    "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5), noise_source=noise())),
+    "pate confident": fit_teacher(
+        lambda: PATE(3, SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1}),
+                     ShufflePartition(), ConfidentGNMAX(2.0, 0.5, 0.5), noise_source=noise()),
+        **REPLACED,
+    ),
+    "pate guided": fit_teacher(
+        lambda: PATE(3, LinearTeachers(20), GuidedPartition(5, features="given"), GNMAX(0.5), noise_source=noise())
+    ),
+    "reverse_knn": fit_teacher(lambda: ReverseKNN(1, 4.0, noise_source=noise())),
+    "reverse_knn local": fit_teacher(
+        lambda: ReverseKNN(1, 8.0, trust="local", noise_source=noise()), **REPLACED
+    ),
+    "reverse_knn shuffle": fit_teacher(
+        lambda: ReverseKNN(1, 4.0, trust="shuffle", num_clients=3, noise_source=noise()),
+        **REPLACED,
+    ),
+    "ind_knn": fit_teacher(
+        lambda: IndKNN(0.5, 0.1, epsilon=8.0, num_queries=8, release_counts=True, noise_source=noise()), rounds=2
+    ),
+    "noisy_sgd teacher": fit_teacher(
+        lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, noise_source=noise(), components=None)
+    ),
+    "multilabel_knn": attributes(lambda: MultiLabelKNN(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
+    "multilabel_pate": attributes(
+        lambda: MultiLabelPATE(3, LinearAttributeTeachers(20), noise=Gaussian(0.5), noise_source=noise())
+    ),
+    "multilabel_reverse_knn": attributes(
+        lambda: MultiLabelReverseKNN(1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise())
+    ),
+    "noisy_sgd": fit_noisy_sgd(lambda: {"network": small_network()}),
+    "noisy_sgd head": fit_noisy_sgd(lambda: {"extractor": Flat(), "clipping": "ghost"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_neighbouring_private_sets_leave_the_same_traces(tmp_path, capfd, name):
+    run = RUNS[name]
+    # Where a record is replaced, how many there are is no secret.
+    kinds = ["as it is", "one more" if run.adjacency == "add_remove" else "another"]
+    left, answers = [], []
+    for kind in kinds:
+        asked = run(tmp_path / "run", kind)
+        left.append({"asked": asked, **traces(tmp_path / "run", "".join(capfd.readouterr()))})
+        answers.append(released(tmp_path / "run"))
+        # The next run has the same folder, and begins with nothing.
+        for made in ("run", "run.private"):
+            if (tmp_path / made).exists():
+                (tmp_path / made).rename(tmp_path / f"{kind} {made}")
+    for part, content in left[0].items():
+        assert content == left[1][part], part
+    assert left[0].keys() == left[1].keys()
+    # Answers and weights may differ, and do: the runs did see other records.
+    assert answers[0] != answers[1]
+
+
+# --- the declared list
+
+
+def test_what_nobody_declared_is_not_logged(tmp_path):
+    class Tells(NoisySGD):
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            self.log("train/records", 41.0)
+
+    module = Tells(
+        small_network(), CLASSES, image_size=SIDE, batch_size=10, expected_records=RECORDS, noise_multiplier=1.0,
+        run_dir=tmp_path, noise_source=noise(),
+    )  # fmt: skip
+    with pytest.raises(UndeclaredError, match=r"metrics: 'train/records' is not declared"):
+        fit(tmp_path, module, [], data_module("as it is"), 1)
+    assert "train/records" not in (tmp_path / "metrics.csv").read_text()
+
+
+def test_the_summary_holds_declared_keys_alone(tmp_path):
+    report = RunReport(tmp_path)
+    report.summary = {"epsilon": 1.0, "records": 41}
+    with pytest.raises(UndeclaredError, match=r"summary: 'records' is not declared"):
+        report._write()
+    assert not any(tmp_path.iterdir())
+
+
+def test_figures_of_ones_own_are_declared_with_what_they_are_made_of(monkeypatch):
+    monkeypatch.setattr(logged, "_LISTS", {"metrics": {}, "summary": {}})
+    with pytest.raises(ValueError, match="made_of=' '"):
+        logged.declare("labels/entropy", " ")
+    with pytest.raises(UndeclaredError, match="labels/entropy"):
+        logged.check_declared(["labels/entropy"])
+    logged.declare("labels/entropy", "released answers")
+    logged.check_declared(["labels/entropy"])
+    with pytest.raises(UndeclaredError):
+        logged.check_declared(["labels/entropy"], "summary")

@@ -1,0 +1,120 @@
+"""What a run leaves for others to see, with its answers and what was learnt from them taken out.
+
+Released labels, counts and weights may depend on private records: they were paid for. So may what is computed from
+them (accuracies, losses, how many queries were answered). Nothing else may. Random names of runs, times and hashes
+over them are taken out too.
+"""
+
+import csv
+import json
+import re
+import sqlite3
+
+import torch
+
+#: Of summary.json: answers, what was learnt from them, and what no two runs have alike.
+ANSWERS = {"answered", "refused", "epsilon_spent", "label_accuracy", "label_accuracy_last_round"}
+LEARNT = {"val_accuracy", "test_accuracy"}
+OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time"}
+#: Of metrics.csv.
+ANSWERED = {
+    "labels/answered", "labels/labelled", "labels/accuracy", "labels/accuracy_last_round", "privacy/epsilon_spent"
+}  # fmt: skip
+#: Files whose length follows from the digits of accuracies, losses and noisy counts; their content is compared.
+OF_ANSWERS = ("summary.json", "metrics.csv", "labels.sqlite")
+
+
+def traces(folder, shown=""):
+    """Everything of a run that its neighbours must share, by name."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    found = {
+        "files": [str(path.relative_to(folder)) for path in files],
+        "sizes": {path.name: path.stat().st_size for path in files if path.name not in OF_ANSWERS},
+        "summary": masked_summary(json.loads((folder / "summary.json").read_text())),
+        "metrics": masked_metrics(folder / "metrics.csv"),
+        "ledger": masked_ledger(folder / "ledger.sqlite"),
+        "shown": masked_text(shown),
+    }
+    if (folder / "labels.sqlite").exists():
+        found["labels"] = masked_labels(folder / "labels.sqlite")
+    for path in files:
+        if path.suffix == ".ckpt":
+            found[path.name] = masked_checkpoint(torch.load(path, weights_only=False))
+        if path.suffix == ".yaml":
+            found[path.name] = path.read_text()
+        if path.suffix == ".json" and path.name != "summary.json":
+            found[path.name] = without(json.loads(path.read_text()), OF_ITS_OWN)
+    return found
+
+
+def released(folder):
+    """The answers themselves, and weights learnt from them."""
+    last = torch.load(next(folder.rglob("*.ckpt")), weights_only=False)["state_dict"]
+    weights = {name: value.double().sum().item() for name, value in last.items()}
+    if not (folder / "labels.sqlite").exists():
+        return weights
+    with sqlite3.connect(folder / "labels.sqlite") as store:
+        labels = store.execute("SELECT label, soft FROM queries ORDER BY round, position").fetchall()
+        return weights, labels, store.execute("SELECT score FROM scores ORDER BY round, position").fetchall()
+
+
+def masked_summary(summary):
+    masked = ANSWERS | LEARNT | OF_ITS_OWN
+    return {name: "…" if name in masked and value is not None else value for name, value in summary.items()}
+
+
+def masked_metrics(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    free = ANSWERED | {name for name in rows[0] if name.startswith(("train/", "val/", "test/"))}
+    return [{name: bool(value) if name in free else value for name, value in row.items()} for row in rows]
+
+
+def masked_ledger(path):
+    """Rows in order; of aggregations how many were paid is how many queries passed the screening."""
+    with sqlite3.connect(path) as ledger:
+        bodies = [json.loads(body) for (body,) in ledger.execute("SELECT body FROM rows ORDER BY position")]
+        columns = ledger.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
+    screened = any(body.get("charge", {}).get("mechanism") == "noisy_screening" for body in bodies)
+    rows = [without(body, OF_ITS_OWN) for body in bodies]
+    for row in rows:
+        if row["kind"] == "note":  # a name and a mark that are drawn for each stream of budgets
+            row["topic"], row["text"] = row["topic"].split()[0], row["text"].split(":")[0]
+        if screened and row.get("charge", {}).get("mechanism", "noisy_screening") != "noisy_screening":
+            row["charge"]["count"] = "…"
+    return columns, rows
+
+
+def masked_labels(path):
+    with sqlite3.connect(path) as store:
+        tables = store.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+        asked = store.execute("SELECT round, position, example, asked_at, released FROM queries").fetchall()
+        scored = store.execute("SELECT round, position FROM scores").fetchall()
+        spread = store.execute("SELECT round, value FROM spreads").fetchall()
+        meta = dict(store.execute("SELECT key, value FROM meta").fetchall())
+    return tables, asked, scored, spread, without(meta, OF_ITS_OWN)
+
+
+def masked_checkpoint(value):
+    """Keys, types, shapes and plain values; of tensors, which are learnt from answers, no values."""
+    if isinstance(value, dict):
+        return {name: "…" if name in OF_ITS_OWN else masked_checkpoint(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked_checkpoint(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), str(value.dtype)
+    return value if isinstance(value, bool | int | float | str | type(None)) else str(value)
+
+
+def masked_text(text):
+    """Words without colours and bars; numbers with a point are times, rates, ε, and figures of answers."""
+    text = re.sub(r"\x1b\[[\d;?]*\w", "", text)
+    text = re.sub(r"\d+:\d\d(:\d\d)?", "#", re.sub(r"\d+\.\d+", "#", text))
+    text = re.sub(r"(answered\W+)\d+", r"\1#", text)
+    return " ".join(re.sub(r"[^\w#/:=.,'`()<>%-]+", " ", text).split())
+
+
+def without(value, names):
+    if not isinstance(value, dict):
+        return value
+    return {name: without(item, names) for name, item in value.items() if name not in names}
