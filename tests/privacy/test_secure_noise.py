@@ -74,11 +74,14 @@ def test_wide_secure_screening_costs_what_continuous_noise_costs():
 @pytest.mark.parametrize("scale", [0.5, 3.0])
 def test_exact_choices_have_the_softmax_distribution(scale):
     votes = torch.tensor([3, 0, 5, 4])
-    chosen = SeededNoise(7).exponential_choice(votes.expand(40_000, 4), scale)
-    counts = torch.bincount(chosen, minlength=4).numpy()
     expected = special.softmax(votes.numpy() / scale) * 40_000
-    # χ² with 3 degrees of freedom, two tests at 1e-4.
-    assert stats.chisquare(counts, expected).pvalue > 1e-4
+    for draw in (
+        lambda rows: SeededNoise(7).exponential_choice(rows, scale),
+        lambda rows: ExponentialArgmax(scale, secure=True).argmax(rows, SeededNoise(8)),
+    ):
+        counts = torch.bincount(draw(votes.expand(40_000, 4)), minlength=4).numpy()
+        # χ² with 3 degrees of freedom, four tests at 1e-4.
+        assert stats.chisquare(counts, expected).pvalue > 1e-4
 
 
 def test_exact_choices_keep_the_shape_of_the_scores():

@@ -1,6 +1,9 @@
+import math
+
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN, decide
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
@@ -59,11 +62,20 @@ def test_cost_does_not_depend_on_the_number_of_queries():
     assert labeler.plan(10, 10, 4, rounds=3) == [Charge(Gaussian(5.0, 2**0.5), 3)]
 
 
-def test_noise_has_the_charged_scale():
-    labeler = ReverseKNN(k=1, epsilon=0.2)
-    noise = labeler.noise.add_noise(torch.zeros(2000, 4), SeededNoise(4))
-    # Mean absolute value of Laplace(b) is b; 8,000 draws put it within 5 % with error rate below 1e-5.
-    assert float(noise.abs().mean()) == pytest.approx(5.0, rel=0.05)
+@pytest.mark.parametrize(("k", "adjacency", "scale"), [(1, "add_remove", 5.0), (2, "replace_one", 20.0)])
+def test_counts_carry_the_charged_noise_and_everything_follows_from_them(k, adjacency, scale):
+    features, labels, queries = _table(s=1000)
+    settings = {"k": k, "epsilon": 0.2, "abstain": 0.5, "adjacency": adjacency}
+    labeler = ReverseKNN(**settings, noise_source=SeededNoise(4))
+    labeler.fit(features, labels, 4)
+    release = labeler.label(queries, FreeLedger())
+    noise = (release.scores.double() - labeler.counts(queries)).flatten().numpy()
+    # A correct draw fails for one seed in 10,000.
+    assert stats.kstest(noise, stats.laplace(scale=scale).cdf).pvalue > 1e-4
+    again = decide(release.scores.double(), math.sqrt(2) * scale, 0.5, soft=True)
+    assert torch.equal(release.labels, again.labels)
+    assert 0 < int((release.labels < 0).sum()) < 1000
+    torch.testing.assert_close(release.soft, again.soft)
 
 
 def test_decisions():

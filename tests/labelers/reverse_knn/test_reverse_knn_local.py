@@ -58,6 +58,26 @@ def test_randomised_response_is_private_for_the_whole_message():
     assert 4 * math.log(keep / (1 - keep)) == pytest.approx(1.2)
 
 
+@pytest.mark.parametrize("name", ["collision", "separation", "concatenation"])
+@pytest.mark.parametrize("table", [Table(4, 3), Table(3, 3, k=2)], ids=["k1", "k2"])
+def test_hashed_messages_are_private_as_a_whole(name, table, monkeypatch):
+    parts, original = [], Bloom.messages
+
+    def noting(bloom, ones, noise):
+        parts.append((bloom, ones.shape[1]))
+        return original(bloom, ones, noise)
+
+    monkeypatch.setattr(Bloom, "messages", noting)
+    make_randomizer(name, 1.2, table).randomize(*clients(table, 3, 0), SeededNoise(0))
+    spent = 0.0
+    for bloom, ones in parts:
+        # Any two answers, under any hash: the parts of a message are independent of one another.
+        values = range(min(bloom.length, 2 * ones + 1))
+        tables = [bloom_probabilities(bloom, hashed) for hashed in itertools.product(values, repeat=ones)]
+        spent += np.log(np.max(tables, axis=0) / np.min(tables, axis=0)).max()
+    assert spent == pytest.approx(1.2, rel=1e-9)
+
+
 def clients(table, n, seed):
     generator = torch.Generator().manual_seed(seed)
     nearest = torch.rand(n, table.queries, generator=generator).argsort(dim=1)[:, : table.k]

@@ -109,6 +109,16 @@ def test_pld_composition_equals_analytic_gaussian(sigma, count, delta):
         assert first - math.exp(exact) * second == pytest.approx(delta, rel=1e-6)
 
 
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-2])
+def test_every_total_of_a_gaussian_is_valid_from_tiny_to_huge(delta):
+    for mu in np.geomspace(1e-8, 30, 40):
+        report = account([Charge(Gaussian(1 / mu))], delta=delta, exact=False)
+        for epsilon in (report.epsilon_rdp, report.epsilon_rdp_classic, report.epsilon_pld):
+            # Balle and Wang's closed form of what is left at the stated ε; 1e-15 is the rounding of its difference.
+            left = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
+            assert left <= delta * (1 + 1e-6) + 1e-15, mu
+
+
 def test_gaussians_of_different_scale_compose_exactly():
     charges = [Charge(Gaussian(3.0), 2), Charge(Gaussian(7.0, 2.0), 5)]
     mu = math.sqrt(2 / 9 + 5 * 4 / 49)

@@ -9,6 +9,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as dp_rdp
 from mechanism_setup import ADD_REMOVE, ALL, ORDERS
 from scipy import integrate, special, stats
 
+from pl_privknn.privacy import rdp
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 
 
@@ -20,6 +21,16 @@ def literal_rdp(p, q, orders):
         for upper, lower in ((log_p, log_q), (log_q, log_p))
     ]
     return np.maximum(*moments) / (orders - 1)
+
+
+def test_the_curve_of_a_family_is_the_dearest_pair_in_the_dearer_direction():
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.full(3, 0.7), 6), rng.dirichlet(np.full(3, 0.7), 6)
+    for rows in (slice(0, 6), slice(0, 1), slice(3, 4)):
+        expected = np.max([literal_rdp(*pair, ORDERS) for pair in zip(p[rows], q[rows], strict=True)], axis=0)
+        for upper, lower in ((p, q), (q, p)):
+            found = rdp.pairs_rdp(np.log(upper[rows]), np.log(lower[rows]), ORDERS)
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 # --- records -------------------------------------------------------------------------------------------

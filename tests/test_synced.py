@@ -1,0 +1,73 @@
+"""What was paid for is forced to the disk, so that a power failure does not take it back."""
+
+import os
+
+import pytest
+from individual_setup import opened
+from ledger_setup import G
+
+from pl_privknn._files import write_durably
+from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.privacy.ledger import Ledger
+
+#: SQLite's levels: FULL syncs the file with each commit, EXTRA the journal's folder too.
+FULL, EXTRA = 2, 3
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Sizes of the files that are synced, by inode, as they were at the time."""
+    sizes = {}
+
+    def watched(name):
+        original = getattr(os, name)
+
+        def sync(descriptor):
+            original(descriptor)
+            found = os.fstat(descriptor)
+            sizes[found.st_ino] = found.st_size
+
+        monkeypatch.setattr(os, name, sync)
+
+    for name in ("fsync", "fdatasync"):
+        if hasattr(os, name):
+            watched(name)
+    return sizes
+
+
+def test_budgets_are_synced_with_every_change(tmp_path, synced):
+    path = tmp_path / "budgets"
+    state = opened(path)
+
+    def batch():
+        with state.batch():
+            state.charge([4], 0.25)
+
+    for change in (
+        lambda: state.charge([1, 2], 0.25),
+        lambda: state.charge([1], 0.25, marked=True),
+        batch,
+        lambda: state.remove([3]),
+        lambda: state.add([3, 99]),
+    ):
+        before = path.stat().st_size
+        change()
+        found = path.stat()
+        assert synced[found.st_ino] == found.st_size > before
+
+
+def test_a_replaced_file_is_synced_before_it_takes_its_place(tmp_path, synced):
+    path = tmp_path / "file"
+    for content in (b"first", b"a longer second"):
+        write_durably(path, content)
+        assert path.read_bytes() == content
+        assert synced[path.stat().st_ino] == len(content)
+    assert tmp_path.stat().st_ino in synced or os.name != "posix"
+
+
+def test_ledgers_and_label_stores_sync_every_commit(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.run("a").charge(G)
+    assert ledger._store._db.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
+    labels = LabelStore(tmp_path / "labels.sqlite", {})
+    assert labels._db.execute("PRAGMA synchronous").fetchone() == (FULL,)
