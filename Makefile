@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test names lint docs install clean
+.PHONY: demo test names faults lint docs install clean
 
 install: $(STAMP)
 
@@ -26,6 +26,10 @@ names: $(STAMP)
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest --collect-only --quiet | grep :: > $(VENV)/names.1
 	PYTHONHASHSEED=2 $(BIN)/python -m pytest --collect-only --quiet | grep :: > $(VENV)/names.2
 	cmp $(VENV)/names.1 $(VENV)/names.2
+
+# Privacy faults, put into a copy of the package one at a time: does a test notice each? PART=1/4 tries a quarter.
+faults: $(STAMP)
+	$(BIN)/python -m tests.faults $(if $(PART),--part $(PART))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

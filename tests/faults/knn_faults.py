@@ -1,0 +1,239 @@
+"""Faults in Private-kNN: samples, votes, answers."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS = (
+    Fault(
+        "half-noise-private-knn",
+        "Answers of Private-kNN carry half the noise that was charged.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "return answer_votes(self.noise, votes, chosen": "return answer_votes(self.noise, 2 * votes, chosen",
+        },
+        ("test_private_knn::test_same_distribution_as_the_literal_algorithm",),
+    ),
+    Fault(
+        "half-screening-noise-private-knn",
+        "The screening draws with another object than the one that is charged.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "passed = self._screening.passes(": "passed = dataclasses.replace(self._screening, sigma=self._screening.sigma / 2).passes(",
+        },
+        ("test_private_knn::test_same_distribution_as_the_literal_algorithm",),
+    ),
+    Fault(
+        "screening-unpaid",
+        "Whether a query passes is told for nothing.",
+        "pl_privknn.labelers.private_knn",
+        {
+            'noise = self.paid(ledger, self._screening, len(queries), "screening")': 'noise = self.noise_source.stream("screening")',
+        },
+        ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
+    ),
+    Fault(
+        "one-answer-unpaid",
+        "The last answer of every batch is free.",
+        "pl_privknn.labelers.private_knn",
+        {
+            'self.paid(ledger, self.noise, len(answered), "aggregation")': 'self.paid(ledger, self.noise, max(1, len(answered) - 1), "aggregation")',
+        },
+        ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
+    ),
+    Fault(
+        "one-sample-for-two-releases",
+        "Screening and answer look at the same sample, whose amplification is charged twice.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "votes = self._neighbors.votes(ranked[answered], noise.bernoulli)": (
+                "votes = votes[answered] if self._screening is not None else "
+                "self._neighbors.votes(ranked[answered], noise.bernoulli)"
+            ),
+        },
+        ("test_private_knn::test_same_distribution_as_the_literal_algorithm",),
+    ),
+    Fault(
+        "knn-votes-sensitivity-one-l2",
+        "A record that enters the neighbourhood is charged one vote, where two change.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "KNN_VOTES_L2 = math.sqrt(2.0)": "KNN_VOTES_L2 = 1.0",
+        },
+        ("test_private_knn::test_sensitivities_are_those_of_votes_that_move",),
+    ),
+    Fault(
+        "knn-votes-sensitivity-one-l1",
+        "As much, for Laplace noise.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "KNN_VOTES_L1 = 2.0": "KNN_VOTES_L1 = 1.0",
+        },
+        ("test_private_knn::test_sensitivities_are_those_of_votes_that_move",),
+    ),
+    Fault(
+        "answers-beyond-the-cap-private-knn",
+        "More answers than the plan has.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "torch.nonzero(passed).flatten()[:max_answers]": "torch.nonzero(passed).flatten()",
+        },
+        ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
+    ),
+    Fault(
+        "plan-of-private-knn-without-screening",
+        "The promise leaves the screenings out.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "charges = [] if screening is None else [Charge(screening, num_queries)]": "charges: list[Charge] = []",
+        },
+        ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
+    ),
+    Fault(
+        "plan-of-one-answer-private-knn",
+        "The promise covers one answer.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "return [*charges, Charge(self.noise, answers)] if answers else charges": "return [*charges, Charge(self.noise, 1)] if answers else charges",
+        },
+        ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
+    ),
+    Fault(
+        "queries-shifted-by-private-mean",
+        "Every answer depends on all records by way of their mean.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "ranked = self._neighbors.rank(queries)": "ranked = self._neighbors.rank(queries - self._neighbors._table.mean(dim=0))",
+        },
+        ("test_private_knn::test_little_noise_gives_the_plain_majority",),
+    ),
+    Fault(
+        "features-normalised-by-private-statistics",
+        "Distances depend on the spread of all records.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "PoissonNeighbors(features, labels, num_classes, self.k": "PoissonNeighbors(features / features.std(dim=0).clamp(min=1e-6), labels, num_classes, self.k",
+        },
+        ("test_private_knn::test_little_noise_gives_the_plain_majority",),
+    ),
+    Fault(
+        "threshold-from-private-labels",
+        "The screening's threshold follows the largest private class.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "        self._screening = screening\n        self._neighbors": (
+                "        self._screening = screening and dataclasses.replace(screening, "
+                "threshold=min(self.k, screening.threshold * float(labels.bincount().max()) / "
+                "len(labels) * num_classes))\n"
+                "        self._neighbors"
+            ),
+        },
+        ("test_charges::test_what_is_charged_does_not_depend_on_the_private_table[private_knn]",),
+    ),
+    Fault(
+        "sample-at-double-rate",
+        "Records take part twice as often as accounted.",
+        "pl_privknn.neighbors.poisson",
+        {
+            "accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None": (
+                "accepted = toss(coins, index.shape, min(1.0, 2 * self.sampling_rate)) if "
+                "self.sampling_rate < 1 else None"
+            ),
+        },
+        ("test_poisson_neighbors::test_votes_have_the_distribution_of_literal_sampling[30-4-0.5-None-2]",),
+    ),
+    Fault(
+        "sample-of-fixed-size",
+        "Samples of a fixed size are accounted as Poisson samples.",
+        "pl_privknn.neighbors.poisson",
+        {
+            "accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None": (
+                "accepted = torch.rand(index.shape).argsort(dim=1) < round(self.sampling_rate * "
+                "index.shape[1]) if self.sampling_rate < 1 else None"
+            ),
+        },
+        ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
+    ),
+    Fault(
+        "sample-with-replacement",
+        "A record may vote twice.",
+        "pl_privknn.neighbors.poisson",
+        {
+            "more = knn_votes(self._labels[index], accepted": (
+                "more = knn_votes(self._labels[index[:, torch.randint(index.shape[1], "
+                "(index.shape[1],)).sort().values]], accepted"
+            ),
+        },
+        ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
+    ),
+    Fault(
+        "one-sample-for-all-queries",
+        "All queries of a batch look at one sample, accounted as many.",
+        "pl_privknn.neighbors.poisson",
+        {
+            "accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None": (
+                "accepted = toss(coins, index.shape[1:], self.sampling_rate).expand(index.shape) if "
+                "self.sampling_rate < 1 else None"
+            ),
+        },
+        ("test_poisson_neighbors::test_votes_have_the_distribution_of_literal_sampling[30-4-0.5-None-2]",),
+    ),
+    Fault(
+        "record-walked-over-twice",
+        "Where a list is made longer, its records toss again and may vote twice.",
+        "pl_privknn.neighbors.poisson",
+        {
+            "repeated = walked_over.gather(1, longer[part].long()).to(torch.uint8)": "repeated = torch.zeros(longer[part].shape, dtype=torch.uint8)",
+        },
+        ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
+    ),
+    Fault(
+        "k-plus-one-neighbours-vote",
+        "One neighbour more votes than the screening's family has.",
+        "pl_privknn.neighbors.votes",
+        {
+            "voting = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None])": "voting = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None] + 1)",
+        },
+        ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
+    ),
+    Fault(
+        "coins-at-a-higher-rate-radius",
+        "Records within a radius vote more often than accounted.",
+        "pl_privknn.neighbors.votes",
+        {
+            "accepted = toss(coins, rows.shape, sampling_rate)": "accepted = toss(coins, rows.shape, min(1.0, 1.5 * sampling_rate))",
+        },
+        ("test_poisson_neighbors::test_radius_votes_have_the_distribution_of_literal_sampling",),
+    ),
+    Fault(
+        "user-noise-keeps-its-sensitivity",
+        "A mechanism that was given keeps sensitivity 1.",
+        "pl_privknn.labelers.aggregation",
+        {
+            "completed: Mechanism = dataclasses.replace(noise, **wanted)": "completed: Mechanism = dataclasses.replace(noise)",
+        },
+        ("test_private_knn::test_sensitivities_are_those_of_votes_that_move",),
+    ),
+    Fault(
+        "winner-priced-noise-shows-counts",
+        "All counts are shown at the price of the winner, by a mechanism that only covers the winner.",
+        "pl_privknn.labelers.aggregation",
+        {
+            (
+                '    if not hasattr(noise, "add_noise"):\n'
+                "        raise ValueError(\n"
+                '            f"release_counts'
+            ): '    if False:\n        raise ValueError(\n            f"release_counts',
+        },
+        ("test_release_counts::test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts",),
+    ),
+    Fault(
+        "exact-counts-beside-noisy-labels",
+        "The counts that are shown carry no noise.",
+        "pl_privknn.labelers.aggregation",
+        {
+            "    scores[answered] = noisy\n": "    scores[answered] = votes.double()\n",
+        },
+        ("test_release_counts::test_counts_carry_exactly_the_noise_that_was_paid_for",),
+    ),
+)

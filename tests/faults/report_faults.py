@@ -1,0 +1,147 @@
+"""Faults in guarantees, reports, and the budgets of single records."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS = (
+    Fault(
+        "guarantee-of-the-strongest",
+        "One unconditional part makes the whole unconditional.",
+        "pl_privknn.privacy.guarantee",
+        {
+            "level = LEVELS[max(LEVELS.index": "level = LEVELS[min(LEVELS.index",
+        },
+        ("test_guarantee::test_a_marked_charge_keeps_its_mark_in_records_sums_and_reports",),
+    ),
+    Fault(
+        "every-noise-is-good",
+        "Plans on seeded noise are called unconditional.",
+        "pl_privknn.privacy.guarantee",
+        {
+            'return UNCONDITIONAL if source.cryptographic else Guarantee("none", (SEEDED_NOISE,))': "return UNCONDITIONAL",
+        },
+        ("test_guarantee::test_a_marked_charge_keeps_its_mark_in_records_sums_and_reports",),
+    ),
+    Fault(
+        "late-runs-forget-it",
+        "A late run's own report is unconditional.",
+        "pl_privknn.privacy.ledger.reader",
+        {
+            "[*run.charged.values()], run.late, delta, exact": "[*run.charged.values()], [], delta, exact",
+        },
+        ("test_ledger::test_parameters_chosen_after_a_release_make_the_figure_conditional",),
+    ),
+    Fault(
+        "export-drops-marks",
+        "An exported ledger is unconditional.",
+        "pl_privknn.privacy.ledger.audit",
+        {
+            "return [charge.to_record() for charge in charges]": "return [Charge(charge.mechanism, charge.count).to_record() for charge in charges]",
+        },
+        ("test_guarantee::test_no_chain_of_doors_raises_a_guarantee_or_lowers_epsilon[1]",),
+    ),
+    Fault(
+        "several-files-unconditional",
+        "Files that know nothing of each other are called one plan.",
+        "pl_privknn.privacy.ledger.audit",
+        {
+            "    if len(parts) > 1:": "    if len(parts) > 99:",
+        },
+        ("test_guarantee::test_no_chain_of_doors_raises_a_guarantee_or_lowers_epsilon[2]",),
+    ),
+    Fault(
+        "several-files-of-what-was-charged",
+        "Of several ledgers only what was charged counts, not what was promised.",
+        "pl_privknn.privacy.ledger.audit",
+        {
+            "charge for name in ledger.runs for charge in ledger.run_report(name, exact=False).guaranteed": "charge for name in ledger.runs for charge in ledger.run_report(name, exact=False).charged",
+        },
+        ("test_release_files::test_files_over_the_same_data_compose",),
+    ),
+    Fault(
+        "noted-head-not-looked-for",
+        "An audit with a head that was noted elsewhere accepts an older copy.",
+        "pl_privknn.privacy.ledger.audit",
+        {
+            "        if head is not None:\n            ledger.check_head": "        if False:\n            ledger.check_head",
+        },
+        ("test_report::test_a_head_noted_earlier_finds_rewritten_and_older_files",),
+    ),
+    Fault(
+        "individual-costs-rounded-down",
+        "Costs below a unit of the budget are free.",
+        "pl_privknn.privacy.per_record.budgets",
+        {
+            "np.minimum(np.ceil(np.ldexp(amounts, self._shift)), 2.0**self._BITS)": "np.minimum(np.floor(np.ldexp(amounts, self._shift)), 2.0**self._BITS)",
+            "return np.maximum(units, amounts > 0)": "return units",
+        },
+        ("test_individual::test_tiny_costs_are_never_free",),
+    ),
+    Fault(
+        "individual-budget-passed",
+        "A record pays more than its budget.",
+        "pl_privknn.privacy.per_record.filter",
+        {
+            "over = units > left": "over = units > 2 * left",
+        },
+        ("test_individual::test_clip_and_exclude",),
+    ),
+    Fault(
+        "excluded-records-pay-all",
+        "A record that can't pay is told that it paid, and takes part.",
+        "pl_privknn.privacy.per_record.filter",
+        {
+            "amounts = np.where(over, self._units.to_amounts(units), amounts)": "pass",
+        },
+        ("test_individual::test_clip_and_exclude",),
+    ),
+    Fault(
+        "removed-records-start-afresh",
+        "A record that is removed and added again gets a new budget.",
+        "pl_privknn.privacy.per_record.table",
+        {
+            "self.present[slots[known]] = True": "self.present[slots[known]] = True; self.spent[slots[known]] = 0",
+        },
+        ("test_individual::test_removed_record_keeps_its_spending",),
+    ),
+    Fault(
+        "budgets-not-synced",
+        "A power failure gives spent budgets back.",
+        "pl_privknn.privacy.per_record.journal",
+        {
+            "            _write(descriptor, entry)\n            _sync(descriptor)": "            _write(descriptor, entry)",
+        },
+        ("test_synced::test_budgets_are_synced_with_every_change",),
+    ),
+    Fault(
+        "budgets-file-damage-accepted",
+        "A damaged file of budgets is read as it stands.",
+        "pl_privknn.privacy.per_record.journal",
+        {
+            "if checksum != zlib.crc32(body, self._checksum):": "if False:",
+        },
+        ("test_individual_file::test_damage_anywhere_is_refused",),
+    ),
+    Fault(
+        "budgets-opened-twice",
+        "Two processes spend the same budgets.",
+        "pl_privknn.privacy.per_record.journal",
+        {
+            "            self._lock.acquire()": "            pass",
+        },
+        ("test_individual_file::test_second_opening_is_refused_and_frees_nothing",),
+    ),
+    Fault(
+        "older-budgets-accepted",
+        "A file of budgets that was put back from a copy counts as up to date.",
+        "pl_privknn.privacy.per_record.filter",
+        {
+            (
+                "            return number.isdecimal() and 0 < int(number) <= len(known) and "
+                "known[int(number) - 1] == drawn"
+            ): "            return number.isdecimal()",
+        },
+        ("test_individual_file::test_marks_tell_an_older_copy",),
+    ),
+)
