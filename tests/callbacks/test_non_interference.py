@@ -68,7 +68,7 @@ def private_set(kind):
     """The private records, or those of a neighbour."""
     (images, labels), _, _, stranger = examples()
     if kind == "one more":
-        return torch.cat([images, stranger]), torch.cat([labels, labels[:1]])
+        return torch.cat([images, stranger]), torch.cat([labels, labels[2:3]])
     images, labels = images.clone(), labels.clone()
     if kind == "another":
         images[7], labels[7] = stranger[0], 2

@@ -95,7 +95,7 @@ FAULTS = (
                 "self.extractor(data.private.images(slice(None))).mean(dim=0)"
             ),
         },
-        ("test_neighbouring_runs::test_neighbouring_private_sets_leave_the_same_traces[private_knn-random]",),
+        ("test_non_interference::test_neighbouring_private_sets_leave_the_same_traces[private_knn]",),
     ),
     Fault(
         "queries-chosen-by-truth",
@@ -104,7 +104,7 @@ FAULTS = (
         {
             "            examples = selection.examples.tolist()\n": "            examples = selection.examples.roll(int(data.private.labels.sum())).tolist()\n",
         },
-        ("test_neighbouring_runs::test_neighbouring_private_sets_leave_the_same_traces[private_knn-random]",),
+        ("test_non_interference::test_neighbouring_private_sets_leave_the_same_traces[private_knn]",),
     ),
     Fault(
         "store-keeps-private-labels",
@@ -116,7 +116,7 @@ FAULTS = (
                 '        store.set_meta("table", data.private.labels.tolist())\n'
             ),
         },
-        ("test_neighbouring_runs::test_neighbouring_private_sets_leave_the_same_traces[private_knn-random]",),
+        ("test_non_interference::test_neighbouring_private_sets_leave_the_same_traces[private_knn]",),
     ),
     Fault(
         "undeclared-metric",
@@ -132,7 +132,7 @@ FAULTS = (
                 "float(data.private.labels.double().mean())}"
             ),
         },
-        ("test_neighbouring_runs::test_neighbouring_private_sets_leave_the_same_traces[private_knn-random]",),
+        ("test_non_interference::test_neighbouring_private_sets_leave_the_same_traces[private_knn]",),
     ),
     Fault(
         "number-of-records-logged",
@@ -148,7 +148,7 @@ FAULTS = (
                 "float(len(data.private))}"
             ),
         },
-        ("test_neighbouring_runs::test_neighbouring_private_sets_leave_the_same_traces[private_knn-random]",),
+        ("test_non_interference::test_neighbouring_private_sets_leave_the_same_traces[private_knn]",),
     ),
     Fault(
         "teacher-in-the-checkpoint",

@@ -115,7 +115,9 @@ def test_every_total_of_a_gaussian_is_valid_from_tiny_to_huge(delta):
         report = account([Charge(Gaussian(1 / mu))], delta=delta, exact=False)
         for epsilon in (report.epsilon_rdp, report.epsilon_rdp_classic, report.epsilon_pld):
             # Balle and Wang's closed form of what is left at the stated ε; 1e-15 is the rounding of its difference.
-            left = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
+            left = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(
+                epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu)
+            )
             assert left <= delta * (1 + 1e-6) + 1e-15, mu
 
 
