@@ -21,3 +21,7 @@ def _seed_everything() -> None:
 def pytest_make_parametrize_id(config, val, argname):
     """Number parameters that are bytes: gzip writes the time into them, and workers must agree on names."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=2, help="how often each teacher's run is killed (2)")

@@ -1,8 +1,7 @@
-"""A run that dies by SIGKILL at a chosen event of labelling; started by test_kill_and_resume.py."""
+"""A run that dies by SIGKILL at a chosen event of labelling; for a child of test_kill_and_resume."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -87,7 +86,3 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
         enable_checkpointing=False,
     )
     trainer.fit(SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8), data)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
