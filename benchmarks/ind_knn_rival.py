@@ -16,7 +16,6 @@ from ind_knn_features import CLASSES, DELTA, LOG, Tables
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn.labelers.aggregation import noisy_argmax
 from pl_privknn.labelers.private_knn import KNN_VOTES_L2
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.poisson import RankedLists
@@ -155,7 +154,7 @@ def _scores(
             for epsilon in options.epsilons:
                 sigma = calibrated(neighbors.sampling_rate, epsilon, len(chosen))
                 mechanism = Gaussian(sigma, KNN_VOTES_L2, neighbors.sampling_rate)
-                released = noisy_argmax(mechanism, votes, noise.stream("answers", str(epsilon)))
+                released = mechanism.argmax(votes, noise.stream("answers", str(epsilon)))
                 right[epsilon].append(float((released == truth).double().mean()))
         for epsilon, runs in right.items():
             scores[epsilon].append(statistics.mean(runs))

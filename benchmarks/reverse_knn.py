@@ -36,7 +36,6 @@ from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
-from pl_privknn.labelers.aggregation import noise_deviation
 from pl_privknn.neighbors.balanced import REASON, balanced_connections, scores
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.guarantee import Guarantee
@@ -196,7 +195,7 @@ def _accuracy(counts: Tensor, selection: Selection, epsilon: float, seed: int, t
         assert selection.assignment is not None
         released = noisy.argmax(dim=1)[selection.assignment]
     else:
-        released, _ = label_by_spread(selection.spread, noisy, noise_deviation(mechanism))
+        released, _ = label_by_spread(selection.spread, noisy, mechanism.deviation)
     return float((released == truth).double().mean())
 
 

@@ -1,58 +1,141 @@
-"""What labelers that release an arg-max of votes have in common."""
+"""How queries are answered one by one: screen, charge, draw. One function for every labeler that does so."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.mechanisms import (
+    AdditiveNoise,
+    Charge,
     DiscreteGaussian,
     DiscreteLaplace,
     ExponentialArgmax,
     Gaussian,
     Laplace,
     Mechanism,
+    NoisyScreening,
+    VoteNoise,
 )
 from pl_privknn.privacy.noise import NoiseSource
 
-#: What a user leaves at its default, because the labeler knows it better.
-_UNSET = {"sampling_rate": 1.0, "l2_sensitivity": 1.0, "l1_sensitivity": 1.0, "votes": "swap"}
+#: Charges so many releases of a mechanism and returns the noise for the purpose named last.
+Pay = Callable[[Mechanism, int, str], NoiseSource]
+#: Private votes, shape ``(a, c)``, of the queries at these positions, int64 ``(a,)``; samples toss their coins with
+#: the noise of the release.
+Votes = Callable[[Tensor, NoiseSource], Tensor]
 
 
-def complete_noise(noise: Mechanism, **known: Any) -> Mechanism:
-    """Fill in the sensitivities and the sampling rate that the labeler knows.
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """Screening and noise of a labeler that answers queries one by one; states the cost and draws.
+
+    Attributes:
+        noise: chooses, or noises the counts; its sensitivity and sampling rate are those of the votes.
+        screening: decides which queries are answered; None answers every one.
+        counts: release the noisy counts and not the winner alone; for :class:`AdditiveNoise`.
+        key: what the noise is for; a seeded source gives each key a stream of its own.
+    """
+
+    noise: VoteNoise
+    screening: NoisyScreening | None = None
+    counts: bool = False
+    key: str = "aggregation"
+
+    @property
+    def additive(self) -> AdditiveNoise:
+        """The noise, where counts are released."""
+        assert isinstance(self.noise, AdditiveNoise)
+        return self.noise
+
+    def plan(self, num_queries: int, max_answers: int) -> list[Charge]:
+        """The most that so many queries with so many answers can cost."""
+        charges = [] if self.screening is None or not num_queries else [Charge(self.screening, num_queries)]
+        answers = min(num_queries, max_answers)
+        return [*charges, Charge(self.noise, answers)] if answers else charges
+
+    def ask(
+        self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Screen and answer, paying before each draw.
+
+        Args:
+            num_queries: m.
+            votes: see :data:`Votes`; called after each payment, so that every release has coins of its own.
+            pay: see :data:`Pay`.
+            max_answers: answer the first so many that pass; all if None.
+
+        Returns:
+            Positions of the answered queries, int64 ``(a,)``, and what is released of them: winners, int64
+            ``(a,)``, or noisy counts ``(a, c)``; None where none is answered.
+
+        Raises:
+            BudgetExceeded: if a charge would pass the budget; nothing was drawn or released by it.
+        """
+        asked = torch.arange(num_queries)
+        if self.screening is not None and num_queries:
+            noise = pay(self.screening, num_queries, "screening")
+            asked = asked[self.screening.passes(votes(asked, noise).max(dim=1).values, noise)]
+        asked = asked[:max_answers]
+        if not len(asked):
+            return asked, None
+        noise = pay(self.noise, len(asked), self.key)
+        private = votes(asked, noise)
+        if self.counts:
+            return asked, self.additive.add_noise(private, noise)
+        return asked, self.noise.argmax(private, noise)
+
+    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
+        """Labels of :meth:`ask`, -1 where refused, with all noisy counts where those are released."""
+        answered, released = self.ask(num_queries, votes, pay, max_answers)
+        labels = torch.full((num_queries,), -1, dtype=torch.int64)
+        if released is None:
+            return Release(labels)
+        if not self.counts:
+            labels[answered] = released
+            return Release(labels)
+        labels[answered] = released.argmax(dim=1)
+        scores = torch.full((num_queries, released.shape[1]), torch.nan, dtype=torch.float64)
+        scores[answered] = released.double()
+        return Release(labels, scores=scores, score_deviation=self.additive.deviation)
+
+
+def vote_noise(
+    noise: Mechanism, l1: float, l2: float, rate: float = 1.0, *, secure: bool = False, counts: bool = False
+) -> VoteNoise:
+    """The frozen mechanism that both draws and accounts, from what a user gave and a labeler knows.
 
     Args:
         noise: a mechanism with its noise scale.
-        **known: values for the fields of :data:`_UNSET`; those that the mechanism lacks are skipped.
-
-    Returns:
-        The frozen mechanism that both draws and accounts.
+        l1: L1 distance that one record can move the votes.
+        l2: L2 distance.
+        rate: Poisson rate at which records take part.
+        secure: see :func:`secure_noise`.
+        counts: all noisy counts are to be let out.
 
     Raises:
-        ValueError: if the mechanism can't noise votes, or states another value than the labeler's.
+        ValueError: if the mechanism can't noise such votes, or states another value than the labeler's; for
+            ``counts``, if it is paid for the winner alone.
     """
-    if not (hasattr(noise, "argmax") or hasattr(noise, "add_noise")):
+    if not isinstance(noise, VoteNoise):
         raise ValueError(
             f"noise={noise!r} can't be added to votes; use for instance Gaussian, DiscreteGaussian, Laplace "
             "or ExponentialArgmax"
         )
-    names = {field.name for field in dataclasses.fields(noise)}  # type: ignore[arg-type]
-    wanted = {name: value for name, value in known.items() if name in names}
-    for name, value in wanted.items():
-        stated = getattr(noise, name)
-        if stated not in (_UNSET[name], value):
-            raise ValueError(f"noise.{name}={stated!r} differs from the labeler's {value!r}; leave it out")
-    completed: Mechanism = dataclasses.replace(noise, **wanted)  # type: ignore[type-var]
-    return completed
+    noise = noise.for_votes(l1, l2, rate)
+    if counts and not isinstance(noise, AdditiveNoise):
+        raise ValueError(
+            f"release_counts=True: noise={noise!r} is paid for the winner alone; use Gaussian, Laplace or their "
+            "discrete kinds, or release_counts=False"
+        )
+    return secure_noise(noise) if secure else noise
 
 
-def secure_noise(noise: Mechanism) -> Mechanism:
+def secure_noise(noise: Mechanism) -> VoteNoise:
     """The mechanism of the same scale that draws exactly, in integers: closed to floating-point attacks.
 
     Gaussian and Laplace noise become discrete noise of the same parameter, an arg-max by Gumbel noise an exact
@@ -77,71 +160,3 @@ def secure_noise(noise: Mechanism) -> Mechanism:
         f"noise={noise!r} has no exact form; with secure=True use Gaussian, Laplace, their discrete kinds or "
         "ExponentialArgmax"
     )
-
-
-def noisy_argmax(mechanism: Mechanism, votes: Tensor, noise: NoiseSource) -> Tensor:
-    """The class with the most noisy votes.
-
-    Args:
-        mechanism: from :func:`complete_noise`; already charged.
-        votes: int64 counts, shape ``(m, c)``.
-        noise: protective randomness.
-
-    Returns:
-        int64, shape ``(m,)``.
-    """
-    if hasattr(mechanism, "argmax"):
-        released: Tensor = mechanism.argmax(votes, noise)
-        return released
-    noisy: Tensor = mechanism.add_noise(votes, noise)  # type: ignore[attr-defined]
-    return noisy.argmax(dim=1)
-
-
-def check_releases_counts(noise: Mechanism) -> None:
-    """Raise ``ValueError`` unless all noisy counts may be let out at the price of their arg-max.
-
-    They may where noise is added to every count and paid for as such, which is how Gaussian and Laplace noise
-    are charged here. A mechanism that only ever shows the winner has a price for just that.
-    """
-    if not hasattr(noise, "add_noise"):
-        raise ValueError(
-            f"release_counts=True: noise={noise!r} is paid for the winner alone; use Gaussian, Laplace or their "
-            "discrete kinds, or release_counts=False"
-        )
-
-
-def answer_votes(
-    mechanism: Mechanism, votes: Tensor, answered: Tensor, noise: NoiseSource, release_counts: bool
-) -> Release:
-    """Noisy winners of the answered queries, with all of their noisy counts where those are released.
-
-    Args:
-        mechanism: from :func:`complete_noise`; already charged for the answered queries.
-        votes: int64 counts of the answered queries, shape ``(a, c)``.
-        answered: bool, shape ``(m,)``; ``a`` of them are true.
-        noise: protective randomness.
-        release_counts: give the counts too; rows of NaN for refused queries.
-    """
-    labels = torch.full((len(answered),), -1, dtype=torch.int64)
-    if not release_counts:
-        labels[answered] = noisy_argmax(mechanism, votes, noise)
-        return Release(labels)
-    noisy: Tensor = mechanism.add_noise(votes, noise).double()  # type: ignore[attr-defined]
-    labels[answered] = noisy.argmax(dim=1)
-    scores = torch.full((len(answered), votes.shape[1]), torch.nan, dtype=torch.float64)
-    scores[answered] = noisy
-    return Release(labels, scores=scores, score_deviation=noise_deviation(mechanism))
-
-
-def noise_deviation(mechanism: Mechanism) -> float:
-    """Standard deviation of a mechanism's additive noise.
-
-    Raises:
-        ValueError: for a mechanism that has neither ``scale`` nor ``sigma``.
-    """
-    names = {field.name for field in dataclasses.fields(mechanism)}  # type: ignore[arg-type]
-    if "sigma" in names:
-        return float(mechanism.sigma)  # type: ignore[attr-defined]
-    if "scale" in names:
-        return math.sqrt(2.0) * float(mechanism.scale)  # type: ignore[attr-defined]
-    raise ValueError(f"noise={mechanism!r} has neither a scale nor a sigma; use for instance Laplace")

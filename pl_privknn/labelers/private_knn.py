@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
-import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, check_switch
-from pl_privknn.labelers.aggregation import answer_votes, check_releases_counts, complete_noise, secure_noise
+from pl_privknn.labelers.aggregation import Aggregation, vote_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism, NoisyScreening
@@ -85,19 +85,17 @@ class PrivateKNN(Labeler):
             )
         self.screening = screening
         self.secure = check_switch("secure", secure)
-        noise = noise if noise is not None else Gaussian(sigma=25.0)
-        self.noise = complete_noise(
-            secure_noise(noise) if secure else noise,
-            sampling_rate=self.sampling_rate,
-            l2_sensitivity=KNN_VOTES_L2,
-            l1_sensitivity=KNN_VOTES_L1,
-            votes="swap",
-        )
         self.release_counts = check_switch("release_counts", release_counts)
-        if release_counts:
-            check_releases_counts(self.noise)
+        self.noise = vote_noise(
+            noise if noise is not None else Gaussian(sigma=25.0),
+            KNN_VOTES_L1,
+            KNN_VOTES_L2,
+            self.sampling_rate,
+            secure=secure,
+            counts=release_counts,
+        )
         self._neighbors: PoissonNeighbors | None = None
-        self._screening: NoisyScreening | None = None
+        self._aggregation: Aggregation | None = None
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`.
@@ -107,22 +105,19 @@ class PrivateKNN(Labeler):
                 a screening: its guarantee is for exactly k votes, with and without any one record.
         """
         check_table(features, labels, num_classes)
-        screening = self._bind(num_classes)
-        if screening is not None:
-            screening.check_table_size(len(features))
+        aggregation = self._bind(num_classes)
+        if aggregation.screening is not None:
+            aggregation.screening.check_table_size(len(features))
         if len(features) < self.k and self.sampling_rate == 1.0:
             raise ValueError(
                 f"the private table holds fewer than k={self.k} records; lower k or collect more records"
             )
-        self._screening = screening
+        self._aggregation = aggregation
         self._neighbors = PoissonNeighbors(features, labels, num_classes, self.k, self.sampling_rate)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
-        screening = self._bind(num_classes)
-        charges = [] if screening is None else [Charge(screening, num_queries)]
-        answers = min(num_queries, max_answers)
-        return [*charges, Charge(self.noise, answers)] if answers else charges
+        return self._bind(num_classes).plan(num_queries, max_answers)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Screen and answer; see :meth:`Labeler.label`.
@@ -132,34 +127,26 @@ class PrivateKNN(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        if self._neighbors is None:
+        neighbors, aggregation = self._neighbors, self._aggregation
+        if neighbors is None or aggregation is None:
             raise RuntimeError("PrivateKNN.label needs the private table: call fit(features, labels) first")
-        refused = torch.full((len(queries),), -1, dtype=torch.int64)
-        if len(queries) == 0:
-            return Release(refused)
-        ranked = self._neighbors.rank(queries)
-        passed = torch.ones(len(queries), dtype=torch.bool)
-        if self._screening is not None:
-            noise = self.paid(ledger, self._screening, len(queries), "screening")
-            votes = self._neighbors.votes(ranked, noise.bernoulli)
-            passed = self._screening.passes(votes.max(dim=1).values, noise)
-        answered = torch.nonzero(passed).flatten()[:max_answers]
-        if not len(answered):
-            return Release(refused)
-        noise = self.paid(ledger, self.noise, len(answered), "aggregation")
-        votes = self._neighbors.votes(ranked[answered], noise.bernoulli)
-        chosen = torch.zeros(len(queries), dtype=torch.bool)
-        chosen[answered] = True
-        return answer_votes(self.noise, votes, chosen, noise, self.release_counts)
-
-    def _bind(self, num_classes: int) -> NoisyScreening | None:
-        if self.screening is None:
-            return None
-        return NoisyScreening(
-            k=self.k,
-            threshold=self.screening.threshold,
-            sigma=self.screening.sigma,
-            num_classes=num_classes,
-            sampling_rate=self.sampling_rate,
-            secure=self.secure,
+        ranked = neighbors.rank(queries)
+        return aggregation.release(
+            len(queries),
+            lambda asked, noise: neighbors.votes(ranked[asked], noise.bernoulli),
+            functools.partial(self.paid, ledger),
+            max_answers,
         )
+
+    def _bind(self, num_classes: int) -> Aggregation:
+        screening = None
+        if self.screening is not None:
+            screening = NoisyScreening(
+                k=self.k,
+                threshold=self.screening.threshold,
+                sigma=self.screening.sigma,
+                num_classes=num_classes,
+                sampling_rate=self.sampling_rate,
+                secure=self.secure,
+            )
+        return Aggregation(self.noise, screening, self.release_counts)

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_finite, check_int, check_rate, shape_text
-from pl_privknn.labelers.aggregation import complete_noise
+from pl_privknn.labelers.aggregation import Aggregation, vote_noise
 from pl_privknn.labelers.base import ChargesLedger
-from pl_privknn.labelers.multilabel.votes import complete_sum_noise
+from pl_privknn.labelers.multilabel.votes import sum_noise
+from pl_privknn.labelers.private_knn import KNN_VOTES_L1, KNN_VOTES_L2
 from pl_privknn.neighbors import PoissonSums
-from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Mechanism
+from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Mechanism, VoteNoise
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.paying import paid
 
@@ -75,17 +76,18 @@ class PrivateRegression:
         width = self.high - self.low
         if statistic == "mean":
             noise = noise if noise is not None else Gaussian(sigma=0.1 * self.k * width)
-            self.noise = complete_sum_noise(noise, width, width, self.sampling_rate)
+            self.noise: VoteNoise = sum_noise(noise, width, width, self.sampling_rate)
         else:
             noise = noise if noise is not None else ExponentialArgmax(scale=0.1 * self.k)
             if not isinstance(noise, ExponentialArgmax) or noise.secure:
                 raise ValueError(f"noise={noise!r} can't choose a median; use ExponentialArgmax(scale)")
-            self.noise = complete_noise(noise, votes="swap", sampling_rate=self.sampling_rate)
+            self.noise = vote_noise(noise, KNN_VOTES_L1, KNN_VOTES_L2, self.sampling_rate)
         grid = torch.linspace(
             self.low, self.high, check_int("candidates", candidates, 2), dtype=torch.float64
         )
         self.candidates = grid
         self.noise_source = noise_source if noise_source is not None else default_noise()
+        self._aggregation = Aggregation(self.noise, counts=statistic == "mean", key="regression")
         self._neighbors: PoissonSums | None = None
 
     def fit(self, features: Tensor, targets: Tensor) -> None:
@@ -123,7 +125,7 @@ class PrivateRegression:
 
     def plan(self, num_queries: int) -> list[Charge]:
         """What so many answers cost."""
-        return [Charge(self.noise, num_queries)] if num_queries else []
+        return self._aggregation.plan(num_queries, num_queries)
 
     def predict(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:
         """Answer queries, paying before noise is drawn.
@@ -139,14 +141,21 @@ class PrivateRegression:
             RuntimeError: before :meth:`fit`.
             BudgetExceeded: if the charge would pass the budget; nothing was drawn or released.
         """
-        if self._neighbors is None:
+        neighbors = self._neighbors
+        if neighbors is None:
             raise RuntimeError("PrivateRegression needs the private table: call fit(features, targets) first")
-        if len(queries) == 0:
+        ranked = neighbors.rank(queries)
+
+        def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
+            sums = neighbors.sums(ranked[asked], noise.bernoulli)
+            return sums if self.statistic == "mean" else -sums.abs() / 2
+
+        def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
+            return paid(ledger, self.noise_source, mechanism, count, key, ("add_remove",))
+
+        _, released = self._aggregation.ask(len(queries), votes, pay)
+        if released is None:
             return torch.empty(0, dtype=torch.float64)
-        ranked = self._neighbors.rank(queries)
-        noise = paid(ledger, self.noise_source, self.noise, len(queries), "regression", ("add_remove",))
-        sums = self._neighbors.sums(ranked, noise.bernoulli)
-        if isinstance(self.noise, ExponentialArgmax):
-            return self.candidates[self.noise.argmax(-sums.abs() / 2, noise)]
-        noisy: Tensor = self.noise.add_noise(sums[:, 0], noise)  # type: ignore[attr-defined]
-        return ((self.low + self.high) / 2 + noisy / self.k).clamp(self.low, self.high)
+        if self.statistic == "median":
+            return self.candidates[released]
+        return ((self.low + self.high) / 2 + released[:, 0] / self.k).clamp(self.low, self.high)

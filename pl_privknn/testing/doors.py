@@ -94,7 +94,7 @@ def mechanism_doors() -> list[Door]:
         Door(cls, name, lambda mechanism, values, noise: Entered(mechanism, values))
         for cls in subclasses(Mechanism)
         for name in DRAWING
-        if name in vars(cls)
+        if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
     ]
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, check_rate, check_switch
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
 from pl_privknn.labelers.multilabel.rules import DecisionRule, LearnedThresholds
 from pl_privknn.labelers.multilabel.votes import (
+    attribute_answers,
     check_attribute_table,
     clip_attributes,
-    complete_sum_noise,
     release_attributes,
+    sum_noise,
     swapped_vote_norms,
 )
 from pl_privknn.neighbors import PoissonSums
-from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 
 
@@ -64,18 +67,17 @@ class MultiLabelKNN(Labeler):
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.tau = None if tau is None else check_positive("tau", tau)
         self.noise = noise if noise is not None else Gaussian(sigma=50.0)
-        complete_sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
+        sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
         self.rule = rule if rule is not None else LearnedThresholds()
         self.soft = check_switch("soft", soft)
         # Rules that learn want all answers of a round in one release.
         self.asks_in_batches = not self.rule.learns
         self._neighbors: PoissonSums | None = None
-        self._mechanism: Mechanism | None = None
 
-    def mechanism(self, num_attributes: int) -> Mechanism:
+    def mechanism(self, num_attributes: int) -> Gaussian | Laplace:
         """The frozen mechanism that draws, and is charged for, one answer about so many attributes."""
         l1, l2 = swapped_vote_norms(self.tau, num_attributes)
-        return complete_sum_noise(self.noise, l1, l2, self.sampling_rate)
+        return sum_noise(self.noise, l1, l2, self.sampling_rate)
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table.
@@ -94,14 +96,13 @@ class MultiLabelKNN(Labeler):
             raise ValueError(
                 f"the private table holds fewer than k={self.k} records; lower k or collect more records"
             )
-        self._mechanism = self.mechanism(num_classes)
+        self.mechanism(num_classes)  # refuses noise that states another sensitivity
         votes = clip_attributes(labels, self.tau)
         self._neighbors = PoissonSums(features, votes, self.k, self.sampling_rate)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One noisy sum an answer; see :meth:`Labeler.plan`."""
-        answers = min(num_queries, max_answers)
-        return [Charge(self.mechanism(num_classes), answers)] if answers else []
+        return attribute_answers(self.mechanism(num_classes)).plan(num_queries, max_answers)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
@@ -112,19 +113,19 @@ class MultiLabelKNN(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        if self._neighbors is None or self._mechanism is None:
+        neighbors = self._neighbors
+        if neighbors is None:
             raise RuntimeError(
                 "MultiLabelKNN.label needs the private table: call fit(features, labels) first"
             )
-        neighbors, mechanism = self._neighbors, self._mechanism
         ranked = neighbors.rank(queries[:max_answers])
         return release_attributes(
-            lambda count, coins: neighbors.sums(ranked[:count], coins.bernoulli),
+            self.mechanism(neighbors.width),
             len(queries),
             neighbors.width,
+            lambda asked, noise: neighbors.sums(ranked[asked], noise.bernoulli),
             lambda noisy, deviation: self.rule(noisy, self.k, self.tau, deviation),
-            mechanism,
-            lambda count: self.paid(ledger, mechanism, count, "attributes"),
+            functools.partial(self.paid, ledger),
             self.soft,
             max_answers,
         )

@@ -11,10 +11,11 @@ from pl_privknn._checks import check_choice, check_int, check_positive, check_sw
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
 from pl_privknn.labelers.multilabel.rules import DecisionRule, LearnedThresholds
 from pl_privknn.labelers.multilabel.votes import (
+    attribute_answers,
     check_attribute_table,
     clip_attributes,
-    complete_sum_noise,
     release_attributes,
+    sum_noise,
     swapped_vote_norms,
 )
 from pl_privknn.labelers.pate.networks import LinearTeachers, MLPTeachers
@@ -22,7 +23,7 @@ from pl_privknn.labelers.pate.partition import Partitioner, RandomPartition
 from pl_privknn.labelers.pate.pate import resolve_groups
 from pl_privknn.labelers.pate.stacked import StackedEnsemble, StackedTeachers
 from pl_privknn.labelers.pate.teachers import TrainedTeachers, progress_bar
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
 
@@ -136,7 +137,7 @@ class MultiLabelPATE(Labeler):
         self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
         self.tau = None if tau is None else check_positive("tau", tau)
         self.noise = noise if noise is not None else Gaussian(sigma=0.2 * self.num_teachers)
-        complete_sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
+        sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
         self.rule = rule if rule is not None else LearnedThresholds()
         self.soft = check_switch("soft", soft)
         self.groups = groups
@@ -148,9 +149,9 @@ class MultiLabelPATE(Labeler):
         self._num_attributes = 0
         self._fits = 0
 
-    def mechanism(self, num_attributes: int) -> Mechanism:
+    def mechanism(self, num_attributes: int) -> Gaussian | Laplace:
         """The frozen mechanism that draws, and is charged for, one answer about so many attributes."""
-        return complete_sum_noise(self.noise, *swapped_vote_norms(self.tau, num_attributes))
+        return sum_noise(self.noise, *swapped_vote_norms(self.tau, num_attributes))
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Deal out the private table and train the teachers.
@@ -186,8 +187,8 @@ class MultiLabelPATE(Labeler):
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One noisy sum an answer; see :meth:`Labeler.plan`."""
-        answers = min(num_queries, max_answers)
-        return [Charge(self.partitioner.billed(self.mechanism(num_classes)), answers)] if answers else []
+        planned = attribute_answers(self.mechanism(num_classes)).plan(num_queries, max_answers)
+        return [Charge(self.partitioner.billed(charge.mechanism), charge.count) for charge in planned]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
@@ -199,14 +200,13 @@ class MultiLabelPATE(Labeler):
             RuntimeError: before :meth:`fit`.
         """
         votes = self.votes(queries)
-        mechanism = self.mechanism(self._num_attributes)
         return release_attributes(
-            lambda count, _: votes[:count],
+            self.mechanism(self._num_attributes),
             len(queries),
             self._num_attributes,
+            lambda asked, _: votes[asked],
             lambda noisy, deviation: self.rule(noisy, self.num_teachers, self.tau, deviation),
-            mechanism,
-            lambda count: self.paid(ledger, self.partitioner.billed(mechanism), count, "attributes"),
+            lambda mechanism, count, key: self.paid(ledger, self.partitioner.billed(mechanism), count, key),
             self.soft,
             max_answers,
         )

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
-from pl_privknn.labelers.aggregation import noise_deviation
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
 from pl_privknn.labelers.multilabel.rules import FixedThresholds, denoised
 from pl_privknn.labelers.multilabel.votes import (
     check_attribute_table,
     clip_attributes,
-    complete_sum_noise,
     single_vote_norms,
+    sum_noise,
 )
 from pl_privknn.neighbors import assign
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Laplace, Mechanism
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -79,7 +78,7 @@ class MultiLabelReverseKNN(Labeler):
         self.epsilon = None if epsilon is None else check_positive("epsilon", epsilon)
         self.noise = noise
         if noise is not None:
-            complete_sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
+            sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
         self.rule = rule if rule is not None else FixedThresholds(denoise=True)
         self.abstain = check_non_negative("abstain", abstain)
         self.soft = check_switch("soft", soft)
@@ -88,14 +87,14 @@ class MultiLabelReverseKNN(Labeler):
         self._features: Tensor | None = None
         self._votes: Tensor | None = None
 
-    def mechanism(self, num_attributes: int) -> Mechanism:
+    def mechanism(self, num_attributes: int) -> Gaussian | Laplace:
         """The frozen mechanism that draws, and is charged for, one round."""
         l1, l2 = single_vote_norms(self.tau, num_attributes)
         moved = 2 if self.adjacency == "replace_one" else 1
         l1_moved, l2_moved = moved * self.k * (l1 + 1), math.sqrt(moved * self.k * (l2**2 + 1))
         noise = self.noise if self.epsilon is None else Laplace(scale=l1_moved / self.epsilon)
         assert noise is not None
-        return complete_sum_noise(noise, l1_moved, l2_moved)
+        return sum_noise(noise, l1_moved, l2_moved)
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table.
@@ -128,8 +127,7 @@ class MultiLabelReverseKNN(Labeler):
         sums = self.sums(queries)
         mechanism = self.mechanism(sums.shape[1] - 1)
         noise = self.paid(ledger, mechanism, 1, "sums")
-        noisy: Tensor = mechanism.add_noise(sums, noise)  # type: ignore[attr-defined]
-        deviation = noise_deviation(mechanism)
+        noisy, deviation = mechanism.add_noise(sums, noise), mechanism.deviation
         refused = noisy[:, -1] < self.abstain * deviation
         if self.rule.denoise:
             noisy = denoised(noisy, deviation)[0]

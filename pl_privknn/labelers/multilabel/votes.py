@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
-from pl_privknn.labelers.aggregation import complete_noise, noise_deviation
+from pl_privknn.labelers.aggregation import Aggregation, Pay, Votes
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from pl_privknn.privacy.noise import NoiseSource
 
 
 def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int) -> None:
@@ -115,7 +114,7 @@ def _votes(tau: float | None, num_attributes: int) -> Iterator[tuple[int, float]
         yield ones, 1.0 if tau is None or ones <= tau else tau / ones
 
 
-def complete_sum_noise(noise: Mechanism, l1: float, l2: float, sampling_rate: float = 1.0) -> Mechanism:
+def sum_noise(noise: Mechanism, l1: float, l2: float, rate: float = 1.0) -> Gaussian | Laplace:
     """Fill in the sensitivities of sums of clipped votes.
 
     Raises:
@@ -126,39 +125,41 @@ def complete_sum_noise(noise: Mechanism, l1: float, l2: float, sampling_rate: fl
         raise ValueError(
             f"noise={noise!r} can't be added to sums of clipped votes; use Gaussian(sigma) or Laplace(scale)"
         )
-    return complete_noise(noise, sampling_rate=sampling_rate, l2_sensitivity=l2, l1_sensitivity=l1)
+    return noise.for_votes(l1, l2, rate)
+
+
+def attribute_answers(mechanism: Gaussian | Laplace) -> Aggregation:
+    """Noisy sums of every query, one an attribute: nothing is screened."""
+    return Aggregation(mechanism, counts=True, key="attributes")
 
 
 def release_attributes(
-    votes: Callable[[int, NoiseSource], Tensor],
+    mechanism: Gaussian | Laplace,
     num_queries: int,
     num_attributes: int,
+    votes: Votes,
     decide: Callable[[Tensor, float], Tensor],
-    mechanism: Mechanism,
-    pay: Callable[[int], NoiseSource],
+    pay: Pay,
     soft: bool,
     max_answers: int | None,
 ) -> Release:
     """Pay, add noise to sums of clipped votes, and decide every attribute of the first queries.
 
     Args:
-        votes: private sums, float64 ``(n, a)``, of the first n queries; called after the payment, with a noise
-            source of its own for the coins of samples.
+        mechanism: draws the noise.
         num_queries: m.
         num_attributes: a.
+        votes: private sums, float64, of the queries that are answered.
         decide: probabilities of attributes, from noisy sums and the standard deviation of their noise.
-        mechanism: draws the noise.
-        pay: charges so many answers and returns their noise.
+        pay: charges for the answers and returns their noise.
         soft: give the probabilities too.
         max_answers: answer the first so many; all if None.
     """
-    answered = num_queries if max_answers is None else min(num_queries, max_answers)
     labels = torch.full((num_queries, num_attributes), -1, dtype=torch.int64)
     probabilities = torch.full(labels.shape, 0.5)
-    if answered:
-        noise = pay(answered)
-        noisy: Tensor = mechanism.add_noise(votes(answered, noise), noise)  # type: ignore[attr-defined]
-        decided = decide(noisy, noise_deviation(mechanism))
-        labels[:answered] = (decided > 0.5).long()
-        probabilities[:answered] = decided.float()
+    answered, noisy = attribute_answers(mechanism).ask(num_queries, votes, pay, max_answers)
+    if noisy is not None:
+        decided = decide(noisy, mechanism.deviation)
+        labels[answered] = (decided > 0.5).long()
+        probabilities[answered] = decided.float()
     return Release(labels, probabilities if soft else None)

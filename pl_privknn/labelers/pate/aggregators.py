@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_positive, check_switch
-from pl_privknn.labelers.aggregation import answer_votes, check_releases_counts, complete_noise, secure_noise
+from pl_privknn.labelers.aggregation import Aggregation, Pay, vote_noise
 from pl_privknn.labelers.base import Release
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism, NoisyScreening
-from pl_privknn.privacy.noise import NoiseSource
 
 #: One record is in one teacher, whose vote leaves one class and joins another.
 PATE_VOTES_L2 = math.sqrt(2.0)
@@ -21,8 +19,6 @@ PATE_VOTES_L1 = 2.0
 
 #: Turns the mechanism that draws into the one that is written into the ledger.
 Bill = Callable[[Mechanism], Mechanism]
-#: Charges so many releases of a mechanism and returns the noise for the purpose named last.
-Pay = Callable[[Mechanism, int, str], NoiseSource]
 
 
 class Aggregator:
@@ -53,17 +49,9 @@ class Aggregator:
         release_counts: bool = False,
     ) -> None:
         self.secure = check_switch("secure", secure)
-        self.noise = complete_noise(
-            secure_noise(noise) if secure else noise,
-            sampling_rate=1.0,
-            l2_sensitivity=PATE_VOTES_L2,
-            l1_sensitivity=PATE_VOTES_L1,
-            votes="swap",
-        )
         self.screening = screening
         self.release_counts = check_switch("release_counts", release_counts)
-        if release_counts:
-            check_releases_counts(self.noise)
+        self.noise = vote_noise(noise, PATE_VOTES_L1, PATE_VOTES_L2, secure=secure, counts=release_counts)
 
     def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
         """What screens ``num_teachers`` votes for ``num_classes`` classes.
@@ -85,10 +73,8 @@ class Aggregator:
         self, num_queries: int, max_answers: int, num_teachers: int, num_classes: int, bill: Bill
     ) -> list[Charge]:
         """The most that so many queries with so many answers can cost."""
-        screening = self.screening_mechanism(num_teachers, num_classes)
-        answers = min(num_queries, max_answers)
-        charges = [] if screening is None or not num_queries else [Charge(bill(screening), num_queries)]
-        return [*charges, Charge(bill(self.noise), answers)] if answers else charges
+        planned = self._bind(num_teachers, num_classes).plan(num_queries, max_answers)
+        return [Charge(bill(charge.mechanism), charge.count) for charge in planned]
 
     def release(
         self,
@@ -102,26 +88,18 @@ class Aggregator:
         Args:
             votes: int64 histograms, shape ``(m, c)``.
             num_teachers: number of teachers, those that abstain included.
-            pay: see :data:`Pay`.
+            pay: see :data:`~pl_privknn.labelers.aggregation.Pay`.
             max_answers: answer at most so many; all if None.
 
         Returns:
             Labels, -1 where refused, and counts where they are released.
         """
-        if len(votes) == 0:
-            return Release(torch.empty(0, dtype=torch.int64))
-        screening = self.screening_mechanism(num_teachers, votes.shape[1])
-        passed = torch.ones(len(votes), dtype=torch.bool)
-        if screening is not None:
-            noise = pay(screening, len(votes), "screening")
-            passed = screening.passes(votes.max(dim=1).values, noise)
-        answered = torch.nonzero(passed).flatten()[:max_answers]
-        if not len(answered):
-            return Release(torch.full((len(votes),), -1, dtype=torch.int64))
-        noise = pay(self.noise, len(answered), "aggregation")
-        chosen = torch.zeros(len(votes), dtype=torch.bool)
-        chosen[answered] = True
-        return answer_votes(self.noise, votes[answered], chosen, noise, self.release_counts)
+        aggregation = self._bind(num_teachers, votes.shape[1])
+        return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
+
+    def _bind(self, num_teachers: int, num_classes: int) -> Aggregation:
+        screening = self.screening_mechanism(num_teachers, num_classes)
+        return Aggregation(self.noise, screening, self.release_counts)
 
 
 class LNMAX(Aggregator):

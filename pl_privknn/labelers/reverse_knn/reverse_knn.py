@@ -16,7 +16,7 @@ from pl_privknn._checks import (
     check_positive,
     check_switch,
 )
-from pl_privknn.labelers.aggregation import complete_noise, noise_deviation, secure_noise
+from pl_privknn.labelers.aggregation import vote_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.reverse_knn.local import (
     RANDOMIZERS,
@@ -33,7 +33,14 @@ from pl_privknn.labelers.reverse_knn.shuffle import (
 )
 from pl_privknn.neighbors import assign
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Laplace, Mechanism, NegativeBinomial
+from pl_privknn.privacy.mechanisms import (
+    AdditiveNoise,
+    Adjacency,
+    Charge,
+    Laplace,
+    Mechanism,
+    NegativeBinomial,
+)
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -128,9 +135,10 @@ class ReverseKNN(Labeler):
             raise ValueError(f"epsilon={epsilon!r}, noise={noise!r}: give exactly one of them")
         if noise is None:
             noise = Laplace(scale=moved / check_positive("epsilon", epsilon))
-        if check_switch("secure", secure):
-            noise = secure_noise(noise)
-        self.noise = complete_noise(noise, l1_sensitivity=moved, l2_sensitivity=math.sqrt(moved))
+        completed = vote_noise(noise, moved, math.sqrt(moved), secure=check_switch("secure", secure))
+        if not isinstance(completed, AdditiveNoise):
+            raise ValueError(f"noise={noise!r} can't be added to counts; use for instance Laplace(scale)")
+        self.noise = completed
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`."""
@@ -177,8 +185,8 @@ class ReverseKNN(Labeler):
                 f"counts: shape {tuple(counts.shape)}, {counts.dtype}; want int64 (s, c), none below 0"
             )
         noise = self.paid(ledger, self.noise, 1, "counts")
-        noisy: Tensor = self.noise.add_noise(counts, noise)  # type: ignore[attr-defined]
-        return decide(noisy.double(), noise_deviation(self.noise), self.abstain, self.soft, max_answers)
+        noisy = self.noise.add_noise(counts, noise).double()
+        return decide(noisy, self.noise.deviation, self.abstain, self.soft, max_answers)
 
     def counts(self, queries: Tensor) -> Tensor:
         """The exact counts: **private**, for the data owner and for tests only.

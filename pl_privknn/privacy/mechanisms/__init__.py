@@ -14,9 +14,12 @@ from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
 from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
+from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise, VoteNoise
 
 __all__ = [
     "ADJACENCIES",
+    "UNSTATED",
+    "AdditiveNoise",
     "Adjacency",
     "Charge",
     "Conditional",
@@ -33,5 +36,6 @@ __all__ = [
     "PureDP",
     "RandomizedResponse",
     "ShuffleAmplification",
+    "VoteNoise",
     "check_adjacency",
 ]

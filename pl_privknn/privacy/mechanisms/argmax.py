@@ -14,6 +14,7 @@ from pl_privknn._checks import check_choice, check_positive, check_rate, check_s
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
 from pl_privknn.privacy.mechanisms.outcomes import OutcomeMechanism
+from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, VoteNoise
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class ExponentialArgmax(OutcomeMechanism):
+class ExponentialArgmax(VoteNoise, OutcomeMechanism):
     """Release arg-max of votes + Gumbel(b) noise: class y with probability ∝ e^{votes(y)/b}, and no count.
 
     **Added votes.** The record adds one vote to class j. With s the probability of j without it and
@@ -61,15 +62,21 @@ class ExponentialArgmax(OutcomeMechanism):
     kind: ClassVar[str] = "exponential_argmax"
 
     scale: float
-    votes: str = "swap"
-    sampling_rate: float = 1.0
+    votes: str = UNSTATED
+    sampling_rate: float = UNSTATED
     secure: bool = dataclasses.field(default=False, metadata={"switch": True})
 
     def __post_init__(self) -> None:
+        self.settle(votes="swap", sampling_rate=1.0)
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
         check_choice("votes", self.votes, ("add", "swap"))
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
         check_switch("secure", self.secure)
+
+    @property
+    def deviation(self) -> float:
+        """π/√6·b, of Gumbel noise."""
+        return math.pi / math.sqrt(6.0) * self.scale
 
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
         """Draw the noise and choose.
@@ -91,6 +98,18 @@ class ExponentialArgmax(OutcomeMechanism):
             raise ValueError("votes: some are NaN or infinite; count votes with finite weights")
         drawn = noise.gumbel(tuple(votes.shape), self.scale).to(votes.device)
         return (votes.double() + drawn).argmax(dim=-1)
+
+    def for_votes(self, l1: float, l2: float, rate: float = 1.0) -> ExponentialArgmax:
+        """See :meth:`VoteNoise.for_votes`.
+
+        Raises:
+            ValueError: also for votes of which one record moves more than one, or one from a class to another.
+        """
+        if (l1, round(l2 * l2, 9)) not in ((1, 1), (2, 2)):
+            raise ValueError(
+                f"noise={self!r} covers one vote added or swapped; use for instance Laplace(scale)"
+            )
+        return self._completed(votes="add" if l1 == 1 else "swap", sampling_rate=rate)
 
     @property
     def log_gain(self) -> float:

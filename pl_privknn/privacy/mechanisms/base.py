@@ -207,6 +207,8 @@ class Charge:
         known = {field.name: field for field in dataclasses.fields(mechanism_class)}  # type: ignore[arg-type]
         if unknown := [name for name in fields if name not in known]:
             raise ValueError(f"{kind}: unknown field {shown(unknown[0])}; its fields are {', '.join(known)}")
+        if nothing := [name for name, value in fields.items() if value is None]:
+            raise ValueError(f"{kind}: {nothing[0]}=None must be a value, or left out")
         missing = [
             name
             for name, field in known.items()

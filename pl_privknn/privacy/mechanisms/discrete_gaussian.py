@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism, require_unsampled
+from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
 from pl_privknn.privacy.mechanisms.outcomes import envelope, sample_pairs
+from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -33,7 +34,7 @@ _LISTED = 2e5
 
 
 @dataclasses.dataclass(frozen=True)
-class DiscreteGaussian(Mechanism):
+class DiscreteGaussian(AdditiveNoise):
     """Release whole numbers plus noise with P(x) ∝ e^{−x²/2σ²} on every coordinate.
 
     Drawn exactly in integers, it has no floating-point side channel. For a shift v of squared length
@@ -57,10 +58,11 @@ class DiscreteGaussian(Mechanism):
     kind: ClassVar[str] = "discrete_gaussian"
 
     sigma: float
-    l2_sensitivity: float = 1.0
-    sampling_rate: float = 1.0
+    l2_sensitivity: float = UNSTATED
+    sampling_rate: float = UNSTATED
 
     def __post_init__(self) -> None:
+        self.settle(l2_sensitivity=1.0, sampling_rate=1.0)
         object.__setattr__(self, "sigma", check_positive("sigma", self.sigma))
         length = check_positive("l2_sensitivity", self.l2_sensitivity)
         object.__setattr__(self, "l2_sensitivity", length)
@@ -86,6 +88,11 @@ class DiscreteGaussian(Mechanism):
     @property
     def _smooth(self) -> bool:
         return self.sigma * self.sigma >= _SMOOTH * self.square
+
+    @property
+    def deviation(self) -> float:
+        """σ, which the discrete distribution's deviation does not pass."""
+        return self.sigma
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return whole-number ``values`` plus fresh noise, as a new int64 tensor of the same shape.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from pl_privknn._checks import check_int, check_positive, check_rate
 from pl_privknn.privacy.mechanisms.base import MAX_LISTED, Adjacency, require_unsampled
 from pl_privknn.privacy.mechanisms.fixed_pair import FixedPair
 from pl_privknn.privacy.mechanisms.outcomes import sample_pairs
+from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class DiscreteLaplace(FixedPair):
+class DiscreteLaplace(AdditiveNoise, FixedPair):
     """Release whole numbers plus noise with P(x) = (1−r)/(1+r)·r^|x|, r = e^{−1/b} (Ghosh et al. 2009).
 
     Drawn exactly in integers, it has no floating-point side channel (Mironov 2012; Canonne, Kamath, Steinke
@@ -40,15 +42,21 @@ class DiscreteLaplace(FixedPair):
     kind: ClassVar[str] = "discrete_laplace"
 
     scale: float
-    l1_sensitivity: int = 1
-    sampling_rate: float = 1.0
+    l1_sensitivity: int = UNSTATED
+    sampling_rate: float = UNSTATED
 
     def __post_init__(self) -> None:
+        self.settle(l1_sensitivity=1, sampling_rate=1.0)
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
         object.__setattr__(
             self, "l1_sensitivity", check_int("l1_sensitivity", self.l1_sensitivity, maximum=MAX_LISTED)
         )
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+
+    @property
+    def deviation(self) -> float:
+        """√2·b, which the discrete distribution's deviation does not pass."""
+        return math.sqrt(2.0) * self.scale
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return whole-number ``values`` plus fresh noise, as a new int64 tensor of the same shape.

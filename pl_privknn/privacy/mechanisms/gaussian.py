@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism, require_unsampled
+from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
+from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gaussian(Mechanism):
+class Gaussian(AdditiveNoise):
     """Release a vector plus independent N(0, σ²) noise on every coordinate.
 
     With μ = l2_sensitivity / σ and rate γ the worst pair is ((1−γ)·N(0, 1) + γ·N(μ, 1), N(0, 1)), in both
@@ -31,20 +32,26 @@ class Gaussian(Mechanism):
         sigma: standard deviation of the noise, in the units of the released vector.
         l2_sensitivity: L2 distance that one record can move the vector under the adjacency of the ledger:
             √2 for votes of the k nearest records, 1 for votes within a public radius, clipping norm C for
-            sums of clipped gradients.
-        sampling_rate: Poisson rate in (0, 1] at which records take part.
+            sums of clipped gradients. 1 where nobody states it.
+        sampling_rate: Poisson rate in (0, 1] at which records take part; 1 where nobody states it.
     """
 
     kind: ClassVar[str] = "gaussian"
 
     sigma: float
-    l2_sensitivity: float = 1.0
-    sampling_rate: float = 1.0
+    l2_sensitivity: float = UNSTATED
+    sampling_rate: float = UNSTATED
 
     def __post_init__(self) -> None:
+        self.settle(l2_sensitivity=1.0, sampling_rate=1.0)
         object.__setattr__(self, "sigma", check_positive("sigma", self.sigma))
         object.__setattr__(self, "l2_sensitivity", check_positive("l2_sensitivity", self.l2_sensitivity))
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+
+    @property
+    def deviation(self) -> float:
+        """σ."""
+        return self.sigma
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape."""

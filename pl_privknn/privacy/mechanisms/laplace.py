@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism, require_unsampled
+from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
+from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -27,7 +28,7 @@ _LARGE = 1e5
 
 
 @dataclasses.dataclass(frozen=True)
-class Laplace(Mechanism):
+class Laplace(AdditiveNoise):
     """Release a vector plus independent Laplace noise of scale b (not 1/b) on every coordinate.
 
     With ε₀ = l1_sensitivity / b the worst pair is (Lap(ε₀), Lap(0)), in one coordinate: the likelihood ratio
@@ -46,13 +47,19 @@ class Laplace(Mechanism):
     kind: ClassVar[str] = "laplace"
 
     scale: float
-    l1_sensitivity: float = 1.0
-    sampling_rate: float = 1.0
+    l1_sensitivity: float = UNSTATED
+    sampling_rate: float = UNSTATED
 
     def __post_init__(self) -> None:
+        self.settle(l1_sensitivity=1.0, sampling_rate=1.0)
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
         object.__setattr__(self, "l1_sensitivity", check_positive("l1_sensitivity", self.l1_sensitivity))
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+
+    @property
+    def deviation(self) -> float:
+        """√2·b."""
+        return math.sqrt(2.0) * self.scale
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape."""

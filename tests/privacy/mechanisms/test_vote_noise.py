@@ -1,0 +1,86 @@
+"""Noise for votes: what a labeler fills in, what a user may state, and what is drawn."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy.mechanisms import (
+    AdditiveNoise,
+    Charge,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    ExponentialArgmax,
+    Gaussian,
+    Laplace,
+    VoteNoise,
+)
+from pl_privknn.privacy.noise import SeededNoise
+
+NOISES = (Gaussian(3.0), DiscreteGaussian(3.0), Laplace(3.0), DiscreteLaplace(3.0), ExponentialArgmax(3.0))
+SWAPPED = (2, math.sqrt(2), 0.5)
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.kind)
+def test_what_nobody_states_is_filled_in_and_recorded(noise):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        completed = noise.for_votes(*SWAPPED)
+        assert completed.for_votes(*SWAPPED) == completed
+    wanted = {"l1_sensitivity": 2, "l2_sensitivity": math.sqrt(2), "sampling_rate": 0.5, "votes": "swap"}
+    record = completed.to_record()
+    assert {name: record[name] for name in wanted if name in record} == {
+        name: value for name, value in wanted.items() if hasattr(noise, name)
+    }
+    assert isinstance(noise, VoteNoise)
+    # Left alone it stands for one number that moves by one, as records without these fields are read.
+    assert Charge.from_record({"mechanism": noise.kind, **_scale(noise)}).mechanism == noise
+    assert noise.sampling_rate == 1.0
+
+
+def _scale(noise):
+    return {name: 3.0 for name in ("sigma", "scale") if hasattr(noise, name)}
+
+
+def test_another_stated_value_is_refused_and_a_saved_default_is_told_of():
+    with pytest.raises(ValueError, match=r"noise\.sampling_rate=0\.25 differs from the labeler's 0\.5"):
+        Gaussian(3.0, sampling_rate=0.25).for_votes(*SWAPPED)
+    with pytest.raises(ValueError, match=r"noise\.votes='add'"):
+        ExponentialArgmax(3.0, votes="add").for_votes(*SWAPPED)
+    with pytest.warns(FutureWarning, match=r"l1_sensitivity=1\.0 is not what the labeler releases, and 2 is"):
+        assert Laplace(3.0, l1_sensitivity=1.0).for_votes(2, math.sqrt(2)).l1_sensitivity == 2
+
+
+def test_an_argmax_by_gumbel_noise_covers_one_vote_added_or_swapped():
+    assert ExponentialArgmax(3.0).for_votes(1, 1.0).votes == "add"
+    assert ExponentialArgmax(3.0).for_votes(2.0, math.sqrt(2.0)).votes == "swap"
+    for l1, l2 in ((2, 2.0), (4, 2.0), (1, math.sqrt(2))):
+        with pytest.raises(ValueError, match="one vote added or swapped"):
+            ExponentialArgmax(3.0).for_votes(l1, l2)
+
+
+@pytest.mark.parametrize("noise", NOISES[:-1], ids=lambda noise: noise.kind)
+def test_additive_noise_chooses_the_largest_noisy_count_and_states_its_deviation(noise):
+    votes = torch.randint(0, 5, (20_000, 3))
+    noisy = noise.add_noise(votes, SeededNoise(1))
+    assert torch.equal(noise.argmax(votes, SeededNoise(1)), noisy.double().argmax(dim=1))
+    assert isinstance(noise, AdditiveNoise)
+    # 60,000 draws: the standard error of a deviation is below 0.7 %; five of them.
+    assert float((noisy - votes).double().std()) == pytest.approx(noise.deviation, rel=0.035)
+
+
+def test_the_deviation_of_gumbel_noise():
+    drawn = SeededNoise(2).gumbel(60_000, 3.0)
+    assert float(drawn.std()) == pytest.approx(ExponentialArgmax(3.0).deviation, rel=0.035)
+
+
+def test_a_record_with_an_empty_field_is_refused():
+    with pytest.raises(ValueError, match="l2_sensitivity=None must be a value, or left out"):
+        Charge.from_record({"mechanism": "gaussian", "sigma": 3.0, "l2_sensitivity": None})
+
+
+def test_counts_are_not_noised_by_a_mechanism_for_winners():
+    with pytest.raises(ValueError, match="can't be added to counts"):
+        ReverseKNN(noise=ExponentialArgmax(3.0))
