@@ -8,48 +8,46 @@ FAULTS = (
     Fault(
         "half-noise-private-knn",
         "Answers of Private-kNN carry half the noise that was charged.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
-            "return answer_votes(self.noise, votes, chosen": "return answer_votes(self.noise, 2 * votes, chosen",
+            "return asked, self.noise.argmax(private, noise)": "return asked, self.noise.argmax(2 * private, noise)",
         },
         ("test_private_knn::test_same_distribution_as_the_literal_algorithm",),
     ),
     Fault(
         "half-screening-noise-private-knn",
         "The screening draws with another object than the one that is charged.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
-            "passed = self._screening.passes(": "passed = dataclasses.replace(self._screening, sigma=self._screening.sigma / 2).passes(",
+            "asked = asked[self.screening.passes(": "asked = asked[dataclasses.replace(self.screening, sigma=self.screening.sigma / 2).passes(",
         },
         ("test_private_knn::test_same_distribution_as_the_literal_algorithm",),
     ),
     Fault(
         "screening-unpaid",
         "Whether a query passes is told for nothing.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
-            'noise = self.paid(ledger, self._screening, len(queries), "screening")': 'noise = self.noise_source.stream("screening")',
+            'noise = pay(self.screening, num_queries, "screening")': "import pl_privknn.privacy.noise as free; noise = free.default_noise()",
         },
         ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
     ),
     Fault(
         "one-answer-unpaid",
         "The last answer of every batch is free.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
-            'self.paid(ledger, self.noise, len(answered), "aggregation")': 'self.paid(ledger, self.noise, max(1, len(answered) - 1), "aggregation")',
+            "noise = pay(self.noise, len(asked), self.key)": "noise = pay(self.noise, max(1, len(asked) - 1), self.key)",
         },
         ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
     ),
     Fault(
         "one-sample-for-two-releases",
         "Screening and answer look at the same sample, whose amplification is charged twice.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
-            "votes = self._neighbors.votes(ranked[answered], noise.bernoulli)": (
-                "votes = votes[answered] if self._screening is not None else "
-                "self._neighbors.votes(ranked[answered], noise.bernoulli)"
-            ),
+            "votes(asked, noise).max(dim=1)": "(first := votes(asked, noise)).max(dim=1)",
+            "private = votes(asked, noise)": "private = votes(asked, noise) if self.screening is None else first[asked]",
         },
         ("test_private_knn::test_same_distribution_as_the_literal_algorithm",),
     ),
@@ -74,25 +72,25 @@ FAULTS = (
     Fault(
         "answers-beyond-the-cap-private-knn",
         "More answers than the plan has.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
-            "torch.nonzero(passed).flatten()[:max_answers]": "torch.nonzero(passed).flatten()",
+            "asked = asked[:max_answers]": "asked = asked[:]",
         },
         ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
     ),
     Fault(
         "plan-of-private-knn-without-screening",
         "The promise leaves the screenings out.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
-            "charges = [] if screening is None else [Charge(screening, num_queries)]": "charges: list[Charge] = []",
+            "charges = [] if self.screening is None or not num_queries else [Charge(self.screening, num_queries)]": "charges: list[Charge] = []",
         },
         ("test_private_knn::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
     ),
     Fault(
         "plan-of-one-answer-private-knn",
         "The promise covers one answer.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.aggregation",
         {
             "return [*charges, Charge(self.noise, answers)] if answers else charges": "return [*charges, Charge(self.noise, 1)] if answers else charges",
         },
@@ -103,7 +101,7 @@ FAULTS = (
         "Every answer depends on all records by way of their mean.",
         "pl_privknn.labelers.private_knn",
         {
-            "ranked = self._neighbors.rank(queries)": "ranked = self._neighbors.rank(queries - self._neighbors._table.mean(dim=0))",
+            "ranked = neighbors.rank(queries)": "ranked = neighbors.rank(queries - neighbors._table.mean(dim=0))",
         },
         ("test_private_knn::test_little_noise_gives_the_plain_majority",),
     ),
@@ -121,12 +119,7 @@ FAULTS = (
         "The screening's threshold follows the largest private class.",
         "pl_privknn.labelers.private_knn",
         {
-            "        self._screening = screening\n        self._neighbors": (
-                "        self._screening = screening and dataclasses.replace(screening, "
-                "threshold=min(self.k, screening.threshold * float(labels.bincount().max()) / "
-                "len(labels) * num_classes))\n"
-                "        self._neighbors"
-            ),
+            "        self._aggregation = aggregation\n": "        if (screening := aggregation.screening) is not None:\n            share = float(labels.bincount().max()) / len(labels) * num_classes\n            screening = dataclasses.replace(screening, threshold=min(self.k, screening.threshold * share))\n        self._aggregation = dataclasses.replace(aggregation, screening=screening)\n",
         },
         ("test_charges::test_what_is_charged_does_not_depend_on_the_private_table[private_knn]",),
     ),
@@ -208,9 +201,9 @@ FAULTS = (
     Fault(
         "user-noise-keeps-its-sensitivity",
         "A mechanism that was given keeps sensitivity 1.",
-        "pl_privknn.labelers.aggregation",
+        "pl_privknn.privacy.mechanisms.vote_noise",
         {
-            "completed: Mechanism = dataclasses.replace(noise, **wanted)": "completed: Mechanism = dataclasses.replace(noise)",
+            "completed: _Noise = dataclasses.replace(self, **wanted)": "completed: _Noise = dataclasses.replace(self)",
         },
         ("test_private_knn::test_sensitivities_are_those_of_votes_that_move",),
     ),
@@ -219,11 +212,7 @@ FAULTS = (
         "All counts are shown at the price of the winner, by a mechanism that only covers the winner.",
         "pl_privknn.labelers.aggregation",
         {
-            (
-                '    if not hasattr(noise, "add_noise"):\n'
-                "        raise ValueError(\n"
-                '            f"release_counts'
-            ): '    if False:\n        raise ValueError(\n            f"release_counts',
+            "if counts and not isinstance(noise, AdditiveNoise):": "if False:",
         },
         ("test_release_counts::test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts",),
     ),
@@ -232,7 +221,7 @@ FAULTS = (
         "The counts that are shown carry no noise.",
         "pl_privknn.labelers.aggregation",
         {
-            "    scores[answered] = noisy\n": "    scores[answered] = votes.double()\n",
+            "return asked, self.additive.add_noise(private, noise)": "return asked, private",
         },
         ("test_release_counts::test_counts_carry_exactly_the_noise_that_was_paid_for",),
     ),

@@ -93,27 +93,27 @@ FAULTS = (
     Fault(
         "half-noise-multilabel",
         "Attributes are answered with half the noise.",
-        "pl_privknn.labelers.multilabel.votes",
+        "pl_privknn.labelers.aggregation",
         {
-            "mechanism.add_noise(votes(answered, noise), noise)": "mechanism.add_noise(2 * votes(answered, noise), noise)",
+            "return asked, self.additive.add_noise(private, noise)": "return asked, self.additive.add_noise(2 * private, noise)",
         },
         ("test_multilabel::test_noise_of_the_sums_has_the_charged_deviation",),
     ),
     Fault(
         "answers-beyond-the-cap-multilabel",
         "More attribute answers than the plan has.",
-        "pl_privknn.labelers.multilabel.votes",
+        "pl_privknn.labelers.aggregation",
         {
-            "answered = num_queries if max_answers is None else min(num_queries, max_answers)": "answered = num_queries",
+            "asked = asked[:max_answers]": "asked = asked[:]",
         },
         ("test_charges::test_rounds_stay_within_their_plan[multilabel_knn]",),
     ),
     Fault(
         "attribute-answers-charged-once",
         "A batch of attribute answers is paid for as one.",
-        "pl_privknn.labelers.multilabel.votes",
+        "pl_privknn.labelers.aggregation",
         {
-            "noise = pay(answered)": "noise = pay(1)",
+            "noise = pay(self.noise, len(asked), self.key)": "noise = pay(self.noise, 1, self.key)",
         },
         ("test_multilabel::test_knn_charges_what_it_draws",),
     ),
@@ -122,7 +122,7 @@ FAULTS = (
         "Attributes are decided on sums without noise.",
         "pl_privknn.labelers.multilabel.votes",
         {
-            "decided = decide(noisy, noise_deviation(mechanism))": "decided = decide(votes(answered, noise), noise_deviation(mechanism))",
+            "decided = decide(noisy, mechanism.deviation)": "from pl_privknn.privacy.noise import SystemNoise; decided = decide(votes(answered, SystemNoise()), mechanism.deviation)",
         },
         ("test_multilabel::test_noise_of_the_sums_has_the_charged_deviation",),
     ),
@@ -140,7 +140,7 @@ FAULTS = (
         "A target that replaces another is charged half of the bounds' width.",
         "pl_privknn.labelers.regression",
         {
-            "complete_sum_noise(noise, width, width,": "complete_sum_noise(noise, width / 2, width / 2,",
+            "sum_noise(noise, width, width,": "sum_noise(noise, width / 2, width / 2,",
         },
         ("test_private_regression::test_one_record_moves_the_sum_by_the_width_at_most",),
     ),
@@ -161,7 +161,8 @@ FAULTS = (
         "Means carry half the noise.",
         "pl_privknn.labelers.regression",
         {
-            "self.noise.add_noise(sums[:, 0], noise)": "self.noise.add_noise(2 * sums[:, 0], noise) / 2",
+            'return sums if self.statistic == "mean"': 'return 2 * sums if self.statistic == "mean"',
+            "released[:, 0] / self.k": "released[:, 0] / (2 * self.k)",
         },
         ("test_private_regression::test_noise_of_the_mean",),
     ),
@@ -170,7 +171,7 @@ FAULTS = (
         "Many answers about numbers are paid for as one.",
         "pl_privknn.labelers.regression",
         {
-            'self.noise, len(queries), "regression"': 'self.noise, 1, "regression"',
+            "self.noise_source, mechanism, count, key": "self.noise_source, mechanism, 1, key",
         },
         ("test_private_regression::test_answers_follow_the_targets",),
     ),

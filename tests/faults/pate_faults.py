@@ -8,18 +8,18 @@ FAULTS = (
     Fault(
         "half-noise-pate",
         "PATE's answers carry half the noise.",
-        "pl_privknn.labelers.pate.aggregators",
+        "pl_privknn.labelers.aggregation",
         {
-            "return answer_votes(self.noise, votes[answered], chosen": "return answer_votes(self.noise, 2 * votes[answered], chosen",
+            "return asked, self.noise.argmax(private, noise)": "return asked, self.noise.argmax(2 * private, noise)",
         },
         ("test_pate::test_labels_have_the_distribution_of_the_literal_mechanism",),
     ),
     Fault(
         "half-screening-noise-pate",
         "Confident GNMAX screens with half the noise.",
-        "pl_privknn.labelers.pate.aggregators",
+        "pl_privknn.labelers.aggregation",
         {
-            "passed = screening.passes(": "import dataclasses; passed = dataclasses.replace(screening, sigma=screening.sigma / 2).passes(",
+            "asked = asked[self.screening.passes(": "asked = asked[dataclasses.replace(self.screening, sigma=self.screening.sigma / 2).passes(",
         },
         ("test_pate::test_confident_gnmax_has_the_distribution_of_the_literal_algorithm",),
     ),
@@ -44,27 +44,27 @@ FAULTS = (
     Fault(
         "answers-beyond-the-cap-pate",
         "More answers than the plan has.",
-        "pl_privknn.labelers.pate.aggregators",
+        "pl_privknn.labelers.aggregation",
         {
-            "torch.nonzero(passed).flatten()[:max_answers]": "torch.nonzero(passed).flatten()",
+            "asked = asked[:max_answers]": "asked = asked[:]",
         },
         ("test_pate::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
     ),
     Fault(
         "pate-answers-charged-once",
         "A batch of PATE's answers is paid for as one.",
-        "pl_privknn.labelers.pate.aggregators",
+        "pl_privknn.labelers.aggregation",
         {
-            'noise = pay(self.noise, len(answered), "aggregation")': 'noise = pay(self.noise, 1, "aggregation")',
+            "noise = pay(self.noise, len(asked), self.key)": "noise = pay(self.noise, 1, self.key)",
         },
         ("test_pate::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
     ),
     Fault(
         "pate-screening-charged-for-answers",
         "Refused queries are screened for nothing.",
-        "pl_privknn.labelers.pate.aggregators",
+        "pl_privknn.labelers.aggregation",
         {
-            'noise = pay(screening, len(votes), "screening")': 'noise = pay(screening, max(1, len(votes) // 2), "screening")',
+            'noise = pay(self.screening, num_queries, "screening")': 'noise = pay(self.screening, max(1, num_queries // 2), "screening")',
         },
         ("test_pate::test_charges_are_those_of_the_plan_and_use_the_objects_that_draw",),
     ),

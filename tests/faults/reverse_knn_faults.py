@@ -37,7 +37,7 @@ FAULTS = (
         "Counts carry half the noise that was charged.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "self.noise.add_noise(counts, noise)": "self.noise.add_noise(2 * counts, noise) / 2",
+            "self.noise.add_noise(counts, noise).double()": "self.noise.add_noise(2 * counts, noise).double() / 2",
         },
         (
             (
@@ -51,7 +51,7 @@ FAULTS = (
         "Labels, probabilities and scores are those of the exact counts.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "return decide(noisy.double(), noise_deviation": "return decide(counts.double(), noise_deviation",
+            "return decide(noisy, self.noise.deviation": "return decide(counts.double(), self.noise.deviation",
         },
         (
             (
@@ -65,14 +65,7 @@ FAULTS = (
         "Which queries are refused is told by the exact counts.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            (
-                "return decide(noisy.double(), noise_deviation(self.noise), self.abstain, self.soft, "
-                "max_answers)"
-            ): (
-                "made = decide(noisy.double(), noise_deviation(self.noise), 0.0, self.soft, max_answers)\n"
-                "        made.labels[counts.sum(dim=1) == 0] = -1\n"
-                "        return made"
-            ),
+            "return decide(noisy, self.noise.deviation, self.abstain, self.soft, max_answers)": "made = decide(noisy, self.noise.deviation, 0.0, self.soft, max_answers)\n        made.labels[counts.sum(dim=1) == 0] = -1\n        return made",
         },
         (
             (
