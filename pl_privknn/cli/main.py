@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pl_privknn import __version__
 from pl_privknn._checks import check_int
 from pl_privknn.cli import compare as cli_compare
 from pl_privknn.cli import privacy as cli_privacy
@@ -36,7 +37,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0; 1 where the command found that something is wrong, such as a violated claim; 2 for a
         mistake in what it was given, which is told in one line on stderr.
     """
-    words = list(sys.argv[1:] if args is None else args)
+    words = [_shipped(word) for word in (sys.argv[1:] if args is None else args)]
     training = bool(words) and words[0] in _TRAINING
     try:
         return _run_training(words) if training else _run(words)
@@ -47,6 +48,15 @@ def main(args: Sequence[str] | None = None) -> int:
         name = f"privknn {words[0]}" if words and words[0] in (*_TRAINING, *_COMMANDS) else "privknn"
         print(f"{name}: {shown_text(text, 1500)}", file=sys.stderr)
         return 2
+
+
+def _shipped(word: str) -> str:
+    """A word with ``configs/NAME.yaml`` in it as the package's own file, where the working directory has none."""
+    option, equals, name = word.rpartition("=")
+    own = Path(__file__).parents[1] / name
+    if name.startswith("configs/") and not Path(name).exists() and own.is_file():
+        return f"{option}{equals}{own}"
+    return word
 
 
 def _run_training(words: list[str]) -> int:
@@ -69,6 +79,7 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog="privknn", description="Train students on privately released labels, with a stated ε."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in _TRAINING.items():
         commands.add_parser(name, help=text, add_help=False)

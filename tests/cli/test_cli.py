@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pl_privknn
 from pl_privknn.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,3 +196,21 @@ def test_epsilon_of_records(tmp_path, capsys):
     assert main(["epsilon", str(path), "--delta", "1e-5"]) == 0
     assert "epsilon_rdp" in capsys.readouterr().out
     assert main([]) == 0
+
+
+def test_version_and_a_configuration_of_the_package(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"privknn {pl_privknn.__version__}\n"
+    assert not Path("configs").exists()
+    assert main(["epsilon", "--fast", "configs/digits_reverse_knn.yaml"]) == 0
+    assert "epsilon" in capsys.readouterr().out
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "digits_reverse_knn.yaml").write_text("labeling: nonsense", encoding="utf-8")
+    assert (
+        main(["epsilon", "--fast", "configs/digits_reverse_knn.yaml"]) == 2
+    )  # a file that is there goes first
+    capsys.readouterr()
+    assert main(["epsilon", "configs/no_such.yaml"]) == 2
+    assert "no_such.yaml" in capsys.readouterr().err

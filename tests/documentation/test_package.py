@@ -2,12 +2,18 @@
 
 import ast
 import importlib
+import json
+import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+import pl_privknn
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = ("datamodules", "callbacks", "configs")
@@ -20,34 +26,84 @@ def test_links_are_relative_and_lead_to_the_top_level():
         assert link.readlink() == Path("..") / name
 
 
-def test_wheel_holds_one_package_with_real_files(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        str(ROOT),
-    ]
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built as for a release: from the source archive, so that nothing left in build/ gets in."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("*.whl")
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    package = ROOT / "pl_privknn"
+    folders = [package, *(package / name for name in LINKED)]
+    sources = {path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml")}
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        top = next(name for name in names if name.endswith("top_level.txt"))
-        assert archive.read(top).decode().split() == ["pl_privknn"]
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert held == {str(path.relative_to(ROOT)) for path in sources} | {"pl_privknn/py.typed"}
         for path in (ROOT / "configs").rglob("*.yaml"):
             assert archive.read(f"pl_privknn/{path.relative_to(ROOT)}") == path.read_bytes()
-    for name in (
-        "datamodules/base.py",
-        "callbacks/private_labeler.py",
-        "py.typed",
-        "cli/main.py",
-        "datamodules/formats/idx.py",
-    ):
-        assert f"pl_privknn/{name}" in names
+
+
+def test_wheel_trains_outside_the_checkout(wheel, tmp_path):
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+
+    def run(*command):
+        done = subprocess.run(
+            command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout.strip()
+
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+    )
+    found, version = run(
+        sys.executable, "-c", "import pl_privknn as p; print(p.__file__); print(p.__version__)"
+    ).splitlines()
+    assert Path(found).is_relative_to(site)
+    assert version in wheel.name
+    command = str(site / "bin" / "privknn")
+    # A teacher without screening, whose account compiles nothing.
+    config = ["--config", "configs/digits_reverse_knn.yaml"]
+    folder = run(command, "fit", *config, "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2")
+    summary = json.loads((elsewhere / folder.splitlines()[-1] / "summary.json").read_text(encoding="utf-8"))
+    assert summary["guarantee"] == "unconditional"
+    assert summary["answered"] > 0
+
+
+def test_every_place_states_the_same_version():
+    def read(name):
+        return (ROOT / name).read_text(encoding="utf-8")
+
+    found = {
+        "pyproject.toml": re.search(r'^version = "(.*)"', read("pyproject.toml"), re.MULTILINE)[1],
+        "pl_privknn": pl_privknn.__version__,
+        "CITATION.cff": yaml.safe_load(read("CITATION.cff"))["version"],
+        "CHANGELOG.md": re.search(r"^## \[(\d.*)\]", read("CHANGELOG.md"), re.MULTILINE)[1],
+    }
+    assert set(found.values()) == {"0.1.0"}, found
+
+
+def test_hooks_run_what_continuous_integration_runs():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks = [hook["entry"] for repository in config["repos"] for hook in repository["hooks"]]
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert hooks == re.findall(r"^make \w+$", script, flags=re.MULTILINE)
 
 
 def _python_files():
@@ -88,8 +144,6 @@ def test_import_leaves_heavy_packages_alone(heavy):
 
 
 def test_public_names_exist():
-    import pl_privknn
-
     for name in pl_privknn.__all__:
         assert getattr(pl_privknn, name) is not None
     with pytest.raises(AttributeError):
