@@ -14,7 +14,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.ledger.run_folder import FolderLock

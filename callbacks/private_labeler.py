@@ -74,6 +74,12 @@ class PrivateLabeler(ReportsRun):
 
     Raises:
         ValueError: for arguments out of range.
+
+    Example:
+        >>> from pl_privknn import PrivateKNN, PrivateLabeler
+        >>> labeling = PrivateLabeler(PrivateKNN(), rounds=2, queries_per_round=500)
+        >>> labeling.queries_per_round
+        [500, 500]
     """
 
     def __init__(

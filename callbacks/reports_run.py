@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytorch_lightning as pl
 
 from pl_privknn.callbacks.label_run import LabelRun
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import Level
 from pl_privknn.privacy.ledger.ledger import Ledger
 

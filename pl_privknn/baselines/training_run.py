@@ -10,8 +10,8 @@ from typing import Any
 
 from pl_privknn._checks import check_int, check_rate
 from pl_privknn._files import write_durably
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import CalibrationError
+from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.ledger.run_folder import FolderLock, HeadFile, resumed_folder

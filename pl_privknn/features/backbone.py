@@ -29,6 +29,13 @@ class BackboneFeatures(Extractor):
 
     Raises:
         TypeError: if the module has no ``features`` method.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn import BackboneFeatures, VATStudent
+        >>> extract = BackboneFeatures(VATStudent(in_channels=1, image_size=8))
+        >>> extract(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 128])
     """
 
     def __init__(

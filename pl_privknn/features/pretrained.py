@@ -41,6 +41,18 @@ class TimmFeatures(BackboneFeatures):
     Raises:
         ValueError: if timm knows no such model, or the tensors do not fit it.
         FileNotFoundError: if there is no file of weights.
+
+    Example:
+        >>> import tempfile
+        >>> import timm
+        >>> import torch
+        >>> from pl_privknn import TimmFeatures
+        >>> with tempfile.TemporaryDirectory() as folder:  # random weights stand for those of a first stage
+        ...     torch.save(timm.create_model("test_resnet").state_dict(), f"{folder}/weights.pt")
+        ...     extract = TimmFeatures("test_resnet", weights=f"{folder}/weights.pt", image_size=32)
+        ...
+        >>> extract(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 96])
     """
 
     def __init__(

@@ -32,6 +32,12 @@ class Release:
             rows of NaN for queries whose counts were not.
             What is made of them later, such as a smoothing over neighbouring queries, is free of privacy cost.
         score_deviation: standard deviation of the noise on one score, a public constant.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import Release
+        >>> Release(torch.tensor([3, -1, 7])).answered.tolist()
+        [True, False, True]
     """
 
     labels: Tensor
@@ -55,6 +61,11 @@ class Labeler(abc.ABC):
     Args:
         noise_source: where protective randomness comes from; the operating system's cryptographic generator
             unless given. Seeded sources are for tests.
+
+    Example:
+        >>> from pl_privknn.labelers import Labeler, PrivateKNN
+        >>> isinstance(PrivateKNN(), Labeler), PrivateKNN().adjacencies
+        (True, ('add_remove',))
     """
 
     #: Neighbouring relations under which :meth:`plan` is valid.

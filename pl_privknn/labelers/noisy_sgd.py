@@ -67,6 +67,13 @@ class NoisySGDTeacher(Labeler):
     Raises:
         ValueError: for arguments out of range, or unless exactly one of ``target_epsilon`` and
             ``noise_multiplier`` is given.
+
+    Example:
+        >>> from pl_privknn.labelers import NoisySGDTeacher
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = NoisySGDTeacher(sampling_rate=0.1, steps=50, noise_multiplier=4.0)
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.684
     """
 
     asks_in_batches = False

@@ -30,6 +30,15 @@ class Screening:
 
     Raises:
         ValueError: for a threshold that is not finite, or a ``sigma`` that is not above 0.
+
+    Example:
+        >>> from pl_privknn.labelers import PrivateKNN, Screening
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> screening = Screening(threshold=180, sigma=85.0)
+        >>> teacher = PrivateKNN(k=300, sampling_rate=1.0, screening=screening)
+        >>> charges = teacher.plan(num_queries=100, max_answers=0, num_classes=10)
+        >>> round(epsilon_for_delta(charges, delta=1e-5), 3)
+        0.351
     """
 
     threshold: float
@@ -63,6 +72,14 @@ class PrivateKNN(Labeler):
 
     Raises:
         ValueError: for parameters out of range, or a threshold that k votes can't reach.
+
+    Example:
+        >>> from pl_privknn.labelers import PrivateKNN
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> from pl_privknn import Gaussian
+        >>> teacher = PrivateKNN(k=300, sampling_rate=1.0, noise=Gaussian(sigma=40.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.926
     """
 
     def __init__(

@@ -40,6 +40,11 @@ class NoiseSource(abc.ABC):
 
     Attributes:
         cryptographic: whether an adversary who saw past draws learns nothing about later ones.
+
+    Example:
+        >>> from pl_privknn.privacy import NoiseSource, SystemNoise
+        >>> isinstance(SystemNoise().stream("aggregation", 3), NoiseSource)
+        True
     """
 
     cryptographic: ClassVar[bool] = False
@@ -175,6 +180,11 @@ class SystemNoise(NoiseSource):
 
     It keeps no state and buffers nothing, so copies, pickles, threads and forked processes never share a
     draw. :meth:`stream` returns the source itself: all its draws are independent anyway.
+
+    Example:
+        >>> from pl_privknn.privacy import SystemNoise
+        >>> SystemNoise().cryptographic, SystemNoise().bernoulli(3, 1.0).tolist()
+        (True, [True, True, True])
     """
 
     cryptographic: ClassVar[bool] = True
@@ -203,6 +213,12 @@ class SeededNoise(NoiseSource):
 
     Args:
         seed: whole number in [0, 2**64).
+
+    Example:
+        >>> from pl_privknn.privacy import SeededNoise
+        >>> again = SeededNoise(7).normal(5, 1.0) == SeededNoise(7).normal(5, 1.0)
+        >>> bool(again.all()), SeededNoise(7).cryptographic
+        (True, False)
     """
 
     def __init__(self, seed: int) -> None:
@@ -241,7 +257,13 @@ class SeededNoise(NoiseSource):
 
 
 def default_noise() -> NoiseSource:
-    """The source for real runs: :class:`SystemNoise`."""
+    """The source for real runs: :class:`SystemNoise`.
+
+    Example:
+        >>> from pl_privknn.privacy import default_noise
+        >>> default_noise().cryptographic
+        True
+    """
     return SystemNoise()
 
 

@@ -39,6 +39,12 @@ class WeakAugmentation:
 
     Raises:
         ValueError: if ``shift`` or ``fill`` lies outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import WeakAugmentation
+        >>> WeakAugmentation(flip=True)(torch.rand(3, 1, 8, 8)).shape
+        torch.Size([3, 1, 8, 8])
     """
 
     shift: float = 0.04
@@ -94,6 +100,12 @@ class StrongAugmentation:
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import StrongAugmentation
+        >>> StrongAugmentation(flip=True)(torch.rand(3, 1, 8, 8)).shape
+        torch.Size([3, 1, 8, 8])
     """
 
     num_ops: int = 2

@@ -70,6 +70,12 @@ class Student(EvaluatedModule, abc.ABC):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> from pl_privknn.students import Student, VATStudent
+        >>> student = VATStudent(image_size=8)
+        >>> isinstance(student, Student), sorted(student.objective.__annotations__)
+        (True, ['return', 'unlabeled', 'x', 'y'])
     """
 
     mean: Tensor | None

@@ -25,6 +25,13 @@ class FixMatchStudent(ConsistencyStudent):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import FixMatchStudent
+        >>> student = FixMatchStudent(threshold=0.95, network="small_cnn", num_classes=10, image_size=8)
+        >>> student(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     prediction_mean: Tensor

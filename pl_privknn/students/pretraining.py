@@ -26,6 +26,11 @@ class PretrainingStudent(Student):
 
     Raises:
         TypeError: if the network has no ``features`` method.
+
+    Example:
+        >>> from pl_privknn.students import PretrainingStudent, RotationStudent
+        >>> issubclass(RotationStudent, PretrainingStudent), RotationStudent.needs_labels
+        (True, False)
     """
 
     #: Read by the data module: batches hold unlabelled images alone.
@@ -76,6 +81,13 @@ class SimCLRStudent(PretrainingStudent):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import SimCLRStudent
+        >>> student = SimCLRStudent(temperature=0.5, in_channels=1, image_size=8)
+        >>> student.features(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 128])
     """
 
     def __init__(
@@ -112,6 +124,13 @@ class RotationStudent(PretrainingStudent):
 
     Args:
         **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import RotationStudent
+        >>> student = RotationStudent(in_channels=1, image_size=8)
+        >>> student.features(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 128])
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -8,7 +8,15 @@ from pl_privknn.students.base import Student
 
 
 class SupervisedStudent(Student):
-    """Trains on labelled images and ignores unlabelled ones. Arguments are those of :class:`Student`."""
+    """Trains on labelled images and ignores unlabelled ones. Arguments are those of :class:`Student`.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import SupervisedStudent
+        >>> student = SupervisedStudent(network="small_cnn", num_classes=10, image_size=8)
+        >>> student(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
 
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """The loss on labels."""

@@ -27,6 +27,13 @@ class UDAStudent(ConsistencyStudent):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import UDAStudent
+        >>> student = UDAStudent(temperature=0.4, network="small_cnn", num_classes=10, image_size=8)
+        >>> student(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(

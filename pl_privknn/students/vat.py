@@ -91,6 +91,13 @@ class VATStudent(Student):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import VATStudent
+        >>> student = VATStudent(radius=0.5, network="small_cnn", num_classes=10, image_size=8)
+        >>> student(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(

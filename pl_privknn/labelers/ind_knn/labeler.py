@@ -89,6 +89,13 @@ class IndKNN(Labeler):
 
     Raises:
         ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
+
+    Example:
+        >>> from pl_privknn.labelers import IndKNN
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = IndKNN(threshold=0.6, sigma2=0.5, epsilon=1.0, delta=1e-5)
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        1.0
     """
 
     def __init__(

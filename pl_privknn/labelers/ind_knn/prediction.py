@@ -38,6 +38,22 @@ class Answers:
 
 
 @dataclasses.dataclass(frozen=True)
+class Predictions:
+    """Differentially private answers; nothing in it is private any more.
+
+    Attributes:
+        labels: int64, shape ``(m,)``; -1 where the answer was held back as unsure (``abstain``).
+        probabilities: float32, shape ``(m, c)``; the non-negative part of the noisy votes, normalised.
+        counts: float64, shape ``(m,)``; noisy numbers of neighbours. Where one is at the floor, the answer may
+            be nothing but noise.
+    """
+
+    labels: Tensor
+    probabilities: Tensor
+    counts: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
 class IndKNNSwitches:
     """What may be added to Algorithm 3; none of it changes what the stream costs.
 

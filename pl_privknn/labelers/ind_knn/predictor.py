@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import threading
@@ -23,29 +22,13 @@ from pl_privknn.labelers.base import ChargesLedger, check_table
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.identities import read_ids
 from pl_privknn.labelers.ind_knn.labeler import check_queries, probabilities
-from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
+from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches, Predictions
 from pl_privknn.labelers.ind_knn.predictor_files import PredictorFolder
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 from pl_privknn.labelers.ind_knn.stream import StreamState
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.per_record.budgets import Conversion, epsilon_of_budget
 from pl_privknn.privacy.per_record.filter import IndividualFilter
-
-
-@dataclasses.dataclass(frozen=True)
-class Predictions:
-    """Differentially private answers; nothing in it is private any more.
-
-    Attributes:
-        labels: int64, shape ``(m,)``; -1 where the answer was held back as unsure (``abstain``).
-        probabilities: float32, shape ``(m, c)``; the non-negative part of the noisy votes, normalised.
-        counts: float64, shape ``(m,)``; noisy numbers of neighbours. Where one is at the floor, the answer may
-            be nothing but noise.
-    """
-
-    labels: Tensor
-    probabilities: Tensor
-    counts: Tensor
 
 
 class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
@@ -78,6 +61,13 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
     Raises:
         ValueError: for values out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import IndKNNPredictor
+        >>> from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
+        >>> parameters = IndKNNParameters.for_epsilon(1.0, 1e-5, threshold=0.6, sigma2=0.4, num_queries=2000)
+        >>> round(IndKNNPredictor(parameters, num_classes=10, dimension=128).epsilon(delta=1e-5), 3)
+        1.0
     """
 
     def __init__(

@@ -48,6 +48,14 @@ class MultiLabelKNN(Labeler):
 
     Raises:
         ValueError: for parameters out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import MultiLabelKNN
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> from pl_privknn import Gaussian
+        >>> teacher = MultiLabelKNN(k=300, sampling_rate=1.0, tau=3.0, noise=Gaussian(sigma=60.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 40), 1e-5), 3)
+        1.085
     """
 
     tasks = ("multilabel",)

@@ -61,11 +61,31 @@ class AttributeEnsemble(StackedEnsemble):
 
 
 class LinearAttributeTeachers(AttributeTeachers, LinearTeachers):
-    """Logistic regression for each attribute; see :class:`AttributeTeachers`. Weights start at zero."""
+    """Logistic regression for each attribute; see :class:`AttributeTeachers`. Weights start at zero.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import MultiLabelPATE, LinearAttributeTeachers
+        >>> teachers = LinearAttributeTeachers(steps=20)
+        >>> teacher = MultiLabelPATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 4), torch.randint(2, (40, 3)), 3)
+        >>> teacher.votes(torch.rand(5, 4)).shape
+        torch.Size([5, 3])
+    """
 
 
 class MLPAttributeTeachers(AttributeTeachers, MLPTeachers):
-    """One hidden layer that all attributes share; see :class:`AttributeTeachers`."""
+    """One hidden layer that all attributes share; see :class:`AttributeTeachers`.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import MultiLabelPATE, MLPAttributeTeachers
+        >>> teachers = MLPAttributeTeachers(steps=20)
+        >>> teacher = MultiLabelPATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 4), torch.randint(2, (40, 3)), 3)
+        >>> teacher.votes(torch.rand(5, 4)).shape
+        torch.Size([5, 3])
+    """
 
 
 class MultiLabelPATE(Labeler):
@@ -102,6 +122,14 @@ class MultiLabelPATE(Labeler):
 
     Raises:
         ValueError: for arguments out of range, or a partitioner that needs classes.
+
+    Example:
+        >>> from pl_privknn.labelers import MultiLabelPATE
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> from pl_privknn import Gaussian
+        >>> teacher = MultiLabelPATE(num_teachers=250, tau=3.0, noise=Gaussian(sigma=60.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 40), 1e-5), 3)
+        1.085
     """
 
     tasks = ("multilabel",)

@@ -53,6 +53,13 @@ class MultiLabelReverseKNN(Labeler):
 
     Raises:
         ValueError: unless exactly one of ``epsilon`` and ``noise`` is given, or for values out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import MultiLabelReverseKNN
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = MultiLabelReverseKNN(k=1, tau=3.0, epsilon=0.5)
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 40), 1e-5), 3)
+        0.5
     """
 
     tasks = ("multilabel",)

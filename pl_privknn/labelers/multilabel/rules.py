@@ -57,6 +57,13 @@ class FixedThresholds(DecisionRule):
         expected_positives: m, a public guess of the number of attributes of a record that has one in question.
             None: no more than τ, which leaves the threshold at fraction · total.
         denoise: replace the noisy sums by :func:`denoised` ones, learned from all answers.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import FixedThresholds
+        >>> noisy = torch.tensor([[90.0, 20.0]], dtype=torch.float64)
+        >>> FixedThresholds(fraction=0.5)(noisy, total=100, tau=3.0, deviation=10.0) > 0.5
+        tensor([[ True, False]])
     """
 
     fraction: float = 0.5
@@ -103,6 +110,14 @@ class LearnedThresholds(DecisionRule):
         expected_positives: see :class:`FixedThresholds`.
         denoise: whether step 1 is done. None: where the deviation of the noise is at least a fifth of the level of
             agreement; below, sums show more by themselves than a linear estimate keeps of them.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import LearnedThresholds
+        >>> sums = torch.tensor([[5.0], [25.0]], dtype=torch.float64).repeat(50, 1)  # two heaps below 50
+        >>> LearnedThresholds(denoise=False)(sums, total=100, tau=3.0, deviation=2.0)[:2] > 0.5
+        tensor([[False],
+                [ True]])
     """
 
     expected_positives: float | None = None

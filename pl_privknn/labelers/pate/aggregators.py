@@ -109,6 +109,13 @@ class LNMAX(Aggregator):
         scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
         secure: see :class:`Aggregator`.
         release_counts: see :class:`Aggregator`.
+
+    Example:
+        >>> from pl_privknn.labelers import LNMAX, PATE
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PATE(num_teachers=250, aggregator=LNMAX(scale=100.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.483
     """
 
     def __init__(self, scale: float, secure: bool = False, release_counts: bool = False) -> None:
@@ -124,6 +131,13 @@ class GNMAX(Aggregator):
         sigma: standard deviation of the noise, in votes.
         secure: see :class:`Aggregator`.
         release_counts: see :class:`Aggregator`.
+
+    Example:
+        >>> from pl_privknn.labelers import GNMAX, PATE
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PATE(num_teachers=250, aggregator=GNMAX(sigma=40.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.926
     """
 
     def __init__(self, sigma: float, secure: bool = False, release_counts: bool = False) -> None:
@@ -141,6 +155,14 @@ class ConfidentGNMAX(Aggregator):
         sigma: σ2, standard deviation of the noise on the counts.
         secure: see :class:`Aggregator`.
         release_counts: see :class:`Aggregator`.
+
+    Example:
+        >>> from pl_privknn.labelers import PATE, ConfidentGNMAX
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> aggregator = ConfidentGNMAX(threshold=200.0, screening_sigma=150.0, sigma=40.0)
+        >>> teacher = PATE(num_teachers=250, aggregator=aggregator)
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.96
     """
 
     def __init__(

@@ -22,6 +22,15 @@ class LinearTeachers(StackedTeachers):
     """Multinomial logistic regression on features; see :class:`StackedTeachers`.
 
     Weights start at zero, so a teacher has no randomness but its batches.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import PATE, LinearTeachers
+        >>> teachers = LinearTeachers(steps=20)
+        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
+        >>> teacher.votes(torch.rand(5, 4)).shape
+        torch.Size([5, 2])
     """
 
     def build(self, num_features: int, num_classes: int) -> nn.Module:
@@ -44,6 +53,15 @@ class MLPTeachers(StackedTeachers):
         seed: for initial weights and batches.
         teachers_at_once: teachers of one vectorised loop.
         device: where teachers train.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import PATE, MLPTeachers
+        >>> teachers = MLPTeachers(steps=20)
+        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
+        >>> teacher.votes(torch.rand(5, 4)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(
@@ -84,6 +102,15 @@ class CNNTeachers(StackedTeachers):
 
     Raises:
         ValueError: if ``image_shape`` is not three whole numbers, or at training if rows don't fit it.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import PATE, CNNTeachers
+        >>> teachers = CNNTeachers(image_shape=(1, 8, 8), steps=5)
+        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 64), torch.arange(40) % 2, 2)
+        >>> teacher.votes(torch.rand(5, 64)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(

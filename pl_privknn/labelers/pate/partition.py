@@ -134,6 +134,16 @@ class RandomPartition(_UnitPartition):
     240 records on average have a standard deviation of 15.
 
     With groups, one draw a group: the same holds for all records of one person together.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import RandomPartition
+        >>> from pl_privknn.privacy import SeededNoise
+        >>> features, labels = torch.rand(60, 4), torch.arange(60) % 3
+        >>> settings = {"num_classes": 3, "num_parts": 5, "noise": SeededNoise(0)}
+        >>> parts = RandomPartition().assign(features, labels, **settings)
+        >>> parts.shape, sorted(set(parts.tolist()))
+        (torch.Size([60]), [0, 1, 2, 3, 4])
     """
 
     def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
@@ -147,6 +157,16 @@ class ShufflePartition(_UnitPartition):
     and one part differs. Under ``add_remove`` no coupling changes one part only: the additional record is in
     each part with about the same probability, while only one part may grow, so unless both coincide a second
     part has to give a record away. Two teachers change, and the noise for one does not cover that.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import ShufflePartition
+        >>> from pl_privknn.privacy import SeededNoise
+        >>> features, labels = torch.rand(60, 4), torch.arange(60) % 3
+        >>> settings = {"num_classes": 3, "num_parts": 5, "noise": SeededNoise(0)}
+        >>> parts = ShufflePartition().assign(features, labels, **settings)
+        >>> parts.shape, sorted(set(parts.tolist()))
+        (torch.Size([60]), [0, 1, 2, 3, 4])
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("replace_one",)
@@ -164,6 +184,16 @@ class ClassBalancedPartition(Partitioner):
     other and small classes do not all land on the first teachers. If a record is replaced by one of its own
     class, it takes the old one's place and one part differs. Otherwise the size of a class changes, and (as
     with :class:`ShufflePartition`) up to two parts for each class concerned.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import ClassBalancedPartition
+        >>> from pl_privknn.privacy import SeededNoise
+        >>> features, labels = torch.rand(60, 4), torch.arange(60) % 3
+        >>> settings = {"num_classes": 3, "num_parts": 5, "noise": SeededNoise(0)}
+        >>> parts = ClassBalancedPartition().assign(features, labels, **settings)
+        >>> parts.shape, sorted(set(parts.tolist()))
+        (torch.Size([60]), [0, 1, 2, 3, 4])
     """
 
     condition: ClassVar[str] = (

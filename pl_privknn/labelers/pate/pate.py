@@ -60,6 +60,13 @@ class PATE(Labeler):
 
     Raises:
         ValueError: for arguments out of range, or a cache for teachers that can't be cached.
+
+    Example:
+        >>> from pl_privknn.labelers import GNMAX, PATE
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PATE(num_teachers=250, aggregator=GNMAX(sigma=40.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.926
     """
 
     def __init__(

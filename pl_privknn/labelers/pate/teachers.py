@@ -117,6 +117,15 @@ class SklearnTeachers(Teachers):
 
     Raises:
         ValueError: for an object without ``fit`` or ``predict``; at training, if the name can't be imported.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import PATE, SklearnTeachers
+        >>> teachers = SklearnTeachers("sklearn.tree.DecisionTreeClassifier")
+        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
+        >>> teacher.votes(torch.rand(5, 4)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(self, estimator: Any, params: dict[str, Any] | None = None, seed: int = 0) -> None:

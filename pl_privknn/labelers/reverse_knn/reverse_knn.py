@@ -88,6 +88,13 @@ class ReverseKNN(Labeler):
     Raises:
         ValueError: unless exactly one of ``epsilon`` and ``noise`` is given (without a curator ``epsilon``), or for
             values out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import ReverseKNN
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = ReverseKNN(k=1, epsilon=0.5)
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.5
     """
 
     asks_in_batches = False

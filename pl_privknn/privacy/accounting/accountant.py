@@ -8,7 +8,6 @@ smallest of those that are computed; each holds by itself, so their minimum does
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_open_unit
 from pl_privknn.privacy.accounting import composition, pld, rdp
-from pl_privknn.privacy.guarantee import Level, weakest
+from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
+from pl_privknn.privacy.guarantee import weakest
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
@@ -41,45 +41,16 @@ LARGEST_LOSS = 1e6
 _VARIANCE_ORDER = int(np.searchsorted(rdp.ORDERS, 1.05))
 
 
-@dataclasses.dataclass(frozen=True)
-class PrivacyReport:
-    """Total privacy cost of a list of charges.
-
-    Attributes:
-        epsilon: the smallest of the valid totals below (improved RDP, PLD and, where computed, exact).
-        epsilon_rdp: from RDP with the improved conversion.
-        epsilon_rdp_classic: from RDP with the classic conversion over orders up to 1024, as papers print it.
-        epsilon_pld: from privacy loss distributions.
-        epsilon_exact: exact worst case; None where it was not asked for or does not apply.
-        delta: δ of all of them.
-        adjacency: neighbouring relation of all of them.
-        guarantee: that of the weakest charge: ``"unconditional"``, ``"conditional"`` or ``"none"``
-            (see :class:`~pl_privknn.privacy.guarantee.Guarantee`).
-        reason: what weakens it, with the mechanisms that it belongs to; empty if unconditional.
-        conditional: names of the conditional mechanisms.
-    """
-
-    epsilon: float
-    epsilon_rdp: float
-    epsilon_rdp_classic: float
-    epsilon_pld: float
-    epsilon_exact: float | None
-    delta: float
-    adjacency: Adjacency
-    guarantee: Level = "unconditional"
-    reason: str = ""
-    conditional: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON types."""
-        return {**dataclasses.asdict(self), "conditional": list(self.conditional)}
-
-
 def read_records(records: Sequence[dict[str, Any]]) -> list[Charge]:
     """Read a JSON list of records.
 
     Raises:
         ValueError: naming the record's place in the list, the field, its value and what it must be.
+
+    Example:
+        >>> from pl_privknn.privacy import read_records
+        >>> read_records([{"mechanism": "laplace", "scale": 20.0, "count": 3}])[0].count
+        3
     """
     if not isinstance(records, (list, tuple)):
         raise ValueError(
@@ -118,6 +89,11 @@ def account(
 
     Raises:
         ValueError: for a δ outside (0, 1), an unknown adjacency, or a mechanism that is not defined under it.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Gaussian, account
+        >>> round(account([Charge(Gaussian(sigma=40.0, l2_sensitivity=2**0.5), 100)], delta=1e-5).epsilon, 3)
+        1.356
     """
     delta = check_open_unit("delta", delta)
     adjacency = check_adjacency(adjacency)
@@ -150,6 +126,11 @@ def epsilon_for_delta(
 
     Raises:
         ValueError: as :func:`account`, and for an unknown ``method``.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
+        >>> round(epsilon_for_delta([Charge(Gaussian(sigma=4.0))], delta=1e-5), 3)
+        0.926
     """
     delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
     check_choice("method", method, METHODS)
@@ -171,6 +152,11 @@ def delta_for_epsilon(
 
     Raises:
         ValueError: for a negative ε, and as :func:`epsilon_for_delta`.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Gaussian, delta_for_epsilon
+        >>> f"{delta_for_epsilon([Charge(Gaussian(sigma=4.0))], epsilon=1.0):.1e}"
+        '2.9e-06'
     """
     epsilon, adjacency = check_non_negative("epsilon", epsilon), check_adjacency(adjacency)
     check_choice("method", method, METHODS)
@@ -210,6 +196,11 @@ def epsilon_curve(
 
     Returns:
         ε (better of RDP and PLD) for each count, float64, shape ``(len(counts),)``.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_curve
+        >>> epsilon_curve([Charge(Gaussian(sigma=40.0))], [0, 100, 400], delta=1e-5).round(2).tolist()
+        [0.0, 0.93, 1.99]
     """
     curve = []
     for place, count in enumerate(counts):

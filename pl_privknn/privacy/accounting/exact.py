@@ -128,6 +128,12 @@ def exact_epsilon(
 
     Raises:
         ValueError: for a δ outside (0, 1), or where a mechanism is not defined under ``adjacency``.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, NoisyScreening, exact_epsilon
+        >>> screening = NoisyScreening(k=30, threshold=18, sigma=8.0, num_classes=10)
+        >>> round(exact_epsilon([Charge(screening, 20)], delta=1e-5), 2)
+        1.82
     """
     delta = check_open_unit("delta", delta)
     found = exact_compositions(charges, delta=delta, adjacency=adjacency, work=work, coarsen=coarsen)

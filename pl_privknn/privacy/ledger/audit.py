@@ -28,7 +28,7 @@ def epsilon_of_file(
         exact: also compute the exact worst case (seconds).
 
     Returns:
-        the fields of :class:`~pl_privknn.privacy.accounting.accountant.PrivacyReport`; for a ledger also
+        the fields of :class:`~pl_privknn.privacy.accounting.privacy_report.PrivacyReport`; for a ledger also
         ``epsilon_spent``, ``max_epsilon``, ``filter``, ``head``, ``rows`` and ``runs``: for each run alone
         ``epsilon``, ``epsilon_spent``, and the records ``guaranteed`` and ``charged``.
 

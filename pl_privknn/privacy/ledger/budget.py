@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pl_privknn._checks import check_open_unit
-from pl_privknn.privacy.accounting.accountant import PrivacyReport, account
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.ledger.balance import Balance
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
@@ -24,6 +25,18 @@ class BudgetExceeded(RuntimeError):
         epsilon: ε that would have been reached.
         max_epsilon: the budget.
         delta: δ of both.
+
+    Example:
+        >>> import tempfile
+        >>> from pl_privknn.privacy import BudgetExceeded, Charge, Gaussian, Ledger
+        >>> plan = [Charge(Gaussian(sigma=4.0))]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         Ledger(f"{folder}/ledger.sqlite", max_epsilon=0.5).run("first", plan=plan)
+        ...     except BudgetExceeded as error:
+        ...         print(f"{error.epsilon:.3f} > {error.max_epsilon}")
+        ...
+        0.926 > 0.5
     """
 
     def __init__(self, message: str, epsilon: float, max_epsilon: float, delta: float) -> None:

@@ -63,6 +63,17 @@ class Ledger(LedgerReader):
         ValueError: for another adjacency or budget than the ledger's, or a new budget that is already passed.
         LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
         FileNotFoundError: if it is missing although ``head_path`` has its head.
+
+    Example:
+        >>> import tempfile
+        >>> from pl_privknn.privacy import Charge, Gaussian, Ledger
+        >>> plan = [Charge(Gaussian(sigma=40.0), 100)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = Ledger(f"{folder}/ledger.sqlite", delta=1e-5, max_epsilon=2.0).run("first", plan=plan)
+        ...     position = run.charge(plan[0].mechanism, 40)
+        ...     print(f"promised {run.epsilon:.3f}, spent {run.epsilon_spent:.3f}")
+        ...
+        promised 0.926, spent 0.561
     """
 
     def __init__(

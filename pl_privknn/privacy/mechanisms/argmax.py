@@ -57,6 +57,12 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         sampling_rate: Poisson rate in (0, 1] at which records enter the sample that votes.
         secure: draw the class by exact rejection in integers instead of by Gumbel noise in floating point: the
             same distribution, so the same cost.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, ExponentialArgmax, epsilon_for_delta
+        >>> release = ExponentialArgmax(scale=20.0, votes="swap")
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        0.098
     """
 
     kind: ClassVar[str] = "exponential_argmax"

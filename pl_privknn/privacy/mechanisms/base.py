@@ -40,7 +40,12 @@ def require_unsampled(kind: str, sampling_rate: float, adjacency: Adjacency) -> 
 
 
 def check_adjacency(adjacency: str) -> Adjacency:
-    """Return ``adjacency``, or raise ``ValueError`` where it is not one of :data:`ADJACENCIES`."""
+    """Return ``adjacency``, or raise ``ValueError`` where it is not one of :data:`ADJACENCIES`.
+
+    Example:
+        >>> check_adjacency("add_remove")
+        'add_remove'
+    """
     return check_choice("adjacency", adjacency, ADJACENCIES)  # type: ignore[return-value]
 
 
@@ -56,6 +61,12 @@ class Mechanism(abc.ABC):
         kind: the name of the mechanism in records, for instance ``"gaussian"``.
         guarantee: ``"conditional"`` where the cost holds only under a stated condition.
         reason: the condition, in words; empty for unconditional mechanisms.
+
+    Example:
+        >>> import numpy as np
+        >>> from pl_privknn.privacy import Gaussian
+        >>> Gaussian(sigma=2.0).rdp(np.array([2.0, 8.0]), "add_remove").tolist()  # αμ²/2
+        [0.25, 1.0]
     """
 
     kind: ClassVar[str] = ""
@@ -158,6 +169,12 @@ class Charge:
 
     Raises:
         ValueError: if ``count`` is not a whole number from 1 to :data:`~pl_privknn._checks.MAX_COUNT`.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Laplace
+        >>> record = Charge(Laplace(scale=20.0), count=3).to_record()
+        >>> record["mechanism"], record["scale"], record["count"]
+        ('laplace', 20.0, 3)
     """
 
     mechanism: Mechanism

@@ -30,6 +30,13 @@ class Conditional(Mechanism):
 
     Raises:
         ValueError: for an empty condition, or an ``inner`` that is conditional already.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Conditional, Gaussian, account
+        >>> release = Conditional(Gaussian(sigma=4.0), "the partition is taken as given")
+        >>> report = account([Charge(release)], delta=1e-5)
+        >>> f"{report.epsilon:.3f} {report.guarantee}"
+        '0.926 conditional'
     """
 
     kind: ClassVar[str] = "conditional"

@@ -42,6 +42,13 @@ class DataDependent(Mechanism):
         releases: how many releases it sums over, for information.
         orders: Rényi orders above 1, ascending.
         curve: ε(α) at each order, computed **from the private votes**.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, DataDependent, account
+        >>> spent = DataDependent("gnmax", releases=100, orders=(2.0, 32.0, 64.0), curve=(0.01, 0.2, 0.4))
+        >>> report = account([Charge(spent)], delta=1e-5)
+        >>> f"{report.epsilon:.3f} {report.guarantee}"
+        '0.430 conditional'
     """
 
     kind: ClassVar[str] = "data_dependent"

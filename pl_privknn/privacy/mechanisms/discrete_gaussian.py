@@ -53,6 +53,12 @@ class DiscreteGaussian(AdditiveNoise):
         sigma: parameter σ, about the standard deviation.
         l2_sensitivity: L2 distance that one record can move the release; its square is a whole number.
         sampling_rate: Poisson rate in (0, 1] at which records take part.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, DiscreteGaussian, epsilon_for_delta
+        >>> release = DiscreteGaussian(sigma=4.0)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        0.927
     """
 
     kind: ClassVar[str] = "discrete_gaussian"

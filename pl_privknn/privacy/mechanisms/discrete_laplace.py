@@ -37,6 +37,12 @@ class DiscreteLaplace(AdditiveNoise, FixedPair):
         scale: b, in the units of the released numbers.
         l1_sensitivity: whole number; the L1 distance that one record can move the release.
         sampling_rate: Poisson rate in (0, 1] at which records take part.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, DiscreteLaplace, epsilon_for_delta
+        >>> release = DiscreteLaplace(scale=20.0, l1_sensitivity=2)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        0.1
     """
 
     kind: ClassVar[str] = "discrete_laplace"

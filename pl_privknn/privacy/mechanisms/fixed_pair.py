@@ -61,6 +61,12 @@ class PureDP(FixedPair):
     Attributes:
         epsilon: ε of one release under the adjacency of the ledger.
         sampling_rate: Poisson rate in (0, 1] at which records take part.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, PureDP, epsilon_for_delta
+        >>> release = PureDP(epsilon=0.1)
+        >>> round(epsilon_for_delta([Charge(release, 10)], delta=1e-5), 3)
+        0.994
     """
 
     kind: ClassVar[str] = "pure_dp"

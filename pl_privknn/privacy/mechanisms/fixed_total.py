@@ -28,6 +28,12 @@ class FixedTotal(Mechanism):
 
     Attributes:
         mu: Gaussian-DP parameter of the whole stream, under the adjacency that its filter was set for.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, FixedTotal, epsilon_for_delta
+        >>> release = FixedTotal(mu=0.25)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        0.926
     """
 
     kind: ClassVar[str] = "fixed_total"

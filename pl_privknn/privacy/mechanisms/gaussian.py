@@ -34,6 +34,12 @@ class Gaussian(AdditiveNoise):
             √2 for votes of the k nearest records, 1 for votes within a public radius, clipping norm C for
             sums of clipped gradients. 1 where nobody states it.
         sampling_rate: Poisson rate in (0, 1] at which records take part; 1 where nobody states it.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
+        >>> release = Gaussian(sigma=40.0, l2_sensitivity=2**0.5)
+        >>> round(epsilon_for_delta([Charge(release, 100)], delta=1e-5), 3)
+        1.356
     """
 
     kind: ClassVar[str] = "gaussian"

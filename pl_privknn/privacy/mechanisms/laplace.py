@@ -42,6 +42,12 @@ class Laplace(AdditiveNoise):
         scale: b, in the units of the released vector; the noise's standard deviation is √2·b.
         l1_sensitivity: L1 distance that one record can move the vector under the adjacency of the ledger.
         sampling_rate: Poisson rate in (0, 1] at which records take part.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Laplace, epsilon_for_delta
+        >>> release = Laplace(scale=20.0, l1_sensitivity=2.0)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        0.1
     """
 
     kind: ClassVar[str] = "laplace"

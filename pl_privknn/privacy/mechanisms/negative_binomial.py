@@ -52,6 +52,13 @@ class NegativeBinomial(Mechanism):
         shape: shape of the whole noise of one cell, above 0.
         ratio: in (0, 1); the noise has mean shape·ratio/(1−ratio) and variance shape·ratio/(1−ratio)².
         moved: cells that a record votes for; ``replace_one`` moves twice as many.
+
+    Example:
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> from pl_privknn.privacy.mechanisms import Charge, NegativeBinomial
+        >>> release = NegativeBinomial(shape=300.0, ratio=0.9)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        0.018
     """
 
     kind: ClassVar[str] = "negative_binomial"

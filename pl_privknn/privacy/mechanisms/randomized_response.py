@@ -40,6 +40,12 @@ class RandomizedResponse(FixedPair):
         flip_probability: f, from 0 to (n−1)/n, both excluded.
         num_values: n, the values that one place of the message can take; 2 for bits.
         differing: largest number of places in which two neighbouring messages differ.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, RandomizedResponse, epsilon_for_delta
+        >>> release = RandomizedResponse(flip_probability=0.25)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        1.099
     """
 
     kind: ClassVar[str] = "randomized_response"

@@ -43,6 +43,12 @@ class NoisyScreening(OutcomeMechanism):
         sampling_rate: Poisson rate in (0, 1] at which records enter the sample that votes.
         secure: draw discrete Gaussian noise of parameter σ, exactly and in integers, so that no floating-point
             arithmetic touches the votes; p(t) = P[N_Z(0, σ²) ≥ T − t] then.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, NoisyScreening, epsilon_for_delta
+        >>> release = NoisyScreening(k=30, threshold=18, sigma=8.0, num_classes=10)
+        >>> round(epsilon_for_delta([Charge(release, 20)], delta=1e-5), 3)
+        1.937
     """
 
     kind: ClassVar[str] = "noisy_screening"

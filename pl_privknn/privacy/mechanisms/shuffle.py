@@ -45,6 +45,12 @@ class ShuffleAmplification(Mechanism):
     Attributes:
         local_epsilon: ε₀ of each message, pure local DP; no client may use a larger one.
         num_clients: n, messages shuffled together.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, ShuffleAmplification, epsilon_for_delta
+        >>> release = ShuffleAmplification(local_epsilon=1.0, num_clients=1000)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5, adjacency="replace_one"), 3)
+        0.154
     """
 
     kind: ClassVar[str] = "shuffle_amplification"

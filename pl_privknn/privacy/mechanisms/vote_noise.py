@@ -22,7 +22,14 @@ _Noise = TypeVar("_Noise", bound="VoteNoise")
 
 
 class VoteNoise(Mechanism):
-    """Noise by which the class with the most votes is chosen."""
+    """Noise by which the class with the most votes is chosen.
+
+    Example:
+        >>> from pl_privknn.privacy.mechanisms import Gaussian, VoteNoise
+        >>> noise = Gaussian(sigma=25.0).for_votes(l1=2.0, l2=2**0.5, rate=0.15)
+        >>> isinstance(noise, VoteNoise), noise.deviation, noise.sampling_rate
+        (True, 25.0, 0.15)
+    """
 
     _unstated: ClassVar[frozenset[str]] = frozenset()
 
@@ -89,7 +96,15 @@ class VoteNoise(Mechanism):
 
 
 class AdditiveNoise(VoteNoise):
-    """Noise that is added to every number of a release and paid for as such, so that all of them may be shown."""
+    """Noise that is added to every number of a release and paid for as such, so that all of them may be shown.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.privacy import Gaussian, SeededNoise
+        >>> noisy = Gaussian(sigma=25.0).add_noise(torch.tensor([200, 60, 40]), SeededNoise(0))
+        >>> noisy.shape, noisy.dtype
+        (torch.Size([3]), torch.float64)
+    """
 
     @abc.abstractmethod
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:

@@ -1,0 +1,57 @@
+"""The examples in docstrings are true, and every public class of the rooms below has one."""
+
+import doctest
+import importlib
+import inspect
+
+import pytest
+
+import pl_privknn
+from pl_privknn import labelers, privacy, students
+from pl_privknn.privacy import mechanisms
+from pl_privknn.privacy.accounting import accountant
+
+ROOMS = (pl_privknn, privacy, mechanisms, labelers, students)
+FINDER = doctest.DocTestFinder(exclude_empty=True)
+
+
+def _public():
+    """Classes and functions that the rooms export, and the accountant's own functions."""
+    found = [getattr(room, name) for room in ROOMS for name in room.__all__]
+    found += [getattr(accountant, name) for name in ("account", "epsilon_for_delta", "delta_for_epsilon")]
+    return {each for each in found if inspect.isclass(each) or inspect.isfunction(each)}
+
+
+MODULES = sorted({each.__module__ for each in _public()})
+
+
+def _examples(text):
+    return doctest.DocTestParser().get_examples(text or "")
+
+
+def test_every_public_class_has_an_example():
+    public = _public()
+    assert len(public) > 70
+    missing = sorted(each.__name__ for each in public if not any(e.want for e in _examples(each.__doc__)))
+    assert not missing, f"no example with a result in the docstrings of {missing}"
+
+
+@pytest.mark.parametrize("base", [mechanisms.Mechanism, labelers.Labeler], ids=["mechanisms", "labelers"])
+def test_what_costs_privacy_states_an_epsilon(base):
+    # Mechanisms in their own docstring, labelers of a plan.
+    classes = [each for each in _public() if inspect.isclass(each) and issubclass(each, base)]
+    leaves = [each for each in classes if not inspect.isabstract(each)]
+    assert len(leaves) >= 8
+    for each in leaves:
+        assert "epsilon" in "".join(example.source for example in _examples(each.__doc__)), each.__name__
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_are_true(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner()
+    for test in FINDER.find(importlib.import_module(name)):
+        runner.run(test)
+    failed, tried = runner.summarize(verbose=False)
+    assert tried > 0
+    assert failed == 0, "see the standard output"
