@@ -107,7 +107,11 @@ def _parser() -> CommandParser:
     cli_compare.add_compare(commands)
 
     audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
-    audit.add_argument("ledger", help="the ledger's file; with --empirical also a JSON list of records")
+    audit.add_argument(
+        "ledger",
+        nargs="?",
+        help="the ledger's file; with --empirical also a JSON list of records, or --labeler",
+    )
     audit.add_argument(
         "--delta",
         type=float,
@@ -163,6 +167,8 @@ def _is_config(document: Any) -> bool:
 def _audit(parsed: argparse.Namespace) -> int:
     if parsed.empirical:
         return cli_privacy.run_empirical(parsed)
+    if parsed.ledger is None or parsed.labeler is not None:
+        raise ValueError("name the ledger's file; --labeler belongs to --empirical")
     from pl_privknn.privacy.ledger.audit import audit_ledger
 
     report = audit_ledger(parsed.ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)

@@ -1,5 +1,6 @@
-"""For tests of private teachers, the project's and yours: a free ledger and a check of what a labeler promises."""
+"""For tests of private teachers: a free ledger, a check of what a labeler promises, an audit of what it releases."""
 
+from pl_privknn.testing.audit import audit_labeler
 from pl_privknn.testing.check import CheckReport, check_labeler
 from pl_privknn.testing.doors import Door, Entered
 from pl_privknn.testing.errors import LabelerCheckError
@@ -14,5 +15,6 @@ __all__ = [
     "LabelerCheckError",
     "Pair",
     "Table",
+    "audit_labeler",
     "check_labeler",
 ]
