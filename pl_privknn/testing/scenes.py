@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from pl_privknn.labelers.base import Labeler
@@ -79,7 +78,8 @@ class Scene:
 _ONE_BY_ONE: dict[str, Any] = {"repeats": 8, "copies": 1000}
 _SIDE_BY_SIDE: dict[str, Any] = {"places": 128, "others": 1}
 _SAMPLED = {"k": 1, "sampling_rate": 0.25}
-_TEACHERS = {"num_teachers": 2, "teachers": SklearnTeachers(KNeighborsClassifier(1)), "progress": False}
+_NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
+_TEACHERS = {"num_teachers": 2, "teachers": _NEAREST, "progress": False}
 _SCREENING = {"k": 2, "sampling_rate": 0.25, "screening": Screening(1.5, 0.5), "noise": Gaussian(_SILENT)}
 _ATTRIBUTES = {"tau": 2.0, "rule": FixedThresholds()}
 #: Attributes that differ by as much as clipping allows, and so many that they must be clipped.
