@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
+from pl_privknn.features.learned import learn_publicly
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger.ledger import LedgerRun
 from pl_privknn.privacy.private_side import privately, terminal
@@ -54,6 +55,7 @@ class LabelingRound:
     seed: int
     predict: Callable[[Tensor], Tensor] | None = None
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
+    _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
 
     def run(
         self,
@@ -79,6 +81,7 @@ class LabelingRound:
         privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
         if type(self.labeler).fit_public is not Labeler.fit_public:
             privately(self.labeler.fit_public, self._public_features(data))
+        self._ready(data)
         privately(self._fit_labeler, data, progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
@@ -90,7 +93,7 @@ class LabelingRound:
             positions = open_positions[start : start + batch_size]
             if means is None:
                 batch = torch.tensor([examples[position] for position in positions])
-                features = self.extractor(data.public.images(batch))
+                features = self._ready(data)(data.public.images(batch))
             else:
                 features = means[positions]
             store.mark_asked(index, positions, ledger.num_charges)
@@ -135,9 +138,16 @@ class LabelingRound:
             store.select(index, examples, selection.assignment, selection.spread, selection.ask_means)
         return examples
 
+    def _ready(self, data: PrivatePublicDataModule) -> Callable[[Tensor], Tensor]:
+        """The extractor, once it has learned from all public images what it has to learn."""
+        if self._extract is None:
+            learn_publicly(self.extractor, data.public.images)
+            self._extract = self.extractor
+        return self._extract
+
     def _public_features(self, data: PrivatePublicDataModule) -> Tensor:
         if self._public is None:
-            self._public = self._of_public(data, self.extractor)
+            self._public = self._of_public(data, self._ready(data))
         return self._public
 
     def _of_public(
@@ -156,10 +166,10 @@ class LabelingRound:
         progress("features of private images", 0, None)
         table: Tensor | None = None
         labels = torch.empty(data.private.labels.shape, dtype=torch.int64)
-        done, digests = 0, []
+        done, digests, extract = 0, [], self._ready(data)
         for images, targets in data.private_batches(_IMAGES_AT_ONCE):
             digests.append(self.labeler.record_digests(images, targets))
-            features = self.extractor(images)
+            features = extract(images)
             if table is None:
                 table = torch.empty(len(labels), features.shape[1], dtype=torch.float32)
             table[done : done + len(images)] = features

@@ -13,8 +13,11 @@ from torchmetrics.classification import MulticlassAccuracy
 from pl_privknn._checks import check_finite, check_int, check_positive
 from pl_privknn.baselines.network_checks import with_group_norm
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.learned import learn_publicly
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.networks import build_network
+
+_IMAGES_AT_ONCE = 1024
 
 
 class Classifier(pl.LightningModule):
@@ -27,7 +30,7 @@ class Classifier(pl.LightningModule):
 
     Attributes:
         network: what is trained: a whole network, or a head on features.
-        extractor: frozen; None for a whole network. It is no part of the state.
+        extractor: frozen; None for a whole network. Checkpoints hold what it learned from public images, no more.
         whitening: between extractor and head; learned from public images.
 
     Raises:
@@ -95,6 +98,25 @@ class Classifier(pl.LightningModule):
         with torch.no_grad():
             return self.whitening(self.extractor(images))
 
+    def fit_public(self, public: Any) -> None:
+        """Let extractor and whitening learn from a public dataset, where they have not done so."""
+        if self.extractor is None or self.whitening is None:
+            return
+        learn_publicly(self.extractor, public.images)
+        if not bool(self.whitening.fitted):
+            parts = torch.arange(len(public)).split(_IMAGES_AT_ONCE)
+            self.whitening.fit(torch.cat([self.extractor(public.images(part)).cpu() for part in parts]))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what the extractor learned."""
+        if isinstance(self.extractor, Extractor) and self.extractor.learns:
+            checkpoint["extractor"] = self.extractor.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give the extractor what it had learned."""
+        if self.extractor is not None and "extractor" in checkpoint:
+            self.extractor.load_state_dict(checkpoint["extractor"])
+
     def input_shape(self, images: Sequence[int]) -> tuple[int, ...]:
         """Shape of one input of :attr:`network`, for images of a shape."""
         return tuple(images) if self.whitening is None else (self.whitening.out_features,)
@@ -125,7 +147,10 @@ class Classifier(pl.LightningModule):
 
 def _feature_size(extractor: Extractor, in_channels: int, image_size: int | tuple[int, int]) -> int:
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    features = extractor(torch.zeros(1, check_int("in_channels", in_channels), height, width))
+    shape = (check_int("in_channels", in_channels), height, width)
+    if getattr(extractor, "learns", False):
+        return extractor.feature_size(shape)
+    features = extractor(torch.zeros(1, *shape))
     if features.ndim != 2:
         raise ValueError(
             f"extractor: {type(extractor).__name__} returned shape {tuple(features.shape)} for one image; want "

@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import nn
 
 from pl_privknn._checks import (
     check_choice,
@@ -35,8 +35,6 @@ from pl_privknn.privacy.private_side import privately
 
 BATCH_NORM = ("refuse", "group_norm")
 ON_BUDGET = ("error", "stop")
-
-_IMAGES_AT_ONCE = 1024
 
 
 class NoisySGD(ReportsTraining, Classifier):
@@ -208,8 +206,7 @@ class NoisySGD(ReportsTraining, Classifier):
         self._clipped.detach()  # hooks of a training that an error ended
         self._training_run = None
         data = check_data(self.trainer)
-        if self.whitening is not None and not bool(self.whitening.fitted):
-            self.whitening.fit(self._public_features(data))
+        self.fit_public(data.public)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")
             places = torch.arange(len(data.public))
@@ -290,11 +287,13 @@ class NoisySGD(ReportsTraining, Classifier):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save where the run's folder is and how far it came; charges stay in the ledger."""
+        super().on_save_checkpoint(checkpoint)
         if self._training_run is not None:
             checkpoint["noisy_sgd"] = self._training_run.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remember the run that a checkpoint belongs to."""
+        super().on_load_checkpoint(checkpoint)
         self._loaded = checkpoint.get("noisy_sgd")
 
     def teardown(self, stage: str) -> None:
@@ -334,13 +333,6 @@ class NoisySGD(ReportsTraining, Classifier):
             else (self._training_run.num_charges, self._training_run.steps.left)
         )
         return self.noise_source.stream("batches", *place)
-
-    def _public_features(self, data: Any) -> Tensor:
-        assert self.extractor is not None
-        everything = torch.arange(len(data.public))
-        return torch.cat(
-            [self.extractor(data.public.images(part)).cpu() for part in everything.split(_IMAGES_AT_ONCE)]
-        )
 
     def _learning_rate(self, run: TrainingRun) -> float:
         hparams = self.hparams

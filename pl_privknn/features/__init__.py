@@ -5,8 +5,11 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.checkpoint import CheckpointFeatures
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
+from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
+from pl_privknn.features.scattering import Scattering
 
 __all__ = [
     "HOG",
@@ -14,6 +17,10 @@ __all__ = [
     "CheckpointFeatures",
     "Extractor",
     "JoinedFeatures",
+    "PatchDictionary",
     "Pixels",
+    "PublicKernelPCA",
+    "PublicPCA",
+    "Scattering",
     "TimmFeatures",
 ]

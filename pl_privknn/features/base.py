@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -12,8 +14,28 @@ class Extractor(abc.ABC):
 
     An extractor learns nothing from the images that it is given: its output for one image never depends on
     another image, private or public. (Statistics of private images in a feature would be an uncharged
-    release.)
+    release.) One that :attr:`learns` does so in :meth:`fit_public`, from public images alone.
     """
+
+    #: Whether :meth:`fit_public` must come before the first image.
+    learns: bool = False
+
+    def fit_public(self, images: Tensor) -> None:  # noqa: B027
+        """Learn from all public images, shape ``(m, channels, height, width)``; most extractors learn nothing.
+
+        The same images give the same extractor, so a resumed run learns again what it had.
+        """
+
+    def feature_size(self, image_shape: Sequence[int]) -> int:
+        """Number of values per image of shape ``(channels, height, width)``; known before :meth:`fit_public`."""
+        return int(self(torch.zeros(1, *image_shape)).shape[1])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What :meth:`fit_public` learned; empty for extractors that learn nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Take what :meth:`state_dict` gave, in the place of :meth:`fit_public`."""
 
     @abc.abstractmethod
     def __call__(self, images: Tensor) -> Tensor:

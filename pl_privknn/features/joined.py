@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from pl_privknn._checks import check_positive
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.learned import LearnedExtractor
 
 
-class JoinedFeatures(Extractor):
+class JoinedFeatures(LearnedExtractor):
     """Vectors of several extractors, each scaled to unit length by itself and weighted, one after another.
 
     The squared distance of two images is then the weighted sum of their squared distances under each extractor.
@@ -27,6 +28,7 @@ class JoinedFeatures(Extractor):
     """
 
     def __init__(self, extractors: list[Extractor], weights: Sequence[float] | None = None) -> None:
+        super().__init__()
         if not extractors:
             raise ValueError("extractors=[] must name at least one extractor")
         chosen = [1.0] * len(extractors) if weights is None else list(weights)
@@ -34,11 +36,22 @@ class JoinedFeatures(Extractor):
             raise ValueError(f"weights={chosen!r}: want one for each of {len(extractors)} extractors")
         self.extractors = list(extractors)
         self.weights = [check_positive("weights", weight) for weight in chosen]
+        # Whatever is callable will do, for instance torch.nn.Flatten().
+        self.learns = any(getattr(extractor, "learns", False) for extractor in extractors)
+
+    def beneath(self) -> Mapping[str, Extractor]:
+        """The extractors that learn, by their places."""
+        places = enumerate(self.extractors)
+        return {str(place): part for place, part in places if getattr(part, "learns", False)}
+
+    def learn(self, images: Tensor) -> dict[str, Tensor]:
+        """Nothing of its own."""
+        return {}
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features, float32, shape ``(n, d)`` with d the sum of the extractors' widths."""
         parts = [
-            functional.normalize(extractor(images).float(), dim=1) * weight**0.5
+            functional.normalize(extractor(images).float(), dim=1).to(images.device) * weight**0.5
             for extractor, weight in zip(self.extractors, self.weights, strict=True)
         ]
         return torch.cat(parts, dim=1)

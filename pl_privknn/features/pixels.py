@@ -14,12 +14,24 @@ class Pixels(Extractor):
 
     Args:
         normalize: scale each vector to unit length, by itself.
+        transform_sqrt: take the square root of each pixel first; images must not be negative.
     """
 
-    def __init__(self, normalize: bool = False) -> None:
+    def __init__(self, normalize: bool = False, transform_sqrt: bool = False) -> None:
         self.normalize = check_switch("normalize", normalize)
+        self.transform_sqrt = check_switch("transform_sqrt", transform_sqrt)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Vectors, float32 ``(n, channels · height · width)``; a vector of zeros stays one."""
+        """Vectors, float32 ``(n, channels · height · width)``; a vector of zeros stays one.
+
+        Raises:
+            ValueError: if ``images`` is negative where ``transform_sqrt`` is set.
+        """
         vectors = images.detach().flatten(1).to("cpu", torch.float32)
+        if self.transform_sqrt:
+            if bool((vectors < 0).any()):
+                raise ValueError(
+                    "images: some values are negative, transform_sqrt=True needs values in [0, 1]"
+                )
+            vectors = vectors.sqrt()
         return torch.nn.functional.normalize(vectors, dim=1) if self.normalize else vectors

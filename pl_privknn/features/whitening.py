@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from pl_privknn._checks import check_int, check_non_negative
 
 _TINY = 1e-9
+# Wider features than this have their directions found by random projections; narrower ones by eigh, exactly.
+_WIDE = 2048
+_OVERSAMPLED = 50
 
 
 class PublicWhitening(nn.Module):
@@ -68,11 +71,16 @@ class PublicWhitening(nn.Module):
         self.mean.copy_(mean)
         if self.components is not None:
             centred = values - mean
-            variances, vectors = torch.linalg.eigh(centred.T @ centred / len(values))
-            kept = vectors.flip(1)[:, : self.components]
+            if self.in_features > _WIDE:
+                kept, variances = leading_directions(centred.float(), self.components)
+                variances = variances.square() / len(values)
+            else:
+                variances, vectors = torch.linalg.eigh(centred.T @ centred / len(values))
+                kept = vectors.flip(1)[:, : self.components]
+                variances = variances.flip(0)[: self.components]
             # A sign is arbitrary and differs between machines; fixed, so that runs can be repeated.
             kept = kept * torch.where(kept.sum(dim=0) < 0, -1.0, 1.0)
-            deviations = variances.flip(0)[: self.components].clamp_min(0).sqrt()
+            deviations = variances.clamp_min(0).sqrt()
             floor = _TINY + 1e-3 * float(deviations[0])
             self.directions.copy_(kept / deviations.clamp_min(floor) ** self.power)
         self.fitted.fill_(True)
@@ -90,3 +98,22 @@ class PublicWhitening(nn.Module):
         if self.components is not None:
             centred = centred @ self.directions
         return centred / centred.norm(dim=1, keepdim=True).clamp_min(_TINY)
+
+
+def leading_directions(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Right singular vectors ``(d, count)`` of the largest singular values, and these, ``(count,)``; always the same.
+
+    By random projections (Halko, Martinsson, Tropp 2011) where few of many are wanted, in full otherwise. Each
+    vector's largest entry is positive.
+    """
+    wanted = count + _OVERSAMPLED
+    if 4 * wanted > min(values.shape):
+        _, scales, transposed = torch.linalg.svd(values, full_matrices=False)
+        found = transposed.T
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            _, scales, found = torch.svd_lowrank(values.cpu(), wanted, niter=4)
+    found, scales = found[:, :count], scales[:count]
+    largest = found.gather(0, found.abs().argmax(dim=0, keepdim=True))
+    return (found * largest.sign()).to(values), scales.to(values)
