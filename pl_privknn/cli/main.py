@@ -66,7 +66,7 @@ def _run_training(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    parser = _parser()
+    parser = _parser(words)
     parsed = parser.parse_args(words)
     if not hasattr(parsed, "run"):
         parser.print_help()
@@ -75,7 +75,7 @@ def _run(words: list[str]) -> int:
     return status
 
 
-def _parser() -> CommandParser:
+def _parser(words: Sequence[str]) -> CommandParser:
     parser = CommandParser(
         prog="privknn", description="Train students on privately released labels, with a stated ε."
     )
@@ -103,7 +103,7 @@ def _parser() -> CommandParser:
     epsilon.add_argument("--json", action="store_true", help="print one JSON object")
     epsilon.set_defaults(run=_epsilon)
 
-    cli_privacy.add_plan(commands)
+    cli_privacy.add_plan(commands, words)
     cli_compare.add_compare(commands)
 
     audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
@@ -150,7 +150,7 @@ def _config_plans(files: list[str], num_classes: int | None) -> list[tuple[str |
     documents = [(file, read_document(file)) for file in files]
     if not any(_is_config(document) for _, document in documents):
         return None
-    from pl_privknn.config_plan import plan_of_config
+    from pl_privknn.planning.configuration_plan import plan_of_config
 
     return [
         (file, plan_of_config(document, file, num_classes))

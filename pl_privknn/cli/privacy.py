@@ -4,85 +4,39 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pl_privknn.privacy.accounting.plan import Plan
+    from pl_privknn.planning import Plan
     from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
-_NOISES = ["gaussian", "discrete_gaussian", "laplace", "discrete_laplace", "exponential_argmax"]
 _ADJACENCIES = ["add_remove", "replace_one"]
 
-# Options of each teacher: name, type or choices, help. They are the arguments of its plan_… function.
-_Option = tuple[str, Any, str]
-_NOISE_SCALE: _Option = ("noise-scale", float, "σ of Gaussian noise, b of the other kinds")
-_TEACHERS: dict[str, tuple[str, list[_Option]]] = {
-    "private-knn": (
-        "leave out one of --noise-scale, --queries and --sampling-rate: it is found",
-        [
-            _NOISE_SCALE,
-            ("queries", int, "queries of all rounds together"),
-            ("sampling-rate", float, "γ in (0, 1]"),
-            ("k", int, "neighbours that vote (300)"),
-            ("answers", int, "the most answers of all rounds together; as many as queries by default"),
-            ("answer-share", float, "answers as a share of the queries, instead of --answers"),
-            ("num-classes", int, "number of classes (10)"),
-            ("noise", _NOISES, "kind of aggregation noise (gaussian)"),
-            ("threshold", float, "of the screening, in votes (0.6 k)"),
-            ("sigma-ratio", float, "screening noise over aggregation noise (3)"),
-            ("rounds", int, "rounds of queries (1)"),
-        ],
-    ),
-    "reverse-knn": (
-        "leave out --noise-scale or --rounds: it is found",
-        [
-            _NOISE_SCALE,
-            ("rounds", int, "releases of the whole table of counts"),
-            ("k", int, "queries that a record votes for (1)"),
-            ("noise", _NOISES[:-1], "kind of noise (laplace)"),
-            ("adjacency", _ADJACENCIES, "neighbouring relation (add_remove)"),
-        ],
-    ),
-    "release": (
-        "leave out one of --noise-scale, --count and --sampling-rate: it is found",
-        [
-            _NOISE_SCALE,
-            ("count", int, "number of releases"),
-            ("sampling-rate", float, "Poisson rate in (0, 1]"),
-            ("noise", _NOISES[:-1], "kind of noise (gaussian)"),
-            ("sensitivity", float, "L2 for Gaussian kinds, L1 for Laplace kinds (1)"),
-            ("adjacency", _ADJACENCIES, "neighbouring relation (add_remove)"),
-        ],
-    ),
-    "noisy-sgd": (
-        "leave out --noise-multiplier or --epochs: it is found",
-        [
-            ("noise-multiplier", float, "noise on the sum of clipped gradients over the clipping norm"),
-            ("epochs", int, "passes over the records"),
-            ("records", int, "number of private records"),
-            ("batch-size", int, "expected size of a Poisson batch"),
-        ],
-    ),
-}
-_REQUIRED = {"records", "batch-size"}
 
-
-def add_plan(commands: Any) -> None:
-    """Register ``privknn plan`` with argparse's subparsers."""
+def add_plan(commands: Any, words: Sequence[str]) -> None:
+    """Register ``privknn plan`` with argparse's subparsers; its own words only where they are wanted."""
     plan = commands.add_parser("plan", help="find the noise, the queries or the sampling rate for an ε")
+    if words[:1] != ["plan"]:  # the teachers take a while to import
+        return
+    from pl_privknn.planning import TEACHERS
+
     teachers = plan.add_subparsers(title="what to plan", metavar="TEACHER", required=True)
-    for name, (text, options) in _TEACHERS.items():
-        parser = teachers.add_parser(name, help=text, description=text)
+    for name, row in TEACHERS.items():
+        free = [option.switch for option in row.options if option.name in row.free]
+        text = f"leave out one of {', '.join(free)}: it is found" if len(free) > 1 else f"{free[0]} is found"
+        parser = teachers.add_parser(name, help=text, description=f"{row.title}: {text}")
         parser.add_argument("--epsilon", type=float, default=None, help="target; without it all is given")
         parser.add_argument("--delta", type=float, required=True, help="δ, for instance 1e-5")
-        for option, kind, help_text in options:
-            wanted = {"choices": kind} if isinstance(kind, list) else {"type": kind}
-            required = option in _REQUIRED
-            parser.add_argument(f"--{option}", default=None, help=help_text, required=required, **wanted)
-        if name == "private-knn":
-            parser.add_argument("--no-screening", action="store_true", help="answer every query")
+        for option in row.options:
+            wanted: dict[str, Any] = {"type": option.kind, "required": option.required}
+            if option.kind is bool:
+                wanted = {"action": "store_const", "const": not option.default}
+            elif isinstance(option.kind, tuple):
+                wanted = {"choices": option.kind}
+            parser.add_argument(option.switch, dest=option.name, default=None, help=option.text, **wanted)
+        if row.exact:
             parser.add_argument(
                 "--exact", action="store_true", help="search on the exact figure too (slower)"
             )
@@ -90,41 +44,67 @@ def add_plan(commands: Any) -> None:
         parser.add_argument(
             "--plot", metavar="FILE", default=None, help="draw ε against the number of queries"
         )
-        parser.set_defaults(run=run_plan, teacher=name)
+        parser.set_defaults(run=run_plan, teacher=name, exact=False)
+
+    _add_config(teachers.add_parser("config", help="find one setting of a configuration, of any teacher"))
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="configuration with a labeling section")
+    parser.add_argument(
+        "--find", metavar="PATH", required=True, help="labeling.labeler.init_args.noise.init_args.sigma, say"
+    )
+    parser.add_argument("--epsilon", type=float, required=True, help="target")
+    parser.add_argument("--delta", type=float, default=None, help="the configuration's own by default")
+    parser.add_argument("--low", type=float, default=1e-2, help="smallest value allowed (0.01)")
+    parser.add_argument("--high", type=float, default=1e6, help="largest value allowed (1e6)")
+    parser.add_argument("--rising", action="store_true", help="ε grows with it, as with queries")
+    parser.add_argument("--whole", action="store_true", help="it is a whole number")
+    parser.add_argument(
+        "--num-classes", type=int, default=None, help="for a configuration without a data section"
+    )
+    parser.add_argument("--exact", action="store_true", help="search on the exact figure too (slower)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_run_config)
+
+
+def _run_config(parsed: argparse.Namespace) -> int:
+    from pl_privknn._checks import check_positive
+    from pl_privknn.documents import read_document
+    from pl_privknn.planning.configuration_plan import plan_with_setting
+    from pl_privknn.planning.setting_search import Calibrate
+
+    low, high = check_positive("low", parsed.low), check_positive("high", parsed.high)
+    if low >= high:
+        raise ValueError(f"low={low:g} must be below high={high:g}")
+    wanted = Calibrate(parsed.find, low, high, parsed.rising, parsed.whole, parsed.exact)
+    document = read_document(parsed.file)
+    if not isinstance(document, dict) or "labeling" not in document:
+        raise ValueError(f"{parsed.file}: there is no labeling section, so there is nothing to plan")
+    found = plan_with_setting(document, parsed.file, wanted, parsed.epsilon, parsed.delta, parsed.num_classes)
+    return _show(found, parsed.json)
 
 
 def run_plan(parsed: argparse.Namespace) -> int:
     """Find the plan, print its table and configuration, and draw it."""
-    plan = _plan(parsed)
+    from pl_privknn.planning import TEACHERS, plan
+
+    names = [option.name for option in TEACHERS[parsed.teacher].options]
+    options = {name: getattr(parsed, name) for name in names}
+    found = plan(
+        parsed.teacher, epsilon=parsed.epsilon, delta=parsed.delta, exact_search=parsed.exact, **options
+    )
     if parsed.plot is not None:
-        plan.plot(parsed.plot)
-    if parsed.json:
+        found.plot(parsed.plot)
+    return _show(found, parsed.json)
+
+
+def _show(plan: Plan, as_json: bool) -> int:
+    if as_json:
         print(json.dumps(plan.to_dict(), ensure_ascii=False))
-        return 0
-    _print_plan(plan)
+    else:
+        _print_plan(plan)
     return 0
-
-
-def _plan(parsed: argparse.Namespace) -> Plan:
-    from pl_privknn.privacy.accounting import teacher_plans as plans
-
-    functions: dict[str, Callable[..., Plan]] = {
-        "private-knn": plans.plan_private_knn,
-        "reverse-knn": plans.plan_reverse_knn,
-        "release": plans.plan_release,
-        "noisy-sgd": plans.plan_noisy_sgd,
-    }
-    names = [option.replace("-", "_") for option, _, _ in _TEACHERS[parsed.teacher][1]]
-    given = {name: value for name in names if (value := getattr(parsed, name)) is not None}
-    if "answers" in given:
-        given["max_answers"] = given.pop("answers")
-    if parsed.teacher == "private-knn":
-        given |= {"screening": not parsed.no_screening, "exact_search": parsed.exact}
-    if parsed.teacher == "release":
-        # Not sampled, unless the rate is what is to be found.
-        searched = parsed.epsilon is not None and {"noise_scale", "count"} <= set(given)
-        given.setdefault("sampling_rate", None if searched else 1.0)
-    return functions[parsed.teacher](epsilon=parsed.epsilon, delta=parsed.delta, **given)
 
 
 def _print_plan(plan: Plan) -> None:

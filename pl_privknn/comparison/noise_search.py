@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.comparison.nested_settings import get, merged, put
 from pl_privknn.comparison.run import Run, fingerprint
-from pl_privknn.comparison.spec import Calibrate, SpecError
-from pl_privknn.config_plan import labeling_plan
+from pl_privknn.comparison.spec import SpecError
 from pl_privknn.configuration import instantiate, known_classes, made_by, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.nested_settings import get, merged, put
+from pl_privknn.planning.configuration_plan import labeling_plan
+from pl_privknn.planning.setting_search import Calibrate
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.mechanisms import Charge
-
-_DIGITS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +58,9 @@ class Planner:
         Raises:
             SpecError: for sections that don't parse.
         """
-        document = self._with_middle(run) if run.private else run.document
+        document, wanted = run.document, run.method.calibrate
+        if run.private and wanted is not None:  # some allowed value, where one has yet to be found
+            document = wanted.filled(document, round(wanted.middle) if wanted.whole else wanted.middle)
         try:
             _whole_parser().parse_object({**document})
         except (ArgumentError, TypeError, ValueError) as error:
@@ -118,48 +117,17 @@ class Planner:
         return Planned(document, calibrated, report.epsilon, guarantee)
 
     def _calibrated(self, run: Run, wanted: Calibrate) -> dict[str, float]:
-        def values(value: float) -> dict[str, float]:
-            chosen = int(value) if wanted.whole else value
-            tied = {path: float(f"{factor * value:.{_DIGITS}g}") for path, factor in wanted.tied.items()}
-            return {wanted.parameter: chosen, **tied}
-
-        def charges(value: float) -> Sequence[Charge]:
-            document = merged(run.document, None)
-            for path, chosen in values(value).items():
-                put(document, path, chosen)
-            return self.charges(document)
-
-        parameter = Parameter(
-            wanted.parameter,
-            start=math.sqrt(wanted.low * wanted.high),
-            low=wanted.low,
-            high=wanted.high,
-            rising=wanted.rising,
-            whole=wanted.whole,
-        )
         try:
-            found = calibrate(
-                charges,
-                parameter,
+            found = wanted.search(
+                run.document,
+                self.charges,
                 epsilon=run.epsilon,
                 delta=run.comparison.delta,
                 adjacency=run.comparison.adjacency,
-                exact=False,
-                exact_search=wanted.exact,
             )
         except (ValueError, OverflowError) as error:
             raise SpecError(f"{run.label}: calibrate {wanted.parameter}: {error}") from error
-        return values(found.value)
-
-    def _with_middle(self, run: Run) -> dict[str, Any]:
-        """The document with some allowed value where one has yet to be found."""
-        document = merged(run.document, None)
-        if (wanted := run.method.calibrate) is not None:
-            middle = math.sqrt(wanted.low * wanted.high)
-            put(document, wanted.parameter, round(middle) if wanted.whole else middle)
-            for path, factor in wanted.tied.items():
-                put(document, path, factor * middle)
-        return document
+        return wanted.values(found.value)
 
     @functools.cached_property
     def _data(self) -> PrivatePublicDataModule:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn.comparison.marks import guarantee_of, stated
-from pl_privknn.comparison.nested_settings import merged, put
 from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
+from pl_privknn.nested_settings import merged, put
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta, read_records
 from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.ledger.ledger import Ledger

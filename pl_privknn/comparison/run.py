@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.comparison.nested_settings import get, merged, put
 from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
 from pl_privknn.configuration import known_classes
+from pl_privknn.nested_settings import get, merged, put
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pl_privknn._checks import check_int
-from pl_privknn.comparison.nested_settings import differences
 from pl_privknn.comparison.noise_search import Planned, Planner
 from pl_privknn.comparison.results import (
     RESULTS,
@@ -33,6 +32,7 @@ from pl_privknn.comparison.run import Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
 from pl_privknn.comparison.worker import BUSY, CONFIG, Command, work
 from pl_privknn.documents import write_yaml
+from pl_privknn.nested_settings import differences
 
 _IDENTITY = "identity.json"
 _STATE = "state.json"

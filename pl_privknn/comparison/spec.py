@@ -8,34 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pl_privknn._checks import check_positive
+from pl_privknn.planning.setting_search import Calibrate
 from pl_privknn.privacy.mechanisms import Adjacency
 
 
 class SpecError(ValueError):
     """A comparison that can't be run as it is written; the message names the key, its value and the remedy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Calibrate:
-    """The noise parameter that is found for each ε.
-
-    Attributes:
-        parameter: dotted path of the parameter in the method's configuration.
-        low: smallest value allowed.
-        high: largest value allowed.
-        rising: whether ε grows with it, as with a number of queries; ε falls with noise.
-        whole: whether it is a whole number.
-        exact: also search on the exact worst case (slower, a little less noise).
-        tied: further parameters, each a factor times the found one.
-    """
-
-    parameter: str
-    low: float
-    high: float
-    rising: bool = False
-    whole: bool = False
-    exact: bool = False
-    tied: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
-from pl_privknn.comparison.nested_settings import put
 from pl_privknn.comparison.spec import Calibrate, Comparison, Method, SpecError, epsilon_text, read_epsilon
 from pl_privknn.documents import read_document
+from pl_privknn.nested_settings import put
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 
 _TOP = ("name", "base", "delta", "adjacency", "noise_seeded", "seeds", "epsilons", "methods", "wandb")

@@ -8,12 +8,12 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pl_privknn.comparison.nested_settings import differences, get, merged, put
 from pl_privknn.comparison.noise_search import Planner
 from pl_privknn.comparison.run import arguments_of, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.specification_file import comparison_of, read_comparison
+from pl_privknn.nested_settings import differences, get, merged, put
 
 SIGMA = "labeling.labeler.init_args.noise.init_args.sigma"
 KNN = {

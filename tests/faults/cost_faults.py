@@ -166,29 +166,38 @@ FAULTS = (
         ("test_calibration::test_the_target_is_never_passed",),
     ),
     Fault(
-        "plans-count-one-vote",
-        "Plans of Private-kNN count one vote where two move.",
-        "pl_privknn.privacy.accounting.teacher_plans",
+        "plans-count-one-answer",
+        "Plans of teachers cover one answer.",
+        "pl_privknn.planning.planner",
         {
-            "make_noise(noise, scale, math.sqrt(2.0), 2, rate)": "make_noise(noise, scale, 1.0, 1, rate)",
+            "o.max_answers or queries": "1",
         },
         ("test_calibration::test_the_configuration_charges_what_was_planned",),
     ),
     Fault(
+        "plans-of-one-round",
+        "Plans of reverse kNN cover one round.",
+        "pl_privknn.planning.planner",
+        {
+            "o.num_classes, rounds=o.rounds)": "o.num_classes, rounds=1)",
+        },
+        ("test_calibration::test_the_configuration_of_reverse_knn_charges_what_was_planned",),
+    ),
+    Fault(
         "plans-of-replacement",
         "Plans of reverse kNN count a replaced record as an added one.",
-        "pl_privknn.privacy.accounting.teacher_plans",
+        "pl_privknn.planning.teachers",
         {
-            'moved = check_int("k", k) * (2 if check_adjacency(adjacency) == "replace_one" else 1)': 'moved = check_int("k", k)',
+            'stated = {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}': "stated: dict[str, Any] = {}",
         },
         ("test_calibration::test_the_configuration_of_reverse_knn_charges_what_was_planned",),
     ),
     Fault(
         "steps-truncated",
         "The last steps of the last epoch are not planned.",
-        "pl_privknn.privacy.accounting.teacher_plans",
+        "pl_privknn.planning.teachers",
         {
-            'return -(-int(values["epochs"]) * records // batch_size)': 'return int(values["epochs"]) * (records // batch_size)',
+            "-(-int(o.epochs) * records // batch)": "int(o.epochs) * (records // batch)",
         },
         ("test_calibration::test_steps_cover_every_epoch",),
     ),

@@ -14,14 +14,16 @@ import pl_privknn.labelers as labelers
 import pl_privknn.privacy.mechanisms  # noqa: F401 - YAML names its classes without a module path
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli.main import main
-from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
-from pl_privknn.privacy.accounting.calibration import CalibrationError, Parameter, calibrate
-from pl_privknn.privacy.accounting.teacher_plans import (
+from pl_privknn.planning import (
+    TEACHERS,
+    plan,
     plan_noisy_sgd,
     plan_private_knn,
     plan_release,
     plan_reverse_knn,
 )
+from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
+from pl_privknn.privacy.accounting.calibration import CalibrationError, Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
 
 NOISE = Parameter("sigma", start=1.0, low=0.05, high=1e6, rising=False)
@@ -190,6 +192,45 @@ def test_the_configuration_of_reverse_knn_charges_what_was_planned(arguments):
     assert callback.adjacency == plan.report.adjacency
 
 
+SMALL = {
+    "private-knn": {"queries": 40, "sampling_rate": 0.3, "k": 30},
+    "pate": {"queries": 40, "num_teachers": 50, "noise": "laplace"},
+    "multilabel-knn": {"queries": 40, "sampling_rate": 0.3, "k": 30, "num_classes": 6, "max_answers": 9},
+    "multilabel-pate": {"queries": 40, "num_teachers": 50, "num_classes": 6, "tau": 2.0},
+    "reverse-knn": {"noise_scale": 9.0},
+    "multilabel-reverse-knn": {"rounds": 2, "num_classes": 6, "adjacency": "replace_one"},
+    "ind-knn": {"queries": 300},
+    "noisy-sgd-teacher": {"steps": 50, "sampling_rate": 0.1, "rounds": 2},
+}
+
+
+@pytest.mark.parametrize("teacher", [name for name in TEACHERS if name not in ("release", "noisy-sgd")])
+def test_every_labeler_can_be_planned_and_its_configuration_charges_that(teacher):
+    found = plan(teacher, epsilon=1.0, delta=1e-5, exact=False, **SMALL[teacher])
+    assert found.found is not None
+    assert found.epsilon <= 1.0
+    if found.found != "rounds":
+        assert found.epsilon > 0.995
+    callback = callback_of(found.yaml())
+    queries = sum(callback.queries_per_round)
+    answers = callback.max_answers or queries
+    classes = SMALL[teacher].get("num_classes", 10)
+    charges = callback.labeler.plan(queries, answers, classes, rounds=callback.rounds)
+    assert charges == list(found.charges)
+    total = account(charges, delta=1e-5, adjacency=callback.adjacency, exact=False)
+    assert total.epsilon == pytest.approx(found.epsilon, rel=1e-12)
+
+
+def test_plans_of_gaussian_teachers_are_those_of_the_closed_form():
+    pate = plan("pate", epsilon=1.0, delta=1e-5, queries=30, screening=False, exact=False)
+    mu = math.sqrt(2 * 30) / pate.parameters["noise_scale"]
+    assert 0.998 < literal_gaussian_epsilon(mu, 1e-5) <= 1.0
+    stream = plan("ind-knn", epsilon=1.0, delta=1e-5, exact=False)
+    # The largest budget that Gaussian DP admits at ε = 1 and δ = 1e-5.
+    assert stream.parameters["budget"] == pytest.approx(0.03593, rel=2e-3)
+    assert literal_gaussian_epsilon(math.sqrt(2 * stream.parameters["budget"]), 1e-5) <= 1.0
+
+
 def test_the_exact_search_needs_less_noise_for_the_same_epsilon():
     arguments = {"queries": 200, "sampling_rate": 1.0, "max_answers": 1, **KNN, "epsilon": 2.0}
     fast = plan_private_knn(**arguments)
@@ -248,6 +289,9 @@ def test_the_command_prints_json_whose_records_cost_what_it_says(tmp_path, capsy
         ("release --noise-scale 90 --adjacency replace_one", "count"),
         ("noisy-sgd --records 1000 --batch-size 100 --noise-multiplier 3", "epochs"),
         ("reverse-knn --noise-scale 9", "rounds"),
+        ("pate --teachers 50 --queries 20 --no-screening", "noise_scale"),
+        ("multilabel-knn --num-attributes 6 --k 20 --sampling-rate 0.3 --noise-scale 40", "queries"),
+        ("ind-knn", "budget"),
     ],
 )
 def test_the_command_finds_what_was_left_out(words, found, capsys):
@@ -255,6 +299,21 @@ def test_the_command_finds_what_was_left_out(words, found, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["found"] == found
     assert report["epsilon"] <= 1.0
+
+
+def test_one_setting_of_any_configuration_is_found(tmp_path, capsys):
+    path = tmp_path / "pate.yaml"
+    aggregator = "{class_path: GNMAX, init_args: {sigma: 5}}"
+    labeler = f"{{class_path: PATE, init_args: {{num_teachers: 50, aggregator: {aggregator}}}}}"
+    path.write_text(f"labeling: {{delta: 1e-5, queries_per_round: 30, labeler: {labeler}}}")
+    place = "labeling.labeler.init_args.aggregator.init_args.sigma"
+    words = ["plan", "config", str(path), "--find", place, "--epsilon", "1", "--num-classes", "10"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    sigma = callback_of(printed).labeler.aggregator.noise.sigma
+    assert 0.998 < literal_gaussian_epsilon(math.sqrt(2 * 30) / sigma, 1e-5) <= 1.0
+    assert main([*words, "--low", "9", "--high", "8"]) == 2
+    assert "low=9 must be below high=8" in capsys.readouterr().err
 
 
 def test_the_command_names_what_is_wrong(capsys):

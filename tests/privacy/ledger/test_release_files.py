@@ -7,10 +7,10 @@ import pytest
 from ledger_setup import PROTECTED
 
 from pl_privknn.cli.main import main
-from pl_privknn.config_plan import plan_of_config
 from pl_privknn.documents import read_document
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.planning.configuration_plan import plan_of_config
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.audit import epsilon_of_file, epsilon_of_files, export_ledger
 from pl_privknn.privacy.ledger.ledger import Ledger

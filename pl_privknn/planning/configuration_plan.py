@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import check_int, shown
 from pl_privknn.configuration import ConfigurationError, instantiate, known_classes, project_classes_only
+from pl_privknn.planning.plan import Plan
+from pl_privknn.planning.setting_search import Calibrate
 from pl_privknn.privacy.ledger.release_files import Releases
 
 if TYPE_CHECKING:
@@ -53,6 +55,48 @@ def plan_of_config(document: dict[str, Any], path: str | Path, num_classes: int 
         raise ConfigurationError(f"{path}: {error}") from error
     charges = labeling_plan(labeling, check_int("num_classes", num_classes, minimum=2), str(path))
     return Releases(tuple(charges), labeling.delta, labeling.adjacency)
+
+
+def plan_with_setting(
+    document: dict[str, Any],
+    path: str | Path,
+    wanted: Calibrate,
+    epsilon: float,
+    delta: float | None = None,
+    num_classes: int | None = None,
+) -> Plan:
+    """Find one setting of a configuration for an ε, by its dotted path.
+
+    Args:
+        document: as for :func:`plan_of_config`.
+        path: likewise.
+        wanted: the setting, and within which limits.
+        epsilon: target ε.
+        delta: target δ; the configuration's by default.
+        num_classes: as for :func:`plan_of_config`.
+
+    Raises:
+        ValueError: as :func:`plan_of_config`; also where the target can't be met.
+    """
+    stated = plan_of_config(wanted.filled(document, wanted.middle), path, num_classes)
+
+    def charges_at(values: Mapping[str, Any]) -> list[Charge]:
+        filled = wanted.filled(document, values[wanted.parameter])
+        return list(plan_of_config(filled, path, num_classes).charges)
+
+    delta = stated.delta if delta is None else delta
+    assert delta is not None
+    assert stated.adjacency is not None
+    found = wanted.search(
+        document,
+        lambda filled: plan_of_config(dict(filled), path, num_classes).charges,
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=stated.adjacency,
+    )
+    name, filled = wanted.parameter, wanted.filled(document, found.value)
+    parameters = wanted.values(found.value)
+    return Plan(str(path), name, epsilon, parameters, found.charges, found.report, name, filled, charges_at)
 
 
 def _planned(labeling: Any) -> Any:

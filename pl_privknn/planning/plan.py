@@ -1,9 +1,8 @@
-"""Plans: what a teacher may do within an ε, found before anything is asked."""
+"""Plans: what any teacher may do within an ε. Leave one parameter out, and it is found before anything is asked."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,19 @@ from pl_privknn.documents import write_yaml
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
-from pl_privknn.privacy.mechanisms import (
-    Adjacency,
-    Charge,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    ExponentialArgmax,
-    Gaussian,
-    Laplace,
-    Mechanism,
-    check_adjacency,
-)
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, check_adjacency
 
 ChargesAt = Callable[[Mapping[str, Any]], list[Charge]]
 
-#: Noise by name, and its parameter (σ or b) for noise of standard deviation 1.
-UNIT_SCALES: dict[str, float] = {
-    "gaussian": 1.0,
-    "discrete_gaussian": 1.0,
-    "laplace": math.sqrt(0.5),
-    "discrete_laplace": math.sqrt(0.5),
-    "exponential_argmax": math.sqrt(6.0) / math.pi,
+_MOST = 10_000_000
+#: What may be looked for: its limits, whether ε grows with it, and whether it is whole.
+FREE: dict[str, tuple[float, float, bool, bool]] = {
+    "noise_scale": (1e-2, 1e9, False, False),
+    "noise_multiplier": (0.2, 1e6, False, False),
+    "sampling_rate": (1e-6, 1.0, True, False),
+    "budget": (1e-9, 1e6, True, False),
+    **dict.fromkeys(("queries", "count", "rounds", "epochs", "steps"), (1, _MOST, True, True)),
 }
-NOISES: tuple[str, ...] = tuple(UNIT_SCALES)
-ADDITIVE_NOISES: tuple[str, ...] = NOISES[:-1]
-
-_MOST_QUERIES = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +79,8 @@ class Plan:
         planned = int(self.parameters[self.counted])
         counts = {max(1, round(2 * planned * (i / points) ** 2)) for i in range(1, points + 1)}
         delta, adjacency = self.report.delta, self.report.adjacency
-        return [
-            (count, epsilon_for_delta(self._charges(count), delta, adjacency))
-            for count in sorted(counts | {planned})
-        ]
+        charges = {n: self.charges_at({**self.parameters, self.counted: n}) for n in counts | {planned}}
+        return [(n, epsilon_for_delta(charges[n], delta, adjacency)) for n in sorted(charges)]
 
     def plot(self, path: str | Path) -> None:
         """Draw ε against the number of queries into a file, whose ending says the format.
@@ -122,18 +106,6 @@ class Plan:
         axes.legend()
         figure.savefig(str(path))
 
-    def _charges(self, count: int) -> list[Charge]:
-        return self.charges_at({**self.parameters, self.counted: count})
-
-
-# What may be looked for: its limits, whether ε grows with it, and whether it is whole.
-_FREE: dict[str, tuple[float, float, bool, bool]] = {
-    "noise_scale": (1e-2, 1e9, False, False),
-    "noise_multiplier": (0.2, 1e6, False, False),
-    "sampling_rate": (1e-6, 1.0, True, False),
-    **dict.fromkeys(("queries", "count", "rounds", "epochs"), (1, _MOST_QUERIES, True, True)),
-}
-
 
 def solve(
     charges_at: ChargesAt,
@@ -145,7 +117,7 @@ def solve(
     exact: bool = True,
     exact_search: bool = False,
 ) -> tuple[dict[str, Any], str | None, PrivacyReport]:
-    """Check what was given and find what was not, as every ``plan_…`` function does.
+    """Check what was given and find what was not.
 
     Args:
         charges_at: releases as a function of the parameters.
@@ -161,12 +133,13 @@ def solve(
         All parameters, the name of the found one, and the total.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: naming the argument; :class:`~pl_privknn.privacy.accounting.calibration.CalibrationError` where
+            the target can't be met.
     """
     delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
     values: dict[str, Any] = {}
     for name, value in given.items():
-        _, _, _, whole = _FREE[name]
+        _, _, _, whole = FREE[name]
         if value is not None:
             check = check_rate if name == "sampling_rate" else check_int if whole else check_positive
             values[name] = check(name, value)
@@ -185,7 +158,7 @@ def solve(
             f"{stated}: leave out exactly one of them, the one to be found for epsilon={epsilon:g}"
         )
     name = missing[0]
-    low, high, rising, whole = _FREE[name]
+    low, high, rising, whole = FREE[name]
     found = calibrate(
         lambda value: charges_at({**values, name: value}),
         Parameter(name, min(max(starts[name], low), high), low, high, rising, whole),
@@ -196,31 +169,6 @@ def solve(
         exact_search=exact_search,
     )
     return {key: values.get(key, found.value) for key in given}, name, found.report
-
-
-def make_noise(kind: str, scale: float, l2: float, l1: float, rate: float) -> Mechanism:
-    """The mechanism of this name; arg-maxima are those of swapped votes."""
-    if kind == "exponential_argmax":
-        return ExponentialArgmax(scale, "swap", rate)
-    if kind == "gaussian":
-        return Gaussian(scale, l2, rate)
-    if kind == "discrete_gaussian":
-        return DiscreteGaussian(scale, l2, rate)
-    if kind == "laplace":
-        return Laplace(scale, l1, rate)
-    return DiscreteLaplace(scale, check_int("sensitivity", l1), rate)
-
-
-def noise_start(epsilon: float | None, delta: float, length: float, releases: float) -> float:
-    """The textbook's Gaussian noise for as many releases: only where the search starts."""
-    size = math.sqrt(2 * math.log(1.25 / check_open_unit("delta", delta)) * releases)
-    return length * size / (1.0 if epsilon is None else check_positive("epsilon", epsilon))
-
-
-def noise_config(mechanism: Mechanism) -> dict[str, Any]:
-    """The mechanism as configuration: its class and its noise; labelers fill in the rest."""
-    field = "sigma" if hasattr(mechanism, "sigma") else "scale"
-    return {"class_path": type(mechanism).__name__, "init_args": {field: getattr(mechanism, field)}}
 
 
 def _plain(value: Any) -> Any:
