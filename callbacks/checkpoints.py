@@ -11,7 +11,7 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.utilities import rank_zero_warn
 
-from pl_privknn._files import sync_folder
+from pl_privknn._files import replaced_durably
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -27,17 +27,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
         place = Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = place.with_name(f"{place.name}.new")
-        with fresh.open("wb") as file:
+        with replaced_durably(place) as file:
             torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if place.exists():
-            kept = previous(place)
-            kept.unlink(missing_ok=True)
-            os.link(place, kept)
-        os.replace(fresh, place)
-        sync_folder(place.parent)
+            if place.exists():
+                kept = previous(place)
+                kept.unlink(missing_ok=True)
+                os.link(place, kept)
 
 
 def previous(checkpoint: Path) -> Path:

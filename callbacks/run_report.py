@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from pl_privknn._files import write_durably
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.privacy.logged import check_declared
 
@@ -93,9 +93,7 @@ class RunReport(pl.Callback):
         assert self.path is not None
         check_declared(self.summary, "summary")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".json.part")
-        partial.write_text(json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(partial, self.path)  # a reader never sees half a summary
+        write_durably(self.path, json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

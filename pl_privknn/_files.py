@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 
-def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file as a whole; on disk, old or new, whenever a crash comes.
+@contextlib.contextmanager
+def replaced_durably(path: Path, mode: int = 0o644, fresh: Path | None = None) -> Iterator[BinaryIO]:
+    """Write a file that replaces another one as a whole; on disk, old or new, whenever a crash comes.
+
+    An exception in the block leaves the old file.
 
     Args:
         path: the file; its folder must exist.
-        data: all of its content.
         mode: permissions; 0o600 for what only the owner may read.
+        fresh: where it is written first, in the same folder; ``NAME.new`` by default. Processes that may write the
+            same file at a time need a name each.
     """
-    fresh = path.with_name(f"{path.name}.new")
+    fresh = path.with_name(f"{path.name}.new") if fresh is None else fresh
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            sync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
     sync_folder(path.parent)
+
+
+def write_durably(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+    """Replace a file by such content; see :func:`replaced_durably`. Text is written as UTF-8."""
+    with replaced_durably(path, mode) as file:
+        file.write(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+def sync(descriptor: int) -> None:
+    """Force a file's content to disk."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync alone leaves the data in the drive's cache there
+    else:
+        flush: Any = getattr(os, "fdatasync", os.fsync)
+        flush(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from individual_setup import opened
 from ledger_setup import G
 
-from pl_privknn._files import write_durably
+from pl_privknn._files import replaced_durably, write_durably
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.privacy.ledger import Ledger
 
@@ -63,6 +63,14 @@ def test_a_replaced_file_is_synced_before_it_takes_its_place(tmp_path, synced):
         assert path.read_bytes() == content
         assert synced[path.stat().st_ino] == len(content)
     assert tmp_path.stat().st_ino in synced or os.name != "posix"
+
+
+def test_a_file_that_could_not_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "file"
+    write_durably(path, "old")
+    with pytest.raises(TypeError), replaced_durably(path) as file:
+        file.write("text where bytes are wanted")
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_ledgers_and_label_stores_sync_every_commit(tmp_path):

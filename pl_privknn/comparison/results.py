@@ -7,11 +7,11 @@ import dataclasses
 import functools
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pl_privknn._files import write_durably
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
@@ -135,13 +135,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON so that no reader ever sees half of it, and no crash leaves half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_durably(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_results(folder: str | Path) -> list[Result]:

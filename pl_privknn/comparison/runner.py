@@ -20,6 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pl_privknn._checks import check_int
+from pl_privknn._files import write_durably
 from pl_privknn.comparison.noise_search import Planned, Planner
 from pl_privknn.comparison.results import (
     RESULTS,
@@ -269,9 +270,7 @@ class _Pool:
         planned = self.planner.plan(run)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _IDENTITY, run.identity)
-        partial = folder / f"{CONFIG}.part"
-        partial.write_text(write_yaml(place_in(planned.document, run, folder)), encoding="utf-8")
-        os.replace(partial, folder / CONFIG)
+        write_durably(folder / CONFIG, write_yaml(place_in(planned.document, run, folder)))
         return planned
 
     def _work(self, folder: Path) -> str | None:

@@ -110,7 +110,7 @@ FAULTS = (
         "A power failure gives spent budgets back.",
         "pl_privknn.privacy.per_record.journal",
         {
-            "            _write(descriptor, entry)\n            _sync(descriptor)": "            _write(descriptor, entry)",
+            "            _write(descriptor, entry)\n            sync(descriptor)": "            _write(descriptor, entry)",
         },
         ("test_synced::test_budgets_are_synced_with_every_change",),
     ),

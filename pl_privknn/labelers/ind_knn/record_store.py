@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._files import sync_folder
+from pl_privknn._files import replaced_durably, sync, sync_folder
 from pl_privknn.labelers.ind_knn.stream import write_private
 
 #: More segments than this are merged into one.
@@ -92,7 +92,7 @@ class RecordStore:
             values.flush()
             descriptor = os.open(path, os.O_RDWR)
             try:
-                os.fsync(descriptor)
+                sync(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -109,10 +109,8 @@ class RecordStore:
         partial.mkdir(mode=0o700)
         alive = np.ones(len(ids), np.uint8)
         for array, values in zip(_ARRAYS, (ids, labels, alive, features), strict=True):
-            with (partial / f"{array}.npy").open("wb") as file:
+            with replaced_durably(partial / f"{array}.npy", mode=0o600) as file:
                 np.save(file, np.ascontiguousarray(values))
-                file.flush()
-                os.fsync(file.fileno())
         write_private(partial / "replaces.json", json.dumps(replaces).encode())
         os.replace(partial, self._folder / name)
         sync_folder(self._folder)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from pl_privknn._files import replaced_durably
 
 
 class PrivateCache:
@@ -55,11 +56,6 @@ class PrivateCache:
     def save(self, key: str, state: dict[str, Tensor]) -> None:
         """Keep ``state`` under ``key``."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")  # readable by the owner alone
-        try:
-            with os.fdopen(handle, "wb") as file:
-                torch.save(state, file)
-            os.replace(name, self.folder / f"{key}.pt")
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        own = self.folder / f"{key}.{os.getpid()}.part"  # runs of other processes may keep the same teachers
+        with replaced_durably(self.folder / f"{key}.pt", mode=0o600, fresh=own) as file:
+            torch.save(state, file)

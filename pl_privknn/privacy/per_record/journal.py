@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import sys
 import zlib
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from filelock import FileLock, Timeout
+
+from pl_privknn._files import sync, sync_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Journal:
         entry, checksum = _encode(kind, body, self._sequence, self._checksum)
         try:
             _write(descriptor, entry)
-            _sync(descriptor)
+            sync(descriptor)
         except BaseException as error:  # an interrupt too can leave half an entry behind
             self._fail(error)
         self.size += len(entry)
@@ -104,13 +105,13 @@ class Journal:
         try:
             descriptor = os.open(fresh, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o600)
             _write(descriptor, _MAGIC + entry)
-            _sync(descriptor)
+            sync(descriptor)
             if os.name == "nt":  # an open file can't be replaced there
                 os.close(descriptor)
                 descriptor = None
                 self._close_file()
             os.replace(fresh, self.path)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
             if descriptor is None:
                 descriptor = os.open(self.path, _FLAGS)
                 os.lseek(descriptor, 0, os.SEEK_END)
@@ -165,7 +166,7 @@ class Journal:
         if at < len(data):
             _logger.warning("%s: dropped an entry that was cut short, hence never acknowledged", self.path)
             os.ftruncate(self._descriptor, at)
-            _sync(self._descriptor)
+            sync(self._descriptor)
         os.lseek(self._descriptor, 0, os.SEEK_END)
         self.size = at
         return entries
@@ -205,22 +206,3 @@ def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _sync(descriptor: int) -> None:
-    if sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync alone leaves the data in the drive's cache there
-    else:
-        sync: Any = getattr(os, "fdatasync", os.fsync)
-        sync(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "nt":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
