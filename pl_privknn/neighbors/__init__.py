@@ -4,7 +4,7 @@ from pl_privknn.neighbors.assignment import assign
 from pl_privknn.neighbors.poisson import PoissonNeighbors, RankedLists
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
 from pl_privknn.neighbors.sums import PoissonSums
-from pl_privknn.neighbors.votes import Coins, RadiusNeighbors, knn_votes, radius_votes
+from pl_privknn.neighbors.votes import Coins, RadiusNeighbors, radius_votes
 
 __all__ = [
     "Coins",
@@ -13,7 +13,6 @@ __all__ = [
     "RadiusNeighbors",
     "RankedLists",
     "assign",
-    "knn_votes",
     "nearest",
     "radius_votes",
     "top_k",

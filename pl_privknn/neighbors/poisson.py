@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_rate
 from pl_privknn.neighbors.search import nearest
-from pl_privknn.neighbors.votes import Coins, compact_labels, knn_votes, toss
+from pl_privknn.neighbors.votes import Coins, compact_labels, count_votes, first_accepted, toss
 
 # Coins and the counts over them take some 10 bytes each: 40 MB at a time.
 _COINS_AT_A_TIME = 1 << 22
@@ -40,8 +41,8 @@ class RankedLists:
         return f"RankedLists(queries={len(self)}, length={self.indices.shape[1]})"
 
 
-class PoissonNeighbors:
-    """Votes of the k nearest records of a fresh Poisson sample, for many queries.
+class PoissonTotals(abc.ABC):
+    """What the k nearest records of a fresh Poisson sample add up to, for many queries; subclasses say what is added.
 
     The k nearest of a Poisson sample at rate γ have exactly the distribution of this walk: go through the
     records from nearest to farthest, toss a γ-coin for each, stop at k accepted. A record that is never
@@ -52,10 +53,9 @@ class PoissonNeighbors:
 
     Args:
         table: features of the private records, floating point, shape ``(n, d)``.
-        labels: int64, shape ``(n,)``, values in ``[0, num_classes)``.
-        num_classes: number of classes, a public constant.
-        k: number of neighbours that vote.
+        k: number of neighbours.
         sampling_rate: γ in (0, 1]. A record takes part in a sample at most once.
+        width: columns of the totals.
         list_length: K; chosen from ``k`` and ``sampling_rate`` by default. It changes the time, not the result.
         block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
@@ -64,25 +64,40 @@ class PoissonNeighbors:
         ValueError: for parameters out of range and tables that do not fit; messages hold no private value.
     """
 
+    #: Of the totals.
+    dtype: torch.dtype
+
     def __init__(
         self,
         table: Tensor,
-        labels: Tensor,
-        num_classes: int,
         k: int,
         sampling_rate: float,
+        width: int,
         list_length: int | None = None,
-        *,
         block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.k = check_int("k", k)
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
-        self.num_classes = check_int("num_classes", num_classes, minimum=2)
+        self.width = width
         wanted = _list_length(self.k, self.sampling_rate) if list_length is None else list_length
         self.list_length = min(max(check_int("list_length", wanted), self.k), len(table))
-        self._table, self._labels = table, compact_labels(labels, len(table), self.num_classes)
-        self._block_size, self._device = block_size, device
+        self._table, self._block_size, self._device = table, block_size, device
+
+    @abc.abstractmethod
+    def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
+        """Add what records hold to ``totals``.
+
+        Args:
+            totals: shape ``(m, width)``.
+            rows: int64, shape ``(b,)``; the queries in question.
+            places: int64, shape ``(v,)``; for each accepted record, the place of its query in ``rows``.
+            records: int64, shape ``(v,)``; the accepted records. **Private**.
+        """
+
+    def gathered(self, length: int) -> int:
+        """Numbers of memory for a query with a list so long."""
+        return length
 
     def rank(self, queries: Tensor) -> RankedLists:
         """Search for the nearest records of each query.
@@ -95,41 +110,39 @@ class PoissonNeighbors:
         """
         return RankedLists(queries, self._nearest(queries, max(1, self.list_length)))
 
-    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
-        """Votes of one fresh sample for each query.
+    def totals(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
+        """Totals over one fresh sample for each query.
 
         Args:
             ranked: from :meth:`rank`; serves any number of calls, each with coins of its own.
             coins: tosses independent coins, for instance ``noise.bernoulli``; not used at γ = 1.
 
         Returns:
-            int64, shape ``(m, num_classes)``, private; a row sums to ``k``, or to the size of its sample where
-            that is smaller.
+            Shape ``(m, width)``, private; over ``k`` records, or the whole sample where that is smaller.
         """
-        votes = torch.zeros(len(ranked), self.num_classes, dtype=torch.int64)
-        return self._fill(votes, ranked, coins)
-
-    def _fill(self, votes: Tensor, ranked: RankedLists, coins: Coins | None) -> Tensor:
-        """Walk along all lists, adding to ``votes``, which is returned."""
+        totals = torch.zeros(len(ranked), self.width, dtype=self.dtype)
         taken = torch.zeros(len(ranked), dtype=torch.int64)
         rows, seen, further = torch.arange(len(ranked)), ranked.indices, ranked.indices
         while True:
-            self._walk(votes, taken, rows, further, coins)
+            self._walk(totals, taken, rows, further, coins)
             short = taken[rows] < self.k
             rows, seen = rows[short], seen[short]
             if len(rows) == 0 or seen.shape[1] == len(self._table):
-                return votes
+                return totals
             further = self._further(ranked.queries[rows], seen)
             seen = torch.cat([seen, further], dim=1)
 
-    def _walk(self, votes: Tensor, taken: Tensor, rows: Tensor, indices: Tensor, coins: Coins | None) -> None:
-        """Walk over lists with fresh coins, adding to ``votes[rows]`` and ``taken[rows]``."""
-        step = max(1, _COINS_AT_A_TIME // max(1, indices.shape[1]))
+    def _walk(
+        self, totals: Tensor, taken: Tensor, rows: Tensor, indices: Tensor, coins: Coins | None
+    ) -> None:
+        """Walk over lists with fresh coins, adding to ``totals[rows]`` and ``taken[rows]``."""
+        step = max(1, _COINS_AT_A_TIME // max(1, self.gathered(indices.shape[1])))
         for row, index in zip(rows.split(step), indices.split(step), strict=True):
             accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None
-            more = knn_votes(self._labels[index], accepted, self.k - taken[row], self.num_classes)
-            votes[row] += more
-            taken[row] += more.sum(dim=1)
+            chosen = first_accepted(accepted, index.shape[1], self.k - taken[row])
+            places, ranks = chosen.nonzero(as_tuple=True)
+            self.add(totals, row, places, index[places, ranks].long())
+            taken[row] += chosen.sum(dim=1)
 
     def _further(self, queries: Tensor, seen: Tensor) -> Tensor:
         """The next nearest records after those already walked over: as many again, or all that are left."""
@@ -152,6 +165,53 @@ class PoissonNeighbors:
 
     def _nearest(self, queries: Tensor, length: int) -> Tensor:
         return nearest(queries, self._table, length, block_size=self._block_size, device=self._device)
+
+
+class PoissonNeighbors(PoissonTotals):
+    """Votes of the k nearest records of a fresh Poisson sample, for many queries.
+
+    A vote is the row of a one-hot matrix, so votes are :class:`~pl_privknn.neighbors.sums.PoissonSums` of such rows;
+    they are counted without writing the rows down.
+
+    Args:
+        table: see :class:`PoissonTotals`.
+        labels: int64, shape ``(n,)``, values in ``[0, num_classes)``.
+        num_classes: number of classes, a public constant.
+        k: number of neighbours that vote.
+        sampling_rate: see :class:`PoissonTotals`.
+        list_length: likewise.
+        block_size: likewise.
+        device: likewise.
+
+    Raises:
+        ValueError: for parameters out of range and tables that do not fit; messages hold no private value.
+    """
+
+    dtype = torch.int64
+
+    def __init__(
+        self,
+        table: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        k: int,
+        sampling_rate: float,
+        list_length: int | None = None,
+        *,
+        block_size: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.num_classes = check_int("num_classes", num_classes, minimum=2)
+        super().__init__(table, k, sampling_rate, self.num_classes, list_length, block_size, device)
+        self._labels = compact_labels(labels, len(table), self.num_classes)
+
+    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
+        """Votes of one fresh sample for each query, int64 ``(m, num_classes)``; see :meth:`PoissonTotals.totals`."""
+        return self.totals(ranked, coins)
+
+    def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
+        """One vote each; see :meth:`PoissonTotals.add`."""
+        totals[rows] += count_votes(places, self._labels[records], len(rows), self.num_classes)
 
 
 def _list_length(k: int, sampling_rate: float) -> int:

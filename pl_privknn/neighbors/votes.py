@@ -16,24 +16,21 @@ Coins = Callable[[tuple[int, ...], float], Tensor]
 _MEMBERS_AT_A_TIME = 1 << 22
 
 
-def knn_votes(labels: Tensor, accepted: Tensor | None, need: Tensor, num_classes: int) -> Tensor:
-    """Votes of the first accepted records of ranked lists.
+def first_accepted(accepted: Tensor | None, length: int, need: Tensor) -> Tensor:
+    """Which records of ranked lists count: the first accepted ones.
 
     Args:
-        labels: integer, shape ``(m, length)``, nearest record first.
-        accepted: bool, same shape: the outcome of each record's coin; None if all are accepted.
-        need: int64, shape ``(m,)``: how many accepted records vote; those after them do not.
-        num_classes: number of classes c.
+        accepted: bool, shape ``(m, length)``, nearest record first: the outcome of each record's coin; None if all
+            are accepted.
+        length: of the lists.
+        need: int64, shape ``(m,)``: how many accepted records count; those after them do not.
 
     Returns:
-        int64, shape ``(m, c)``.
+        bool, shape ``(m, length)``.
     """
     if accepted is None:
-        voting = torch.arange(labels.shape[1]) < need[:, None]
-    else:
-        voting = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None])
-    rows, ranks = voting.nonzero(as_tuple=True)
-    return _count(rows, labels[rows, ranks], len(labels), num_classes)
+        return torch.arange(length) < need[:, None]
+    return accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None])
 
 
 def radius_votes(
@@ -59,7 +56,7 @@ def radius_votes(
         if sampling_rate < 1:
             accepted = toss(coins, rows.shape, sampling_rate)
             rows, records = rows[accepted], records[accepted]
-        votes[start : start + step] = _count(rows, labels[records], len(part), num_classes)
+        votes[start : start + step] = count_votes(rows, labels[records], len(part), num_classes)
     return votes
 
 
@@ -142,6 +139,7 @@ def compact_labels(labels: Tensor, records: int, num_classes: int) -> Tensor:
     return labels.to("cpu", torch.uint8 if num_classes <= 256 else torch.int64)
 
 
-def _count(rows: Tensor, labels: Tensor, queries: int, num_classes: int) -> Tensor:
+def count_votes(rows: Tensor, labels: Tensor, queries: int, num_classes: int) -> Tensor:
+    """How often each label stands in each row, int64 ``(queries, num_classes)``."""
     cells = rows * num_classes + labels
     return cells.bincount(minlength=queries * num_classes).view(queries, num_classes)

@@ -152,9 +152,9 @@ FAULTS = (
         "A record may vote twice.",
         "pl_privknn.neighbors.poisson",
         {
-            "more = knn_votes(self._labels[index], accepted": (
-                "more = knn_votes(self._labels[index[:, torch.randint(index.shape[1], "
-                "(index.shape[1],)).sort().values]], accepted"
+            "            self.add(totals, row, places,": (
+                "            index = index[:, torch.randint(index.shape[1], (index.shape[1],)).sort().values]\n"
+                "            self.add(totals, row, places,"
             ),
         },
         ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
@@ -185,7 +185,7 @@ FAULTS = (
         "One neighbour more votes than the screening's family has.",
         "pl_privknn.neighbors.votes",
         {
-            "voting = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None])": "voting = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None] + 1)",
+            "return accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None])": "return accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None] + 1)",
         },
         ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
     ),

@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "coins-at-a-higher-rate-sums",
         "Neighbours of multi-label teachers take part more often than accounted.",
-        "pl_privknn.neighbors.sums",
+        "pl_privknn.neighbors.poisson",
         {
             "accepted = toss(coins, index.shape, self.sampling_rate)": "accepted = toss(coins, index.shape, min(1.0, 1.5 * self.sampling_rate))",
         },
@@ -45,9 +45,9 @@ FAULTS = (
     Fault(
         "k-plus-one-neighbours-sums",
         "One neighbour more adds to the sums.",
-        "pl_privknn.neighbors.sums",
+        "pl_privknn.neighbors.poisson",
         {
-            "need = (self.k - taken[row])[:, None]": "need = (self.k + 1 - taken[row])[:, None]",
+            "index.shape[1], self.k - taken[row])": "index.shape[1], self.k + 1 - taken[row])",
         },
         ("test_multilabel_rules::test_sums_are_those_of_literal_samples",),
     ),
