@@ -39,7 +39,8 @@ SUM_NOISES = (Gaussian.kind, Laplace.kind)
 def _noise(o: SimpleNamespace, scale: float | None = None) -> Made:
     """The noise that is named, with its scale: σ of Gaussian kinds, b of the others."""
     found = NOISES[check_choice("noise", o.noise, tuple(NOISES))]
-    return Made(found, {dataclasses.fields(found)[0].name: o.noise_scale if scale is None else scale})
+    parameter = dataclasses.fields(found)[0].name  # type: ignore[arg-type]
+    return Made(found, {parameter: o.noise_scale if scale is None else scale})
 
 
 def _unit(o: SimpleNamespace) -> float:
