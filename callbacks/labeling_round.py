@@ -79,7 +79,7 @@ class LabelingRound:
         asked = store.selections(index + 1)[index]
         means = asked.query_features(self._public_features(data)) if asked.ask_means else None
         privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
-        if type(self.labeler).fit_public is not Labeler.fit_public:
+        if self.labeler.uses_public_features:
             privately(self.labeler.fit_public, self._public_features(data))
         self._ready(data)
         privately(self._fit_labeler, data, progress)

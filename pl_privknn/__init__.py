@@ -31,6 +31,7 @@ _PUBLIC = {
     "PATE": "pl_privknn.labelers",
     "PrivateKNN": "pl_privknn.labelers.private_knn",
     "PrivateLabeler": "pl_privknn.callbacks.private_labeler",
+    "PrivateRadius": "pl_privknn.labelers",
     "Release": "pl_privknn.labelers.base",
     "ReverseKNN": "pl_privknn.labelers.reverse_knn.reverse_knn",
     "Screening": "pl_privknn.labelers.private_knn",

@@ -19,6 +19,7 @@ from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPar
 from pl_privknn.labelers.pate.pate import PATE
 from pl_privknn.labelers.pate.teachers import SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
+from pl_privknn.labelers.private_radius import PrivateRadius
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "MultiLabelReverseKNN",
     "NoisySGDTeacher",
     "PrivateKNN",
+    "PrivateRadius",
     "RandomPartition",
     "Release",
     "ReverseKNN",

@@ -124,6 +124,11 @@ class Labeler(abc.ABC):
             ValueError: on shapes, dtypes or label values that do not fit.
         """
 
+    @property
+    def uses_public_features(self) -> bool:
+        """Whether :meth:`fit_public` has to be called, and the public images' features be extracted for it."""
+        return type(self).fit_public is not Labeler.fit_public
+
     def fit_public(self, features: Tensor) -> None:  # noqa: B027
         """Take this round's features of all public examples, float32 ``(n, d)``; most teachers have no use for them.
 

@@ -52,10 +52,9 @@ def radius_votes(
     step = max(1, _MEMBERS_AT_A_TIME // max(1, members.shape[1]))
     for start in range(0, len(members), step):
         part = members[start : start + step]
-        rows, records = part.nonzero(as_tuple=True)
         if sampling_rate < 1:
-            accepted = toss(coins, rows.shape, sampling_rate)
-            rows, records = rows[accepted], records[accepted]
+            part = part & toss(coins, tuple(part.shape), sampling_rate)
+        rows, records = part.nonzero(as_tuple=True)
         votes[start : start + step] = count_votes(rows, labels[records], len(part), num_classes)
     return votes
 

@@ -31,14 +31,16 @@ from pl_privknn.labelers import (
     MultiLabelReverseKNN,
     NoisySGDTeacher,
     PrivateKNN,
+    PrivateRadius,
     ReverseKNN,
     Screening,
     ShufflePartition,
     SklearnTeachers,
 )
+from pl_privknn.neighbors import Cells
 from pl_privknn.privacy import logged
 from pl_privknn.privacy.logged import UndeclaredError
-from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
 
@@ -175,6 +177,12 @@ RUNS = {
     ),
     "private_knn counts": fit_teacher(
         lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), noise(), release_counts=True), selection="clusters"
+    ),
+    "private_knn in cells": fit_teacher(
+        lambda: PrivateKNN(3, 0.9, None, Gaussian(0.5), noise(), cells=Cells(4, 2))
+    ),
+    "private_radius": fit_teacher(
+        lambda: PrivateRadius(None, 0.3, 0.9, noise=ExponentialArgmax(0.5), noise_source=noise())
     ),
     "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5), noise_source=noise())),
     "pate confident": fit_teacher(

@@ -6,6 +6,42 @@ from .fault import Fault
 
 FAULTS = (
     Fault(
+        "cells-of-private-features",
+        "The cells are made of the private records, so that one of them moves the borders of all.",
+        "pl_privknn.labelers.private_knn",
+        {
+            "CellNeighbors(features, self._centroids,": "CellNeighbors(features, self.cells.centroids(features),",
+        },
+        ("test_check_labeler::test_labelers_keep_their_promises[knn in cells]",),
+    ),
+    Fault(
+        "cells-by-row-number",
+        "A record's cell depends on its place in the table.",
+        "pl_privknn.neighbors.cells",
+        {
+            "self._cells = assign(table, centroids)[:, 0]": "self._cells = torch.arange(len(table)) % len(centroids)",
+        },
+        ("test_cells::test_one_record_moves_the_votes_by_root_two_at_most",),
+    ),
+    Fault(
+        "radius-of-private-features",
+        "The radius follows the density of the private records.",
+        "pl_privknn.labelers.private_radius",
+        {
+            "        if self._radius is None:\n": "        self.fit_public(features)\n        if self._radius is None:\n",
+        },
+        ("test_check_labeler::test_labelers_keep_their_promises[radius]",),
+    ),
+    Fault(
+        "radius-votes-cut-at-the-sum",
+        "Where many vote, the cut depends on the others: a record moves two counts.",
+        "pl_privknn.labelers.private_radius",
+        {
+            "votes.clamp(max=self._most)": "votes * self._most // votes.sum(dim=1, keepdim=True).clamp(min=self._most)",
+        },
+        ("test_private_radius::test_one_record_moves_one_count_by_one",),
+    ),
+    Fault(
         "half-noise-private-knn",
         "Answers of Private-kNN carry half the noise that was charged.",
         "pl_privknn.labelers.aggregation",
@@ -99,7 +135,7 @@ FAULTS = (
     Fault(
         "queries-shifted-by-private-mean",
         "Every answer depends on all records by way of their mean.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.neighbor_voting",
         {
             "ranked = neighbors.rank(queries)": "ranked = neighbors.rank(queries - neighbors._table.mean(dim=0))",
         },
@@ -117,7 +153,7 @@ FAULTS = (
     Fault(
         "threshold-from-private-labels",
         "The screening's threshold follows the largest private class.",
-        "pl_privknn.labelers.private_knn",
+        "pl_privknn.labelers.neighbor_voting",
         {
             "        self._aggregation = aggregation\n": "        if (screening := aggregation.screening) is not None:\n            share = float(labels.bincount().max()) / len(labels) * num_classes\n            screening = dataclasses.replace(screening, threshold=min(self.k, screening.threshold * share))\n        self._aggregation = dataclasses.replace(aggregation, screening=screening)\n",
         },
@@ -194,7 +230,7 @@ FAULTS = (
         "Records within a radius vote more often than accounted.",
         "pl_privknn.neighbors.votes",
         {
-            "accepted = toss(coins, rows.shape, sampling_rate)": "accepted = toss(coins, rows.shape, min(1.0, 1.5 * sampling_rate))",
+            "part = part & toss(coins, tuple(part.shape), sampling_rate)": "part = part & toss(coins, tuple(part.shape), min(1.0, 1.5 * sampling_rate))",
         },
         ("test_poisson_neighbors::test_radius_votes_have_the_distribution_of_literal_sampling",),
     ),

@@ -90,8 +90,8 @@ FAULTS = (
         "The features of queries are centred by the private images.",
         "pl_privknn.callbacks.labeling_round",
         {
-            "                features = self.extractor(data.public.images(batch))": (
-                "                features = self.extractor(data.public.images(batch)) - "
+            "                features = self._ready(data)(data.public.images(batch))": (
+                "                features = self._ready(data)(data.public.images(batch)) - "
                 "self.extractor(data.private.images(slice(None))).mean(dim=0)"
             ),
         },

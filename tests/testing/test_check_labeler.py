@@ -27,6 +27,7 @@ from pl_privknn.labelers import (
     MultiLabelReverseKNN,
     NoisySGDTeacher,
     PrivateKNN,
+    PrivateRadius,
     ReverseKNN,
     Screening,
     ShufflePartition,
@@ -37,6 +38,7 @@ from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.labelers.regression import PrivateRegression
+from pl_privknn.neighbors import Cells
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.testing import LabelerCheckError, check_labeler
@@ -106,6 +108,15 @@ HONEST = {
     "knn gumbel": (
         PrivateKNN(5, 0.9, None, ExponentialArgmax(3.0)),
         {"exponential_argmax (range of the votes' moves)": 2.0},
+    ),
+    "knn in cells": (
+        PrivateKNN(5, 1.0, Screening(3, 1.0), Gaussian(3.0), cells=Cells(4, 2)),
+        {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
+    ),
+    "radius": (PrivateRadius(sampling_rate=1.0, noise=Gaussian(3.0)), {"gaussian (L2)": 1.0}),
+    "radius screened": (
+        PrivateRadius(public_share=0.1, sampling_rate=0.5, screening=Screening(3, 1.0), max_votes=5),
+        {"noisy_screening (largest count)": 1.0, "exponential_argmax (range of the votes' moves)": 1.0},
     ),
     "mean": (Regression(k=5, sampling_rate=0.5), {"gaussian (L2)": 1.5}),
     "median": (
