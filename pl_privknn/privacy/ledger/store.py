@@ -26,6 +26,7 @@ CREATE TABLE rows (
 CREATE TABLE head (only INTEGER PRIMARY KEY CHECK (only = 1), position INTEGER NOT NULL, hash TEXT NOT NULL);
 PRAGMA user_version = {_FORMAT};
 """
+_PARTS = {("table", "rows"), ("table", "head")}
 _BUSY_SECONDS = 600.0
 _POLL_SECONDS = 0.002
 _KILLED_WRITER = (
@@ -152,8 +153,12 @@ class RowStore:
         position, previous = self._query("SELECT position, hash FROM head WHERE only = 1")[0]
         text = canonical(body)
         sealed = seal(previous, text)
-        self._db.execute("INSERT INTO rows VALUES (?, ?, ?)", (position + 1, text, sealed))
-        self._db.execute("UPDATE head SET position = ?, hash = ? WHERE only = 1", (position + 1, sealed))
+        written = self._db.execute("INSERT INTO rows VALUES (?, ?, ?)", (position + 1, text, sealed)).rowcount
+        moved = self._db.execute(
+            "UPDATE head SET position = ?, hash = ? WHERE only = 1", (position + 1, sealed)
+        ).rowcount
+        if (written, moved) != (1, 1):
+            raise LedgerCorrupt(f"{self.path} does not keep what is written to it; somebody has changed it")
         self._appended = sealed
         return int(position) + 1
 
@@ -254,9 +259,13 @@ class RowStore:
                 f"{self.path} is empty, so not a ledger; restore it, or delete it if it never was one"
             )
         version = self._query("PRAGMA user_version")[0][0]
-        names = {row[0] for row in self._query("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if version != _FORMAT or not {"rows", "head"} <= names:
+        parts = set(self._query("SELECT type, name FROM sqlite_master"))
+        if version != _FORMAT or not _PARTS <= parts:
             raise LedgerCorrupt(f"{self.path} is not a ledger of format {_FORMAT}")
+        if foreign := sorted(parts - _PARTS):  # a trigger could swallow what is charged
+            raise LedgerCorrupt(
+                f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has; somebody has changed it"
+            )
 
 
 @contextmanager

@@ -118,6 +118,27 @@ def test_truncated_overwritten_and_foreign_files_are_refused(path, tmp_path):
         Ledger(other)
 
 
+SWALLOWING = {
+    "row": "CREATE TRIGGER swallow BEFORE INSERT ON rows BEGIN SELECT RAISE(IGNORE); END",
+    "head": "CREATE TRIGGER swallow BEFORE UPDATE ON head BEGIN SELECT RAISE(IGNORE); END",
+}
+
+
+@pytest.mark.parametrize("what", SWALLOWING)
+def test_a_ledger_that_swallows_charges_is_refused(path, what):
+    fill(path)
+    run = Ledger(path).run("a")
+    with sqlite3.connect(path) as db:
+        db.execute(SWALLOWING[what])
+    with pytest.raises(LedgerCorrupt, match="does not keep what is written to it"):
+        run.charge(G)
+    with pytest.raises(LedgerCorrupt, match="holds the trigger 'swallow', which no ledger has"):
+        Ledger(path)
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TRIGGER swallow")
+    assert charged(path) == 45
+
+
 def test_every_byte_of_the_rows_is_covered(path):
     fill(path)
     whole = bytearray(path.read_bytes())
