@@ -260,11 +260,12 @@ class RowStore:
             )
         version = self._query("PRAGMA user_version")[0][0]
         parts = set(self._query("SELECT type, name FROM sqlite_master"))
-        if version != _FORMAT or not _PARTS <= parts:
+        if version != _FORMAT or _PARTS - parts:
             raise LedgerCorrupt(f"{self.path} is not a ledger of format {_FORMAT}")
         if foreign := sorted(parts - _PARTS):  # a trigger could swallow what is charged
             raise LedgerCorrupt(
-                f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has; somebody has changed it"
+                f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has: "
+                "somebody has changed it"
             )
 
 
