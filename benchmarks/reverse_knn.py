@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from printed_connections import REASON, balanced_connections, scores
 from rich.console import Console
 from torch import Tensor
 
@@ -36,7 +37,6 @@ from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
-from pl_privknn.neighbors.balanced import REASON, balanced_connections, scores
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.mechanisms import Laplace

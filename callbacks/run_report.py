@@ -10,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from pl_privknn import __version__
 from pl_privknn._files import write_durably
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.privacy.logged import check_declared
@@ -125,6 +126,5 @@ def _metric(trainer: pl.Trainer, name: str) -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    from pl_privknn import __version__
 
     return {"pl_privknn": __version__, "torch": torch.__version__, "pytorch_lightning": pl.__version__}

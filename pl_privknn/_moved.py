@@ -63,7 +63,6 @@ MOVED = {
     "privacy.accountant": "privacy.accounting.accountant",
     "privacy.audit": "privacy.auditing.lower_bound",
     "privacy.audit_pairs": "privacy.auditing.worst_pairs",
-    "privacy.bracket": "privacy.accounting.error_bounds",
     "privacy.budgets": "privacy.per_record.budgets",
     "privacy.calibration": "privacy.accounting.calibration",
     "privacy.composition": "privacy.accounting.composition",

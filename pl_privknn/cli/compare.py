@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from pl_privknn.comparison.results import Result
     from pl_privknn.comparison.run import Run
     from pl_privknn.comparison.spec import Comparison
+    from pl_privknn.comparison.worker import Command
     from pl_privknn.privacy.guarantee import Guarantee
 
 
-def add_compare(commands: Any) -> None:
-    """Register ``privknn compare`` with argparse's subparsers."""
+def add_compare(commands: Any, command: Command) -> None:
+    """Register ``privknn compare`` with argparse's subparsers; its runs are what ``command`` does."""
     parser = commands.add_parser(
         "compare", help="run methods on one split over ε and seeds; table, CSV and plot of all (resumable)"
     )
@@ -47,7 +48,7 @@ def add_compare(commands: Any) -> None:
     parser.add_argument(
         "--render", metavar="DIR", default=None, help="table, CSV and plot of stored results alone"
     )
-    parser.set_defaults(run=run_compare)
+    parser.set_defaults(run=run_compare, command=command)
 
 
 def run_compare(parsed: argparse.Namespace) -> int:
@@ -59,7 +60,6 @@ def run_compare(parsed: argparse.Namespace) -> int:
         return 0
     if parsed.config is None:
         raise ValueError("name the YAML of a comparison, or --render DIR")
-    from pl_privknn.cli.main import main
     from pl_privknn.comparison.runner import run_comparison
     from pl_privknn.comparison.specification_file import read_comparison
 
@@ -72,7 +72,7 @@ def run_compare(parsed: argparse.Namespace) -> int:
         outcome = run_comparison(
             comparison,
             output,
-            command=main,
+            command=parsed.command,
             worker="pl_privknn.cli.worker",
             only=parsed.only,
             seeds=parsed.seeds,

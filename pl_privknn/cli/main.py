@@ -104,7 +104,7 @@ def _parser(words: Sequence[str]) -> CommandParser:
     epsilon.set_defaults(run=_epsilon)
 
     cli_privacy.add_plan(commands, words)
-    cli_compare.add_compare(commands)
+    cli_compare.add_compare(commands, main)
 
     audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
     audit.add_argument(

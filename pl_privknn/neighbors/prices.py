@@ -26,7 +26,7 @@ def learn_prices(features: Tensor, queries: Tensor, k: int = 1, *, steps: int = 
     Learned from **public** features only, they stand in for what the private records would ask for. With prices
     fixed, each private record's choice depends on that record alone, so that one record more or less changes at
     most ``k`` edges and the usual sensitivity holds. (Balancing the private records themselves has no such
-    bound; see :mod:`pl_privknn.neighbors.balanced`.)
+    bound.)
 
     Args:
         features: float public features, shape ``(n, d)``.

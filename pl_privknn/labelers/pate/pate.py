@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +16,11 @@ from pl_privknn.labelers.pate.aggregators import Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate.cache import PrivateCache
 from pl_privknn.labelers.pate.networks import LinearTeachers
 from pl_privknn.labelers.pate.partition import Partitioner, RandomPartition
+from pl_privknn.labelers.pate.report import DataDependentReport, data_dependent_report
 from pl_privknn.labelers.pate.teachers import Teachers, TrainedTeachers, progress_bar
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
-
-if TYPE_CHECKING:
-    from pl_privknn.labelers.pate.report import DataDependentReport
 
 
 class PATE(Labeler):
@@ -198,8 +196,6 @@ class PATE(Labeler):
         votes, covers the queries that this object was asked (not those of an earlier process), and is
         logged nowhere.
         """
-        from pl_privknn.labelers.pate.report import data_dependent_report
-
         return data_dependent_report(self, delta)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit
+from pl_privknn.labelers.pate.aggregators import Aggregator
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account, epsilon_curve
 from pl_privknn.privacy.accounting.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.guarantee import Guarantee, weakest
-from pl_privknn.privacy.mechanisms import DataDependent
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, DataDependent
 
-if TYPE_CHECKING:
-    from pl_privknn.labelers.pate.pate import PATE
+
+class AskedTeachers(Protocol):
+    """What a report needs of teachers: :class:`~pl_privknn.labelers.pate.pate.PATE`."""
+
+    aggregator: Aggregator
+    num_teachers: int
+    adjacencies: tuple[Adjacency, ...]
+
+    def asked_votes(self) -> tuple[Tensor, Tensor]:
+        """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""
+        ...
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """See :meth:`~pl_privknn.labelers.base.Labeler.plan`."""
+        ...
+
+    def stated_plan(
+        self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1
+    ) -> list[Charge]:
+        """See :meth:`~pl_privknn.labelers.base.Labeler.stated_plan`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +72,7 @@ class DataDependentReport:
         return dataclasses.asdict(self)
 
 
-def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
+def data_dependent_report(pate: AskedTeachers, delta: float) -> DataDependentReport:
     """**Private.** Data-dependent cost of what ``pate`` was asked; see :class:`DataDependentReport`.
 
     The number of answers is taken as it came out, as the papers do: for the table in hand it is an outcome,
@@ -99,7 +119,7 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
 
 
 def epsilon_of_queries(
-    pate: PATE, counts: Sequence[int], *, delta: float, num_classes: int
+    pate: AskedTeachers, counts: Sequence[int], *, delta: float, num_classes: int
 ) -> dict[int, float]:
     """Data-independent ε if so many queries are all answered, for each count (the papers show 100 and 250).
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_open_unit
 from pl_privknn.privacy.accounting import composition, pld, rdp
+from pl_privknn.privacy.accounting.exact import exact_epsilon
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import weakest
 from pl_privknn.privacy.mechanisms.base import (
@@ -102,7 +103,7 @@ def account(
         return PrivacyReport(0.0, 0.0, 0.0, 0.0, 0.0 if exact else None, delta, adjacency)
     by_rdp = _rdp_epsilon(releases, delta, adjacency)
     by_pld = _pld_epsilon(releases, delta, adjacency)
-    by_induction = _exact(releases, delta, adjacency) if exact else None
+    by_induction = exact_epsilon(releases, delta=delta, adjacency=adjacency) if exact else None
     guarantee = weakest(charge.guarantee for charge in releases)
     conditional = [c.mechanism.label for c in releases if c.mechanism.guarantee == "conditional"]
     return PrivacyReport(
@@ -316,9 +317,3 @@ def _span(mechanism: Mechanism, adjacency: Adjacency) -> float:
         return scale[1]
     tail = float(np.min(_curve(mechanism, adjacency) + 75.0 / (rdp.ORDERS - 1)))
     return min(tail, mechanism.pure_epsilon(adjacency))
-
-
-def _exact(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> float | None:
-    from pl_privknn.privacy.accounting.exact import exact_epsilon
-
-    return exact_epsilon(charges, delta=delta, adjacency=adjacency)

@@ -49,9 +49,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_int, check_non_negative, check_open_unit, check_positive
+from pl_privknn._checks import check_int, check_open_unit, check_positive
 from pl_privknn.privacy.accounting import composition, pld
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
 
 Floats = NDArray[np.float64]
 
@@ -140,36 +140,6 @@ def exact_epsilon(
     return min(total.epsilon(delta) for total in found) if found else None
 
 
-def exact_delta(
-    charges: Sequence[Charge],
-    *,
-    epsilon: float,
-    adjacency: Adjacency = "add_remove",
-    work: float = WORK,
-    coarsen: float = 1.0,
-) -> float | None:
-    """Upper bound on δ at ``epsilon``; arguments and None as in :func:`exact_epsilon`.
-
-    Raises:
-        ValueError: for a negative ``epsilon``, or where a mechanism is not defined under ``adjacency``.
-    """
-    from pl_privknn.privacy.accounting.accountant import delta_for_epsilon
-
-    epsilon = check_non_negative("epsilon", epsilon)
-    # Compositions are accurate near the δ that they are made for: start from the fast accountant's.
-    near, best = delta_for_epsilon(charges, epsilon, adjacency), 1.0
-    for _ in range(4):
-        near = min(max(near, 1e-250), 0.5)
-        found = exact_compositions(charges, delta=near, adjacency=adjacency, work=work, coarsen=coarsen)
-        if not found:
-            return None
-        best = min(best, *(float(total.delta(np.array([epsilon]))[0]) for total in found))
-        if best > near / 4:
-            break
-        near = best
-    return best
-
-
 def exact_compositions(
     charges: Sequence[Charge],
     *,
@@ -190,28 +160,26 @@ def exact_compositions(
     Returns:
         The totals; empty where no charge has a family.
     """
-    from pl_privknn.privacy.accounting.accountant import merge_charges
-
     delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
     work, coarsen = check_positive("work", work), check_positive("coarsen", coarsen)
-    merged = merge_charges(charges)
-    families = [c for c in merged if c.mechanism.outcome_pairs(adjacency) is not None]
+    releases = list(merged(charges).values())
+    families = [c for c in releases if c.mechanism.outcome_pairs(adjacency) is not None]
     if not families:
         return []
-    gaussian = math.sqrt(sum(c.count * (c.mechanism.gaussian_mu(adjacency) or 0.0) ** 2 for c in merged))
-    others = [c for c in merged if c.mechanism.gaussian_mu(adjacency) is None]
-    variance = sum(c.count * 2 * _rdp(c.mechanism, adjacency) / _VARIANCE_ORDER for c in merged)
+    gaussian = math.sqrt(sum(c.count * (c.mechanism.gaussian_mu(adjacency) or 0.0) ** 2 for c in releases))
+    others = [c for c in releases if c.mechanism.gaussian_mu(adjacency) is None]
+    variance = sum(c.count * 2 * _rdp(c.mechanism, adjacency) / _VARIANCE_ORDER for c in releases)
 
     totals = []
     for family in families:
         blocks = _block_losses(family.mechanism, family.count, adjacency, delta, work, coarsen)
         rest = [c for c in others if c is not family]
-        releases = sum(c.count for c in rest) + sum(n for _, n in blocks) + (gaussian > 0)
-        if not releases:  # a family whose pairs are all alike tells nothing
+        count = sum(c.count for c in rest) + sum(n for _, n in blocks) + (gaussian > 0)
+        if not count:  # a family whose pairs are all alike tells nothing
             nothing = composition.Direction(np.zeros(1), np.zeros(1), 0.0)
             totals.append(composition.Composition(nothing, nothing))
             continue
-        step = composition.choose_discretization(variance, releases)
+        step = composition.choose_discretization(variance, count)
         widest = max((float(np.ptp(m.losses[np.isfinite(m.losses)])) for m, _ in blocks), default=0.0)
         while widest / step > _MOST_POINTS:
             step *= 2

@@ -221,9 +221,6 @@ def _charge(record: dict[str, Any]) -> Charge:
 
 @functools.lru_cache(maxsize=4096)
 def _read(text: str) -> Charge:
-    # Records name built-in mechanisms by kind alone: whoever reads them needs all of those registered.
-    import pl_privknn.privacy.mechanisms  # noqa: F401
-
     record = json.loads(text)
     try:
         return Charge.from_record(record)

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pl_privknn import __version__
 from pl_privknn._checks import check_int, check_open_unit, check_positive
 from pl_privknn.privacy.ledger.balance import Balance, Releases, beyond, larger
 from pl_privknn.privacy.ledger.budget import (
@@ -267,7 +268,6 @@ class Ledger(LedgerReader):
 
 
 def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    from pl_privknn import __version__
 
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return {"kind": kind, "time": now, "version": __version__, **content}

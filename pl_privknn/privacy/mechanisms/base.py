@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import MAX_COUNT, check_choice, check_int, shown
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, Level
 
 if TYPE_CHECKING:
@@ -110,8 +111,6 @@ class Mechanism(abc.ABC):
         Raises:
             ValueError: where the mechanism is not defined under ``adjacency``; it says what to do.
         """
-        from pl_privknn.privacy.accounting import pld, rdp
-
         orders = rdp.ORDERS
         return pld.from_rdp(orders, self.rdp(orders, adjacency), discretization)
 

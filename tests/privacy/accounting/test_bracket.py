@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from error_bounds import coarsened_gaussian, exact_bracket, steady_epsilon
 
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
-from pl_privknn.privacy.accounting.error_bounds import coarsened_gaussian, exact_bracket, steady_epsilon
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 
 DELTA = 1e-5

@@ -6,16 +6,15 @@ import math
 
 import numpy as np
 import pytest
+from error_bounds import exact_bracket, steady_epsilon
 from scipy.stats import binom
 
 from pl_privknn.privacy.accounting import composition, pld, rdp
-from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
-from pl_privknn.privacy.accounting.error_bounds import exact_bracket, steady_epsilon
+from pl_privknn.privacy.accounting.accountant import account, delta_for_epsilon, epsilon_for_delta
 from pl_privknn.privacy.accounting.exact import (
     BlockPlan,
     adaptive_losses,
     exact_compositions,
-    exact_delta,
     exact_epsilon,
 )
 from pl_privknn.privacy.accounting.induction import spread, worst_profiles
@@ -216,6 +215,18 @@ def test_grows_with_the_count_and_with_company():
     assert split == alone
 
 
+def exact_delta(charges, epsilon, work):
+    """Upper bound on δ at ``epsilon``, from compositions made near the δ in question."""
+    near, best = delta_for_epsilon(charges, epsilon), 1.0
+    for _ in range(4):
+        found = exact_compositions(charges, delta=min(max(near, 1e-250), 0.5), work=work)
+        best = min(best, *(float(total.delta(np.array([epsilon]))[0]) for total in found))
+        if best > near / 4:
+            break
+        near = best
+    return best
+
+
 def test_two_families_interleaved():
     """Every order of two releases of one family and one of another, against the bound."""
     first, second = (COINS_P[:2], COINS_Q[:2]), (COINS_P[1:], COINS_Q[1:])
@@ -253,7 +264,7 @@ def test_delta_and_epsilon_agree():
 def test_nothing_to_do():
     assert exact_epsilon([], delta=DELTA) is None
     assert exact_epsilon([Charge(Gaussian(sigma=5), 10), Charge(Laplace(3.0))], delta=DELTA) is None
-    assert exact_delta([Charge(Gaussian(sigma=5), 10)], epsilon=1.0) is None
+    assert exact_compositions([Charge(Gaussian(sigma=5), 10)], delta=DELTA) == []
     assert exact_bracket([Charge(Laplace(3.0))], delta=DELTA) is None
     # With one vote and no sampling the count is always 1 and screening tells nothing.
     silent = Charge(NoisyScreening(k=1, threshold=1, sigma=1, num_classes=2), 1000)
@@ -272,8 +283,6 @@ def test_refusals_name_the_argument():
         exact_epsilon([screening], delta=DELTA, work=0)
     with pytest.raises(ValueError, match="adjacency='add_remove'"):
         exact_epsilon([screening], delta=DELTA, adjacency="replace_one")
-    with pytest.raises(ValueError, match="epsilon=-1"):
-        exact_delta([screening], epsilon=-1)
     with pytest.raises(ValueError, match="q: every row"):
         worst_profiles(COINS_P, 2 * COINS_Q, [1], spacing=0.1, tail=1e-9)
     with pytest.raises(ValueError, match="shapes"):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accounting import composition, exact, pld
+from pl_privknn.privacy.accounting.accountant import merge_charges
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 
@@ -71,8 +72,6 @@ def steady_epsilon(charges: Sequence[Charge], *, delta: float, adjacency: Adjace
     a binomial law, used in closed form. Gaussian releases are coarsened (:func:`coarsened_gaussian`), all
     other charges are left out. Each of these steps can only lower ε.
     """
-    from pl_privknn.privacy.accounting.accountant import merge_charges
-
     delta = check_open_unit("delta", delta)
     merged = merge_charges(charges)
     rest = _gaussians(merged, delta)
