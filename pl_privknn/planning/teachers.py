@@ -65,6 +65,17 @@ def _private_knn(o: SimpleNamespace) -> Made:
     return Made(labelers.PrivateKNN, arguments)
 
 
+def _private_radius(o: SimpleNamespace) -> Made:
+    cut: dict[str, Any] = {}
+    if o.max_votes is not None:
+        cut = {"max_votes": o.max_votes, **_screening(o, 0.6 * check_int("max_votes", o.max_votes))}
+    elif o.threshold is not None:
+        raise ValueError(
+            f"threshold={o.threshold!r} of a screening needs max_votes, the largest count it covers"
+        )
+    return Made(labelers.PrivateRadius, {"sampling_rate": o.sampling_rate, **cut, "noise": _noise(o)})
+
+
 def _pate(o: SimpleNamespace) -> Made:
     teachers = check_int("num_teachers", o.num_teachers, 2)
     aggregator = Made(Aggregator, {"noise": _noise(o), **_screening(o, 0.7 * teachers)})
@@ -183,6 +194,19 @@ TEACHERS: dict[str, Row] = {
         (_SCALE, _RATE, _K, *_QUERIES, _CLASSES, _kinds(NOISES), *_screened(0.6, 3.0, "k")),
         _private_knn,
         functools.partial(_asked, KNN_VOTES_L2),
+    ),
+    "private-radius": Row(
+        "PrivateRadius",
+        {"noise_scale": None, "queries": 1000, "sampling_rate": 0.1},
+        "queries",
+        ("max_votes", *_SHOWN),
+        (
+            *(_SCALE, _RATE, *_QUERIES, _CLASSES, _kinds(NOISES, "exponential_argmax")),
+            Option("max_votes", int, "a count above this is cut to it; with it queries are screened"),
+            *_screened(0.6, 3.0, "max_votes"),
+        ),
+        _private_radius,
+        functools.partial(_asked, 1.0),
     ),
     "pate": Row(
         "PATE",

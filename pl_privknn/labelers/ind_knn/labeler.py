@@ -176,6 +176,11 @@ class IndKNN(Labeler):
         """Keyed digests of private records; see :meth:`Labeler.record_digests`."""
         return self._open_state().key.digests(images, labels)
 
+    @property
+    def uses_public_features(self) -> bool:
+        """Whether thresholds are taken from them."""
+        return self.switches.density is not None
+
     def fit_public(self, features: Tensor) -> None:
         """Take the features of all public examples, float32 ``(n, d)``, for ``density``; before :meth:`fit`."""
         self._offered = None if self.switches.density is None else features

@@ -207,6 +207,11 @@ class ReverseKNN(Labeler):
         table, (nearest, labels) = self._table(queries), self._votes(queries)
         return true_counts(table, nearest, labels).view(table.queries, table.classes)
 
+    @property
+    def uses_public_features(self) -> bool:
+        """Whether prices are learned from them."""
+        return self.balance is not None
+
     def fit_public(self, features: Tensor) -> None:
         """Take the features of all public examples, float32 ``(n, d)``, for ``balance``; called before each round."""
         self._public = features

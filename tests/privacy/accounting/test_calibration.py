@@ -1,3 +1,4 @@
+import inspect
 import json
 import math
 import re
@@ -194,6 +195,7 @@ def test_the_configuration_of_reverse_knn_charges_what_was_planned(arguments):
 
 SMALL = {
     "private-knn": {"queries": 40, "sampling_rate": 0.3, "k": 30},
+    "private-radius": {"queries": 40, "sampling_rate": 0.3, "max_votes": 20, "threshold": 9.0},
     "pate": {"queries": 40, "num_teachers": 50, "noise": "laplace"},
     "multilabel-knn": {"queries": 40, "sampling_rate": 0.3, "k": 30, "num_classes": 6, "max_answers": 9},
     "multilabel-pate": {"queries": 40, "num_teachers": 50, "num_classes": 6, "tau": 2.0},
@@ -202,6 +204,12 @@ SMALL = {
     "ind-knn": {"queries": 300},
     "noisy-sgd-teacher": {"steps": 50, "sampling_rate": 0.1, "rounds": 2},
 }
+
+
+def test_no_labeler_is_left_out():
+    found = {name for name in labelers.__all__ if inspect.isclass(cls := getattr(labelers, name))
+             and issubclass(cls, labelers.Labeler) and not inspect.isabstract(cls)}  # fmt: skip
+    assert found == {row.title for name, row in TEACHERS.items() if name not in ("release", "noisy-sgd")}
 
 
 @pytest.mark.parametrize("teacher", [name for name in TEACHERS if name not in ("release", "noisy-sgd")])
