@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import ActionConfigFile, ArgumentError, Namespace
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -21,7 +21,13 @@ from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, usable_checkpoint
 from pl_privknn.cli.errors import mistake, shown_text
-from pl_privknn.configuration import ConfigurationError, known_classes, one_line, strict_yaml
+from pl_privknn.configuration import (
+    ConfigurationError,
+    ReadsFlatArguments,
+    known_classes,
+    one_line,
+    strict_yaml,
+)
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.ledger.run_folder import FolderLock
@@ -32,8 +38,20 @@ strict_yaml()
 _CHECKPOINT = Path("checkpoints") / "last.ckpt"
 
 
+class _Parser(LightningArgumentParser, ReadsFlatArguments):
+    """Lightning's parser, which reads arguments of groups by themselves too."""
+
+
 class PrivKNNCLI(LightningCLI):
     """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run."""
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """A parser with an option for files; see :meth:`LightningCLI.init_parser`."""
+        parser = _Parser(dump_header=[f"pytorch_lightning=={pl.__version__}"], **kwargs)
+        parser.add_argument(
+            "-c", "--config", action=ActionConfigFile, help="a file with configuration, YAML or JSON"
+        )
+        return parser
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

@@ -3,6 +3,8 @@
 from pl_privknn.students.augment import StrongAugmentation, WeakAugmentation
 from pl_privknn.students.base import Student
 from pl_privknn.students.fixmatch import FixMatchStudent
+from pl_privknn.students.losses import LabelLoss
+from pl_privknn.students.optim import StudentOptimization
 from pl_privknn.students.pretraining import PretrainingStudent, RotationStudent, SimCLRStudent
 from pl_privknn.students.supervised import SupervisedStudent
 from pl_privknn.students.uda import UDAStudent
@@ -10,11 +12,13 @@ from pl_privknn.students.vat import VATStudent
 
 __all__ = [
     "FixMatchStudent",
+    "LabelLoss",
     "PretrainingStudent",
     "RotationStudent",
     "SimCLRStudent",
     "StrongAugmentation",
     "Student",
+    "StudentOptimization",
     "SupervisedStudent",
     "UDAStudent",
     "VATStudent",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_int
+from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.students import image_ops
 
 _GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -28,7 +29,7 @@ _PHOTOMETRIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class WeakAugmentation:
+class WeakAugmentation(ArgumentGroup):
     """Shifts by whole pixels, and mirrors where that is asked for.
 
     Args:

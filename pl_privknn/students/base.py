@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pl_privknn._checks import check_choice, check_finite, check_int, check_non_negative, check_positive
-from pl_privknn.networks import build_network
+from pl_privknn._checks import check_choice, check_int
+from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
+from pl_privknn.networks import Normalization, build_network
 from pl_privknn.students.augment import WeakAugmentation
 from pl_privknn.students.batch import split_batch
 from pl_privknn.students.ema import EMA
 from pl_privknn.students.evaluation import EvaluatedModule
-from pl_privknn.students.losses import weighted_mean
-from pl_privknn.students.optim import OPTIMIZERS, SCHEDULERS, build_optimizer, lr_factor
+from pl_privknn.students.losses import LabelLoss, weighted_mean
+from pl_privknn.students.optim import StudentOptimization, lr_factor
 from pl_privknn.students.output_types import TASKS, accuracy_metric
 from pl_privknn.students.reset import fresh_weights
 
@@ -47,26 +48,14 @@ class Student(EvaluatedModule, abc.ABC):
         num_classes: number of classes, or of attributes.
         in_channels: colour channels of the images; used where ``network`` is a name.
         image_size: side of square images, or (height, width); used where ``network`` is a name.
-        optimizer: ``"sgd"`` (with Nesterov momentum), ``"adam"`` or ``"adamw"``.
-        lr: peak learning rate.
-        momentum: SGD's momentum, or Adam's first β.
-        weight_decay: L2 penalty.
-        scheduler: ``"none"``, ``"cosine"`` or ``"linear"``, per optimizer step.
-        warmup_steps: optimizer steps over which the learning rate rises.
-        schedule_epochs: length of the schedule in epochs; the rest of the training if None. The schedule
-            starts again at :meth:`reinitialize`.
-        ema_decay: decay of the moving average of weights, in (0, 1); none is kept if None.
-        label_smoothing: share of each label spread evenly over all classes, in [0, 1).
-        label_robustness: ``q`` of the generalised cross-entropy, in [0, 1]; 0 is the cross-entropy.
-        confidence_weighting: weight labelled examples by (probability that the student gives to their label)
-            to a power that rises from 0 to this value over the schedule, since early on the student knows
-            nothing of labels; 0 weights all alike.
+        optimization: optimizer and learning-rate schedule.
+        loss: the loss on labels.
+        augmentation: weak augmentation.
         augment: ``"weak"`` moves (and mirrors) labelled images in training, each by a draw of its own.
-        shift: largest shift of weak augmentation, as a fraction of the side (at least a pixel, or 0).
-        flip: whether weak augmentation mirrors left and right; it turns digits and letters into others.
-        mean: public constants, one a channel, subtracted inside the student; no normalisation if None.
-        std: public constants, one a channel, divided by inside the student.
+        normalization: public constants, applied inside the student.
+        ema_decay: decay of the moving average of weights, in (0, 1); none is kept if None.
         task: ``"multiclass"`` or ``"multilabel"``.
+        **flat: arguments of these groups by themselves, for one release more.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -87,48 +76,39 @@ class Student(EvaluatedModule, abc.ABC):
         num_classes: int = 10,
         in_channels: int = 1,
         image_size: int | tuple[int, int] = 28,
-        optimizer: str = "adam",
-        lr: float = 0.003,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        scheduler: str = "cosine",
-        warmup_steps: int = 0,
-        schedule_epochs: int | None = None,
-        ema_decay: float | None = None,
-        label_smoothing: float = 0.0,
-        label_robustness: float = 0.0,
-        confidence_weighting: float = 0.0,
+        optimization: StudentOptimization = StudentOptimization(),
+        loss: LabelLoss = LabelLoss(),
+        augmentation: WeakAugmentation = WeakAugmentation(),
         augment: str = "none",
-        shift: float = 0.04,
-        flip: bool = False,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        normalization: Normalization = Normalization(),
+        ema_decay: float | None = None,
         task: str = "multiclass",
+        **flat: Any,
     ) -> None:
         super().__init__()
         self.task = check_choice("task", task, tuple(TASKS))
         self.outputs = TASKS[task]
         check_int("num_classes", num_classes, 2)
-        check_choice("optimizer", optimizer, OPTIMIZERS)
-        check_positive("lr", lr)
-        check_choice("scheduler", scheduler, SCHEDULERS)
-        check_int("warmup_steps", warmup_steps, 0)
-        if schedule_epochs is not None:
-            check_int("schedule_epochs", schedule_epochs)
-        if not 0 <= check_finite("momentum", momentum) < 1:
-            raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
-        check_non_negative("weight_decay", weight_decay)
-        if not 0 <= check_finite("label_smoothing", label_smoothing) < 1:
-            raise ValueError(f"label_smoothing={label_smoothing!r} must lie in [0, 1)")
-        if not 0 <= check_finite("label_robustness", label_robustness) <= 1:
-            raise ValueError(f"label_robustness={label_robustness!r} must lie in [0, 1]")
-        check_non_negative("confidence_weighting", confidence_weighting)
         check_choice("augment", augment, AUGMENT)
-        self.weak = WeakAugmentation(shift, flip)
-        mean, std = _constants(mean, std)
+        self.optimization, self.loss, self.weak, normalization = read_groups(
+            Student,
+            flat,
+            optimization=optimization,
+            loss=loss,
+            augmentation=augmentation,
+            normalization=normalization,
+        )
         # Frames of subclasses are searched as well, so their arguments are saved too.
-        self.save_hyperparameters(ignore=["network"] if isinstance(network, nn.Module) else [])
-        self.save_hyperparameters({"mean": mean, "std": std})
+        whole = ["network"] if isinstance(network, nn.Module) else []
+        self.save_hyperparameters(ignore=[*whole, *flat_names(type(self))])
+        self.save_hyperparameters(
+            plain_groups(
+                optimization=self.optimization,
+                loss=self.loss,
+                augmentation=self.weak,
+                normalization=normalization,
+            )
+        )
         self.num_classes = num_classes
         self._network_name = network if isinstance(network, str) else None
         # Convolutions and pooling with channels last take about two thirds of the time, on CPUs as well. A network
@@ -139,8 +119,8 @@ class Student(EvaluatedModule, abc.ABC):
             else network
         )
         self.ema = EMA(self.network, ema_decay) if ema_decay is not None else None
-        self.register_buffer("mean", _channels(mean), persistent=False)
-        self.register_buffer("std", _channels(std), persistent=False)
+        for name, constants in zip(("mean", "std"), normalization.tensors(), strict=True):
+            self.register_buffer(name, constants, persistent=False)
         self.val_accuracy = accuracy_metric(task, num_classes)
         self.test_accuracy = accuracy_metric(task, num_classes)
         self._schedule_start = 0
@@ -203,15 +183,14 @@ class Student(EvaluatedModule, abc.ABC):
             y: labels, int64 ``(n,)`` or float ``(n, c)``; attributes ``(n, c)``.
             keep: bool ``(n,)``, which examples of classes count; all that have a label if None.
         """
-        hparams = self.hparams
-        losses = self.outputs.losses(logits, y, hparams["label_smoothing"], hparams["label_robustness"])
+        loss = self.loss
+        losses = self.outputs.losses(logits, y, loss.label_smoothing, loss.label_robustness)
         weights = self.outputs.known(logits, y)
         if keep is not None:
             weights = weights * keep
-        if hparams["confidence_weighting"]:
-            weights = weights * self.outputs.confidence(logits, y) ** (
-                hparams["confidence_weighting"] * self.progress
-            )
+        if loss.confidence_weighting:
+            confidence = self.outputs.confidence(logits, y)
+            weights = weights * confidence ** (loss.confidence_weighting * self.progress)
         return weighted_mean(losses, weights)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -238,15 +217,10 @@ class Student(EvaluatedModule, abc.ABC):
 
     def configure_optimizers(self) -> Any:
         """The named optimizer over the trained network, and its schedule per optimizer step."""
-        hparams = self.hparams
-        optimizer = build_optimizer(
-            hparams["optimizer"],
-            [parameter for parameter in self.network.parameters() if parameter.requires_grad],
-            hparams["lr"],
-            hparams["momentum"],
-            hparams["weight_decay"],
+        optimizer = self.optimization.over(
+            [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         )
-        if hparams["scheduler"] == "none" and not hparams["warmup_steps"]:
+        if self.optimization.scheduler == "none" and not self.optimization.warmup_steps:
             return optimizer
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -306,16 +280,16 @@ class Student(EvaluatedModule, abc.ABC):
 
     def _lr_factor(self, step: int) -> float:
         step -= self._schedule_start
-        warmup = self.hparams["warmup_steps"]
-        if step <= 0 or self.hparams["scheduler"] == "none":
+        warmup, scheduler = self.optimization.warmup_steps, self.optimization.scheduler
+        if step <= 0 or scheduler == "none":
             # The length isn't asked for at step 0: it would build the loaders before labels exist.
             return lr_factor("none", max(0, step), 0.0, warmup)
-        return lr_factor(self.hparams["scheduler"], step, self._schedule_length(), warmup)
+        return lr_factor(scheduler, step, self._schedule_length(), warmup)
 
     def _schedule_length(self) -> float:
-        if self.hparams["schedule_epochs"] is not None:
+        if (epochs := self.optimization.schedule_epochs) is not None:
             batches = self.trainer.num_training_batches
-            return self.hparams["schedule_epochs"] * math.ceil(batches / self.trainer.accumulate_grad_batches)
+            return epochs * math.ceil(batches / self.trainer.accumulate_grad_batches)
         total = self.trainer.estimated_stepping_batches
         if total == math.inf:
             raise ValueError(
@@ -323,19 +297,3 @@ class Student(EvaluatedModule, abc.ABC):
                 "student's schedule_epochs"
             )
         return total - self._schedule_start
-
-
-def _constants(
-    mean: Sequence[float] | None, std: Sequence[float] | None
-) -> tuple[list[float] | None, list[float] | None]:
-    if (mean is None) != (std is None):
-        raise ValueError(f"mean={mean!r} and std={std!r} must be given together or not at all")
-    if mean is None or std is None:
-        return None, None
-    if len(mean) != len(std):
-        raise ValueError(f"mean={mean!r} and std={std!r} must have one number for each channel")
-    return [check_finite("mean", value) for value in mean], [check_positive("std", value) for value in std]
-
-
-def _channels(values: Sequence[float] | None) -> Tensor | None:
-    return None if values is None else torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)

@@ -31,8 +31,8 @@ class ConsistencyStudent(Student):
         photometric: likewise.
         cutout: likewise.
         augment: ``"weak"`` or ``"none"``, for labelled images.
-        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``shift`` and ``flip`` hold for
-            both views.
+        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``augmentation`` holds for both
+            views.
 
     Raises:
         ValueError: for an argument out of its range.

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pl_privknn._checks import check_finite, check_non_negative
+from pl_privknn.argument_groups import ArgumentGroup
+
 ANNEALING = ("none", "linear", "log", "exp")
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelLoss(ArgumentGroup):
+    """The loss on labels.
+
+    Args:
+        label_smoothing: share of each label spread evenly over all classes, in [0, 1).
+        label_robustness: ``q`` of the generalised cross-entropy, in [0, 1]; 0 is the cross-entropy.
+        confidence_weighting: weight labelled examples by (probability that the student gives to their label)
+            to a power that rises from 0 to this value over the schedule, since early on the student knows
+            nothing of labels; 0 weights all alike.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    label_smoothing: float = 0.0
+    label_robustness: float = 0.0
+    confidence_weighting: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= check_finite("label_smoothing", self.label_smoothing) < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing!r} must lie in [0, 1)")
+        if not 0 <= check_finite("label_robustness", self.label_robustness) <= 1:
+            raise ValueError(f"label_robustness={self.label_robustness!r} must lie in [0, 1]")
+        check_non_negative("confidence_weighting", self.confidence_weighting)
 
 
 def target_distribution(targets: Tensor, num_classes: int, label_smoothing: float = 0.0) -> Tensor:

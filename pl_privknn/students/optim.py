@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
-from typing import Any
 
-import torch
-from torch import nn
-
-OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULERS = ("none", "cosine", "linear")
+from pl_privknn._checks import check_int
+from pl_privknn.optimization import Optimization
 
 
-def build_optimizer(
-    name: str, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
-) -> torch.optim.Optimizer:
-    """The optimizer called ``name`` over ``parameters``.
+@dataclasses.dataclass(frozen=True)
+class StudentOptimization(Optimization):
+    """Optimizer and learning-rate schedule of a student.
 
     Args:
-        name: one of :data:`OPTIMIZERS`.
-        parameters: what to train.
+        optimizer: ``"sgd"`` (with Nesterov momentum), ``"adam"`` or ``"adamw"``.
         lr: peak learning rate.
-        momentum: SGD's (Nesterov) momentum, or Adam's first β.
+        momentum: SGD's momentum, or Adam's first β.
         weight_decay: L2 penalty (decoupled for ``"adamw"``).
+        scheduler: ``"none"``, ``"cosine"`` or ``"linear"``, per optimizer step.
+        warmup_steps: optimizer steps over which the learning rate rises.
+        schedule_epochs: length of the schedule in epochs; the rest of the training if None. The schedule
+            starts again at :meth:`~pl_privknn.students.base.Student.reinitialize`.
+
+    Raises:
+        ValueError: for an argument out of its range.
     """
-    if name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
-        )
-    options: dict[str, Any] = {"lr": lr, "betas": (momentum, 0.999), "weight_decay": weight_decay}
-    return (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(parameters, **options)
+
+    warmup_steps: int = 0
+    schedule_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("warmup_steps", self.warmup_steps, 0)
+        if self.schedule_epochs is not None:
+            check_int("schedule_epochs", self.schedule_epochs)
 
 
 def lr_factor(scheduler: str, step: int, total: float, warmup_steps: int) -> float:
@@ -40,7 +44,7 @@ def lr_factor(scheduler: str, step: int, total: float, warmup_steps: int) -> flo
     straight line. Past the end it stays at zero.
 
     Args:
-        scheduler: one of :data:`SCHEDULERS`.
+        scheduler: one of :data:`~pl_privknn.optimization.SCHEDULERS`.
         step: optimizer steps since the schedule began.
         total: length of the schedule in optimizer steps, warm-up included.
         warmup_steps: steps until the peak.

@@ -77,7 +77,7 @@ class SimCLRStudent(PretrainingStudent):
         magnitude: likewise.
         photometric: likewise.
         cutout: likewise.
-        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``shift`` and ``flip`` hold for the views.
+        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``augmentation`` holds for the views.
 
     Raises:
         ValueError: for an argument out of its range.

@@ -20,6 +20,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error::FutureWarning:pl_privknn")  # no argument outside its group
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_config_is_understood(config, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -132,7 +132,7 @@ def test_a_student_learns_from_answers_about_embeddings(tmp_path):
         max_epochs=15, accelerator="cpu", logger=False, callbacks=[labeling], default_root_dir=tmp_path,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
-    student = SupervisedStudent(network=network, num_classes=3, optimizer="adam", lr=0.05)
+    student = SupervisedStudent(network=network, num_classes=3, optimization={"lr": 0.05})
     trainer.fit(student, data)
     (metrics,) = trainer.test(student, data, verbose=False)
     assert metrics["test/accuracy"] > 0.8

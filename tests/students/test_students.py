@@ -50,7 +50,7 @@ def test_fast_dev_run(student, digits, tmp_path):
 
 
 def test_supervised_student_learns_the_digits(digits, tmp_path):
-    module = SupervisedStudent(image_size=8, ema_decay=0.99, lr=0.003)
+    module = SupervisedStudent(image_size=8, ema_decay=0.99)
     run = trainer(tmp_path, max_epochs=6)
     run.fit(module, DataLoader(TensorDataset(digits[0][:1000], digits[1][:1000]), 32, shuffle=True))
     (results,) = run.test(module, held_out(digits), verbose=False)
@@ -102,13 +102,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one(student, digits, tmp_path):
 
 @pytest.mark.parametrize("student", STUDENTS)
 def test_hyperparameters_are_plain_and_rebuild_the_student(student, digits, tmp_path):
-    module = student(image_size=8, ema_decay=0.9, mean=(0.5,), std=(0.25,), lr=0.002)
+    constants = {"mean": (0.5,), "std": (0.25,)}
+    module = student(image_size=8, ema_decay=0.9, normalization=constants, optimization={"lr": 0.002})
     keep = ModelCheckpoint(tmp_path, filename="last")
     trainer(tmp_path, callbacks=[keep], enable_checkpointing=True).fit(module, loaders(digits))
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)  # holds nothing but plain types
     hparams = checkpoint["hyper_parameters"]
-    assert hparams["lr"] == 0.002
-    assert hparams["mean"] == [0.5]
+    assert hparams["optimization"]["lr"] == 0.002
+    assert hparams["normalization"]["mean"] == [0.5]
     assert ("radius" in hparams) == (student is VATStudent)
     assert ("threshold" in hparams) == (student in (UDAStudent, FixMatchStudent))
     loaded = student.load_from_checkpoint(tmp_path / "last.ckpt", map_location="cpu").eval()
@@ -153,7 +154,7 @@ def test_one_hot_labels_train_as_hard_ones_do(digits, tmp_path):
     networks = []
     for soft in (False, True):
         torch.manual_seed(1)
-        module = SupervisedStudent(image_size=8, label_smoothing=0.1)
+        module = SupervisedStudent(image_size=8, loss={"label_smoothing": 0.1})
         trainer(tmp_path).fit(module, loaders(digits, soft=soft))
         networks.append(module.state_dict())
     assert all(torch.allclose(networks[0][name], networks[1][name], atol=1e-5) for name in networks[0])
@@ -199,7 +200,9 @@ def test_other_batches_are_refused():
 
 
 def test_constants_normalise_inside_the_student():
-    module = SupervisedStudent(image_size=8, in_channels=2, mean=[0.2, 0.4], std=[0.5, 2.0]).eval()
+    module = SupervisedStudent(
+        image_size=8, in_channels=2, normalization={"mean": [0.2, 0.4], "std": [0.5, 2.0]}
+    ).eval()
     images = torch.rand(3, 2, 8, 8)
     by_hand = torch.stack([(images[:, 0] - 0.2) / 0.5, (images[:, 1] - 0.4) / 2.0], dim=1)
     assert torch.allclose(module(images), module.network(by_hand), atol=1e-5)
@@ -215,7 +218,7 @@ def test_features_need_a_network_that_has_them():
 def test_weak_views_of_labelled_images(monkeypatch):
     images, seen = torch.rand(16, 1, 8, 8), {}
     for augment in ("none", "weak"):
-        module = SupervisedStudent(image_size=8, augment=augment, shift=0.25)
+        module = SupervisedStudent(image_size=8, augment=augment, augmentation={"shift": 0.25})
         monkeypatch.setattr(
             module, "objective", lambda x, y, u: seen.update(x=x) or {"supervised": x.sum() * 0}
         )
@@ -314,11 +317,17 @@ def test_the_command_line_sees_all_arguments():
         {
             "model": {
                 "class_path": "pl_privknn.students.UDAStudent",
-                "init_args": {"lr": 0.01, "threshold": 0.7, "flip": True, "num_ops": 1, "image_size": [8, 8]},
+                "init_args": {
+                    "threshold": 0.7,
+                    "optimization": {"lr": 0.01},
+                    "augmentation": {"flip": True},
+                    "num_ops": 1,
+                    "image_size": [8, 8],
+                },
             }
         }
     )
     module = parser.instantiate_classes(parsed).model
     assert isinstance(module, UDAStudent)
     assert module.strong.flip
-    assert module.hparams["lr"] == 0.01
+    assert module.hparams["optimization"]["lr"] == 0.01

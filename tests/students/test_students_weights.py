@@ -116,7 +116,9 @@ class Retrain(Callback):
 @pytest.mark.parametrize(("schedule_epochs", "totals"), [(None, (16, 8)), (2, (8, 8))])
 def test_retraining_restarts_optimizer_and_schedule(schedule_epochs, totals, digits, tmp_path):
     retrain = Retrain(epoch=1)
-    module = SupervisedStudent(image_size=8, lr=0.1, optimizer="sgd", schedule_epochs=schedule_epochs)
+    module = SupervisedStudent(
+        image_size=8, optimization={"lr": 0.1, "optimizer": "sgd", "schedule_epochs": schedule_epochs}
+    )
     trainer(tmp_path, max_epochs=4, callbacks=[retrain]).fit(module, loaders(digits))
     want = [0.1 * lr_factor("cosine", step, total, 0) for total in totals for step in range(8)]
     assert retrain.rates == pytest.approx(want)
@@ -125,7 +127,7 @@ def test_retraining_restarts_optimizer_and_schedule(schedule_epochs, totals, dig
 
 
 def test_a_second_training_has_a_schedule_of_its_own(digits, tmp_path):
-    module, rates = SupervisedStudent(image_size=8, lr=0.1), []
+    module, rates = SupervisedStudent(image_size=8, optimization={"lr": 0.1}), []
     for _ in range(2):
         retrain = Retrain(epoch=1)
         trainer(tmp_path, max_epochs=3, callbacks=[retrain]).fit(module, loaders(digits))

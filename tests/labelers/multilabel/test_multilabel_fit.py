@@ -85,7 +85,7 @@ def fit(folder, labeler, data=None, **kwargs):
     network = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5)
     )
-    student = SupervisedStudent(network=network, num_classes=5, task="multilabel", lr=0.05)
+    student = SupervisedStudent(network=network, num_classes=5, task="multilabel", optimization={"lr": 0.05})
     trainer = pl.Trainer(
         max_epochs=2, callbacks=[callback] if labeler else [], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
