@@ -69,7 +69,7 @@ def in_groups(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read_groups(owner: type, flat: Mapping[str, Any], **given: Any) -> list[Any]:
+def read_groups(owner: type, flat: Mapping[str, Any], **given: Any) -> dict[str, Any]:
     """The groups that a constructor was given, each as its dataclass, in the order of ``given``.
 
     Args:
@@ -85,10 +85,10 @@ def read_groups(owner: type, flat: Mapping[str, Any], **given: Any) -> list[Any]
     if unknown := found.keys() - given.keys():
         raise TypeError(f"{owner.__name__} has no argument {min(unknown)!r}")
     defaults = group_defaults(owner)
-    return [_made(name, found[name], defaults[name]) for name in given]
+    return {name: _made(name, found[name], defaults[name]) for name in given}
 
 
-def plain_groups(**groups: ArgumentGroup) -> dict[str, Any]:
+def plain_groups(groups: Mapping[str, ArgumentGroup]) -> dict[str, Any]:
     """Groups as plain mappings, for hyper-parameters that a checkpoint holds."""
     return {name: dataclasses.asdict(group) for name, group in groups.items()}
 

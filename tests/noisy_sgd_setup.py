@@ -1,5 +1,7 @@
 """What the tests of noisy SGD share: small data, modules, trainers and a folder's charges."""
 
+import warnings
+
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -48,7 +50,9 @@ def make(extractor=True, **kwargs):
         options["extractor"] = Flat()
     else:
         options["network"] = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 2))
-    return NoisySGD(**{**options, **kwargs})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # tests name arguments without their groups
+        return NoisySGD(**{**options, **kwargs})
 
 
 def make_trainer(folder, epochs=2, **kwargs):

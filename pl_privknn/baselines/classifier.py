@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from pl_privknn._checks import check_finite, check_int, check_positive
+from pl_privknn._checks import check_int
+from pl_privknn.baselines.heads import FeatureHead, build_head
 from pl_privknn.baselines.network_checks import with_group_norm
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.learned import learn_publicly
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.networks import build_network
+from pl_privknn.networks import Normalization, build_network
 
 _IMAGES_AT_ONCE = 1024
 
@@ -25,8 +26,7 @@ class Classifier(pl.LightningModule):
 
     Args:
         num_classes: number of classes.
-        mean: public constants, one a channel, subtracted from images; no normalisation if None.
-        std: public constants, one a channel, divided by.
+        normalization: public constants, applied to images before a whole network.
 
     Attributes:
         network: what is trained: a whole network, or a head on features.
@@ -41,14 +41,11 @@ class Classifier(pl.LightningModule):
     std: Tensor | None
     network: nn.Module
 
-    def __init__(
-        self, num_classes: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, num_classes: int, normalization: Normalization) -> None:
         super().__init__()
         self.num_classes = check_int("num_classes", num_classes, 2)
-        self.constants = _constants(mean, std)
-        self.register_buffer("mean", _channels(self.constants["mean"]), persistent=False)
-        self.register_buffer("std", _channels(self.constants["std"]), persistent=False)
+        for name, constants in zip(("mean", "std"), normalization.tensors(), strict=True):
+            self.register_buffer(name, constants, persistent=False)
         self.extractor: Extractor | None = None
         self.whitening: PublicWhitening | None = None
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
@@ -61,9 +58,7 @@ class Classifier(pl.LightningModule):
         image_size: int | tuple[int, int],
         *,
         extractor: Extractor | None,
-        head: Callable[[int], nn.Module],
-        components: int | None,
-        whitening: float,
+        head: FeatureHead,
         group_norm: bool,
     ) -> None:
         """Build :attr:`network`, and what stands before it.
@@ -73,16 +68,14 @@ class Classifier(pl.LightningModule):
             in_channels: colour channels of the images.
             image_size: side of square images, or (height, width).
             extractor: see the class.
-            head: makes a head for features of some width.
-            components: see :class:`~pl_privknn.features.whitening.PublicWhitening`.
-            whitening: its ``power``.
+            head: of features.
             group_norm: put group normalisation in the place of batch normalisation.
         """
         self.extractor = extractor
         if extractor is not None:
             width = _feature_size(extractor, in_channels, image_size)
-            self.whitening = PublicWhitening(width, components, whitening)
-            network = head(self.whitening.out_features)
+            self.whitening = PublicWhitening(width, head.components, head.whitening)
+            network = build_head(head.head, self.whitening.out_features, self.num_classes, head.hidden_size)
         elif isinstance(network, str):
             network = build_network(network, self.num_classes, in_channels, image_size)
         self.network = with_group_norm(network) if group_norm else network
@@ -157,18 +150,3 @@ def _feature_size(extractor: Extractor, in_channels: int, image_size: int | tupl
             "(1, d)"
         )
     return int(features.shape[1])
-
-
-def _constants(mean: Sequence[float] | None, std: Sequence[float] | None) -> dict[str, list[float] | None]:
-    if mean is None and std is None:
-        return {"mean": None, "std": None}
-    if mean is None or std is None or len(mean) != len(std):
-        raise ValueError(f"mean={mean!r}, std={std!r}: give both, one value a channel, or neither")
-    return {
-        "mean": [check_finite("mean", value) for value in mean],
-        "std": [check_positive("std", value) for value in std],
-    }
-
-
-def _channels(values: list[float] | None) -> Tensor | None:
-    return None if values is None else torch.tensor(values).view(-1, 1, 1)

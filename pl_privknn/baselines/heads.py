@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import nn
 
-from pl_privknn._checks import check_choice, check_int
+from pl_privknn._checks import check_choice, check_int, check_non_negative
+from pl_privknn.argument_groups import ArgumentGroup
 
 HEADS = ("linear", "mlp")
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureHead(ArgumentGroup):
+    """The classifier of frozen features, and what they go through before it.
+
+    Args:
+        head: ``"linear"`` or ``"mlp"`` (two layers).
+        hidden_size: width of the hidden layer of ``"mlp"``.
+        components: keep this many principal directions of the public features; all if None.
+        whitening: divide each direction by its public standard deviation to this power.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    head: str = "linear"
+    hidden_size: int = 128
+    components: int | None = None
+    whitening: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_choice("head", self.head, HEADS)
+        check_int("hidden_size", self.hidden_size)
+        if self.components is not None:
+            check_int("components", self.components)
+        check_non_negative("whitening", self.whitening)
 
 
 def build_head(kind: str, in_features: int, num_classes: int, hidden_size: int = 128) -> nn.Module:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,28 +11,26 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import nn
 
-from pl_privknn._checks import (
-    check_choice,
-    check_int,
-    check_open_unit,
-    check_positive,
-)
+from pl_privknn._checks import check_choice, check_int
+from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.clipping import ClippedGradients, cross_entropies
-from pl_privknn.baselines.heads import build_head
+from pl_privknn.baselines.heads import FeatureHead
 from pl_privknn.baselines.network_checks import CannotRunError
 from pl_privknn.baselines.reporting import LeavesFolder, ReportsTraining
+from pl_privknn.baselines.settings import Clipping, PoissonBatches, TrainingBudget
 from pl_privknn.baselines.trainer_checks import check_data, check_trainer
-from pl_privknn.baselines.training_run import TrainingPlan, TrainingRun, public_rate, run_folder
-from pl_privknn.baselines.updates import build_optimizer, check_updates, scheduled
+from pl_privknn.baselines.training_run import TrainingPlan, TrainingRun, run_folder
+from pl_privknn.baselines.updates import NoisyOptimization, scheduled
 from pl_privknn.features.base import Extractor
+from pl_privknn.networks import Normalization
 from pl_privknn.networks.base import image_shape
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import quiet_lr
 from pl_privknn.privacy.private_side import privately
+from pl_privknn.privacy.settings import RunFiles
 
 BATCH_NORM = ("refuse", "group_norm")
-ON_BUDGET = ("error", "stop")
 
 
 class NoisySGD(ReportsTraining, Classifier):
@@ -61,43 +57,18 @@ class NoisySGD(ReportsTraining, Classifier):
         extractor: train a head on its features instead. They are computed once, centred and scaled by public
             statistics, and those of private images are kept in memory alone. It must not have been trained on
             the private records.
-        head: ``"linear"`` or ``"mlp"`` (two layers).
-        hidden_size: width of the hidden layer of ``"mlp"``.
-        components: keep this many principal directions of the public features.
-        whitening: divide each direction by its public standard deviation to this power.
-        batch_size: what the noisy sum of gradients is divided by, a public constant; about the expected size of a
-            batch.
-        sampling_rate: Poisson rate. Give it or ``expected_records``.
-        expected_records: about how many private records there are, a public constant that takes the place of
-            their number, which is private; the rate is then ``batch_size`` over it.
-        target_epsilon: find the least noise with which all steps cost at most this. Give it or
-            ``noise_multiplier``.
-        noise_multiplier: noise over ``clip_norm``.
-        delta: δ of the guarantee.
-        max_epsilon: budget of the ledger; None for no limit.
-        on_budget: where the plan passes ``max_epsilon``, ``"error"`` raises ``BudgetExceeded`` at once and
-            ``"stop"`` trains for as many steps as fit, and then ends the training.
-        clip_norm: L2 bound of each record's gradient.
-        clipping: ``"flat"`` or ``"ghost"``, see :class:`~pl_privknn.baselines.clipping.ClippedGradients`.
-        physical_batch_size: records at once; bounds memory and changes nothing else.
-            By default 64 on a CPU, 512 elsewhere.
+        feature_head: of those features.
+        batches: how records are drawn.
+        budget: ε and δ, or the noise.
+        gradients: how each record's gradient is bounded.
+        optimization: what noisy gradients do to the weights.
+        normalization: public constants, applied to images before ``network``.
+        files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         batch_norm: ``"refuse"`` networks with batch normalisation, or put ``"group_norm"`` in its place.
-        optimizer: ``"sgd"`` (with momentum) or ``"adam"``, working on noisy gradients.
-        lr: peak learning rate.
-        noise_limit: lower the rate where there is more noise than this, see
-            :func:`~pl_privknn.privacy.noisy_steps.quiet_lr`; None never lowers it.
-        momentum: SGD's momentum, or Adam's first β.
-        weight_decay: L2 penalty.
-        scheduler: ``"none"``, ``"cosine"`` or ``"linear"`` over the planned steps.
-        mean: public constants, one a channel, subtracted from images before ``network``.
-        std: public constants, one a channel, divided by.
-        ledger_path: a ledger that other runs over the same private data share; ``ledger.sqlite`` in the run's
-            folder by default.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.ledger.Ledger`.
-        run_dir: the run's folder; the trainer's log folder by default.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for
             tests and benchmarks and protect nothing.
+        **flat: arguments of these groups by themselves, for one release more.
 
     Raises:
         ValueError: for arguments out of range, or a network that can't be trained privately.
@@ -110,86 +81,61 @@ class NoisySGD(ReportsTraining, Classifier):
         in_channels: int = 1,
         image_size: int | tuple[int, int] = 28,
         extractor: Extractor | None = None,
-        head: str = "linear",
-        hidden_size: int = 128,
-        components: int | None = None,
-        whitening: float = 0.5,
-        batch_size: int = 1024,
-        sampling_rate: float | None = None,
-        expected_records: int | None = None,
-        target_epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        delta: float = 1e-5,
-        max_epsilon: float | None = None,
-        on_budget: str = "error",
-        clip_norm: float = 1.0,
-        clipping: str = "flat",
-        physical_batch_size: int | None = None,
+        feature_head: FeatureHead = FeatureHead(),
+        batches: PoissonBatches = PoissonBatches(),
+        budget: TrainingBudget = TrainingBudget(),
+        gradients: Clipping = Clipping(),
+        optimization: NoisyOptimization = NoisyOptimization(),
+        normalization: Normalization = Normalization(),
+        files: RunFiles = RunFiles(),
         steps_per_charge: int = 20,
         batch_norm: str = "refuse",
-        optimizer: str = "sgd",
-        lr: float = 0.5,
-        noise_limit: float | None = None,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        scheduler: str = "cosine",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        ledger_path: str | Path | None = None,
-        ledger_head_path: str | Path | None = None,
-        run_dir: str | Path | None = None,
         noise_source: NoiseSource | None = None,
+        **flat: Any,
     ) -> None:
-        super().__init__(num_classes, mean, std)
-        if (target_epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"target_epsilon={target_epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
-            )
-        self.target_epsilon = (
-            None if target_epsilon is None else check_positive("target_epsilon", target_epsilon)
+        groups = read_groups(
+            NoisySGD,
+            flat,
+            feature_head=feature_head,
+            batches=batches,
+            budget=budget,
+            gradients=gradients,
+            optimization=optimization,
+            normalization=normalization,
+            files=files,
         )
-        # 0 would be no privacy at all, so it is no value of a private training.
-        self.noise_multiplier = (
-            None if noise_multiplier is None else check_positive("noise_multiplier", noise_multiplier)
-        )
-        self.delta = check_open_unit("delta", delta)
-        self.max_epsilon = None if max_epsilon is None else check_positive("max_epsilon", max_epsilon)
-        self.stop_at_budget = check_choice("on_budget", on_budget, ON_BUDGET) == "stop"
-        self.batch_size = check_int("batch_size", batch_size)
-        self.sampling_rate = public_rate(self.batch_size, sampling_rate, expected_records)
+        feature_head, batches, budget, gradients, optimization, normalization, files = groups.values()
+        super().__init__(num_classes, normalization)
+        budget.check_complete()
+        self.budget, self.optimization = budget, optimization
+        self.delta = budget.delta
+        self.batch_size, self.sampling_rate = batches.batch_size, batches.rate
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         check_choice("batch_norm", batch_norm, BATCH_NORM)
-        check_updates(optimizer, lr, momentum, weight_decay, scheduler, noise_limit)
-        self.noise_limit = noise_limit
-        self.save_hyperparameters(
-            ignore=["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
-        )
-        paths = {"ledger_path": ledger_path, "ledger_head_path": ledger_head_path, "run_dir": run_dir}
-        plain = {name: None if path is None else str(path) for name, path in paths.items()}
-        self.save_hyperparameters({**self.constants, **plain})
+        objects = ["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
+        self.save_hyperparameters(ignore=[*objects, *flat_names(type(self))])
+        self.save_hyperparameters(plain_groups(groups))
         self.noise_source = noise_source if noise_source is not None else default_noise()
-        self.ledger_path = None if ledger_path is None else Path(ledger_path)
-        self.ledger_head_path = None if ledger_head_path is None else Path(ledger_head_path)
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
         self.make_network(
             network,
             in_channels,
             image_size,
             extractor=extractor,
-            head=lambda width: build_head(head, width, num_classes, hidden_size),
-            components=components,
-            whitening=whitening,
+            head=feature_head,
             group_norm=batch_norm == "group_norm",
         )
         self.automatic_optimization = False  # one optimizer step a Poisson batch, on gradients made here
-        self._clipped = ClippedGradients(self.network, clip_norm, clipping, physical_batch_size)
+        self._clipped = ClippedGradients(
+            self.network, gradients.clip_norm, gradients.clipping, gradients.physical_batch_size
+        )
         # A user's own module may want images of another size than these arguments say; the data will tell.
         with contextlib.suppress(CannotRunError):
             self._clipped.check(self.input_shape(image_shape(in_channels, image_size)))
         self._training_run: TrainingRun | None = None
         self._private: Any = None
         self._loaded: dict[str, Any] | None = None
-        self._rate = float(lr)
+        self._rate = float(optimization.lr)
 
     # ------------------------------------------------------------------ private training
 
@@ -230,8 +176,8 @@ class NoisySGD(ReportsTraining, Classifier):
                 self.trainer.log_dir or self.trainer.default_root_dir,
             ),
             self._plan(),
-            max_epsilon=self.max_epsilon,
-            stop_at_budget=self.stop_at_budget,
+            max_epsilon=self.budget.max_epsilon,
+            stop_at_budget=self.budget.on_budget == "stop",
             ledger_path=self.ledger_path,
             steps_per_charge=self.steps_per_charge,
             checkpoint=resumed,
@@ -257,7 +203,7 @@ class NoisySGD(ReportsTraining, Classifier):
         if self._training_run is None:
             x, y = batch["labeled"]
             gradient = self._clipped.sum(x, y, cross_entropies, self.inputs)
-            self._rate = self.hparams["lr"]
+            self._rate = self.optimization.lr
         else:
             # Records of a private batch are images, or vectors that were made of them when the fit began.
             made = None if self.extractor is not None else self.inputs
@@ -272,14 +218,7 @@ class NoisySGD(ReportsTraining, Classifier):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the trained parameters; each step sets its learning rate."""
-        hparams = self.hparams
-        return build_optimizer(
-            hparams["optimizer"],
-            self._clipped.parameters,
-            hparams["lr"],
-            hparams["momentum"],
-            hparams["weight_decay"],
-        )
+        return self.optimization.over(self._clipped.parameters)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the module holds no private record and no open ledger."""
@@ -321,8 +260,8 @@ class NoisySGD(ReportsTraining, Classifier):
             batch_size=self.batch_size,
             clip_norm=self._clipped.clip_norm,
             delta=self.delta,
-            noise_multiplier=self.noise_multiplier,
-            target_epsilon=self.target_epsilon,
+            noise_multiplier=self.budget.noise_multiplier,
+            target_epsilon=self.budget.target_epsilon,
         )
 
     def _coins(self) -> NoiseSource:
@@ -335,6 +274,6 @@ class NoisySGD(ReportsTraining, Classifier):
         return self.noise_source.stream("batches", *place)
 
     def _learning_rate(self, run: TrainingRun) -> float:
-        hparams = self.hparams
-        peak = quiet_lr(hparams["lr"], self.noise_limit, run.noise_multiplier, run.planned, self.batch_size)
-        return scheduled(peak, hparams["scheduler"], run.steps.left / run.planned)
+        chosen = self.optimization
+        peak = quiet_lr(chosen.lr, chosen.noise_limit, run.noise_multiplier, run.planned, self.batch_size)
+        return scheduled(peak, chosen.scheduler, run.steps.left / run.planned)

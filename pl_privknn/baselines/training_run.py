@@ -8,7 +8,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from pl_privknn._checks import check_int, check_rate
 from pl_privknn._files import write_durably
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
@@ -43,33 +42,6 @@ class TrainingPlan:
     delta: float
     noise_multiplier: float | None
     target_epsilon: float | None
-
-
-def public_rate(batch_size: int, sampling_rate: float | None, expected_records: int | None) -> float:
-    """The Poisson rate of a step, from public constants alone: a rate of batch/n would tell n.
-
-    Args:
-        batch_size: what noisy sums are divided by.
-        sampling_rate: the rate itself, or None.
-        expected_records: about how many private records there are; the rate is ``batch_size`` over it.
-
-    Raises:
-        ValueError: unless exactly one of the last two is given, and in range.
-    """
-    if (sampling_rate is None) == (expected_records is None):
-        raise ValueError(
-            f"sampling_rate={sampling_rate!r}, expected_records={expected_records!r}: give exactly one of them. The "
-            "number of private records is private, so give a public estimate of it as expected_records (the rate is "
-            "then batch_size / expected_records)"
-        )
-    if expected_records is None:
-        return check_rate("sampling_rate", sampling_rate)
-    if check_int("expected_records", expected_records) < batch_size:
-        raise ValueError(
-            f"batch_size={batch_size} is more than expected_records={expected_records}; lower batch_size, or give "
-            "sampling_rate instead of expected_records"
-        )
-    return batch_size / expected_records
 
 
 def run_folder(

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
 
-import torch
-from torch import nn
-
-from pl_privknn._checks import check_choice, check_finite, check_non_negative, check_positive
-
-OPTIMIZERS = ("sgd", "adam")
-SCHEDULERS = ("none", "cosine", "linear")
+from pl_privknn._checks import check_positive
+from pl_privknn.optimization import Optimization
 
 
-def check_updates(
-    optimizer: str, lr: float, momentum: float, weight_decay: float, scheduler: str, noise_limit: float | None
-) -> None:
-    """Raise ``ValueError`` for an argument out of its range."""
-    check_choice("optimizer", optimizer, OPTIMIZERS)
-    check_choice("scheduler", scheduler, SCHEDULERS)
-    check_positive("lr", lr)
-    if noise_limit is not None:
-        check_positive("noise_limit", noise_limit)
-    if not 0 <= check_finite("momentum", momentum) < 1:
-        raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
-    check_non_negative("weight_decay", weight_decay)
+@dataclasses.dataclass(frozen=True)
+class NoisyOptimization(Optimization):
+    """Optimizer and learning-rate schedule of a private training; they work on noisy gradients.
 
+    Args:
+        optimizer: ``"sgd"`` (with momentum) or ``"adam"``.
+        lr: peak learning rate.
+        momentum: SGD's momentum, or Adam's first β.
+        weight_decay: L2 penalty.
+        scheduler: ``"none"``, ``"cosine"`` or ``"linear"`` over the planned steps.
+        noise_limit: lower the rate where there is more noise than this, see
+            :func:`~pl_privknn.privacy.noisy_steps.quiet_lr`; None never lowers it.
 
-def build_optimizer(
-    name: str, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
-) -> torch.optim.Optimizer:
-    """SGD with momentum, or Adam whose first β is the momentum."""
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    return torch.optim.Adam(parameters, lr=lr, betas=(momentum, 0.999), weight_decay=weight_decay)
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    optimizers = ("sgd", "adam")
+    nesterov = False
+
+    optimizer: str = "sgd"
+    lr: float = 0.5
+    noise_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_limit is not None:
+            check_positive("noise_limit", self.noise_limit)
 
 
 def scheduled(peak: float, scheduler: str, left: float) -> float:

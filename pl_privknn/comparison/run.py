@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
-import inspect
 import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pl_privknn.argument_groups import in_groups, place_of
+from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
 from pl_privknn.configuration import known_classes
 from pl_privknn.nested_settings import get, merged, put
@@ -106,15 +107,20 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     if epsilon < math.inf:
         for path in method.epsilon_to:
             put(document, path, epsilon)
+    document["model"] = _in_groups(document["model"])
     if method.labeling is not None:
-        document["labeling"] |= {
+        labeling = in_groups(PrivateLabeler, document["labeling"])
+        document["labeling"] = {**labeling, "labeler": _in_groups(labeling["labeler"])}
+        values = {
             "delta": comparison.delta,
             "adjacency": comparison.adjacency,
             "seed": seed,
             "progress": False,
         }
         if epsilon < math.inf:
-            document["labeling"]["max_epsilon"] = epsilon
+            values["max_epsilon"] = epsilon
+        for name, value in values.items():
+            put(document, ".".join(("labeling", *(place_of(PrivateLabeler, name) or ()))), value)
     _fill_in(document, comparison, method, epsilon, seed)
     return document
 
@@ -150,16 +156,11 @@ def noise_seed(comparison: str, method: str, epsilon: float, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
 
 
-def arguments_of(class_path: str) -> set[str]:
-    """Names of the arguments of a class's constructor, through ``**kwargs``; empty where it is not known."""
+def argument_path(class_path: str, name: str) -> str | None:
+    """Where a class takes an argument: its name, or that of its group before it; None where it doesn't."""
     found = _resolve(class_path)
-    names: set[str] = set()
-    for ancestor in inspect.getmro(found) if found is not None else ():
-        parameters = inspect.signature(ancestor.__init__).parameters  # type: ignore[misc]
-        names |= set(parameters)
-        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-            break
-    return names - {"self"}
+    place = None if found is None else place_of(found, name)
+    return None if place is None else ".".join(place)
 
 
 def _fill_in(
@@ -168,7 +169,6 @@ def _fill_in(
     where = "labeling.labeler" if method.labeling is not None else "model"
     if method.kind == "true_labels":
         return
-    taken = arguments_of(get(document, f"{where}.class_path"))
     values: dict[str, Any] = {"delta": comparison.delta, "adjacency": comparison.adjacency, "progress": False}
     if method.model is not None and epsilon < math.inf:
         values["max_epsilon"] = epsilon
@@ -179,8 +179,16 @@ def _fill_in(
             "init_args": {"seed": drawn},
         }
     for name, value in values.items():
-        if name in taken:
-            put(document, f"{where}.init_args.{name}", value)
+        if place := argument_path(get(document, f"{where}.class_path"), name):
+            put(document, f"{where}.init_args.{place}", value)
+
+
+def _in_groups(section: dict[str, Any]) -> dict[str, Any]:
+    """A section that names a class, with arguments of groups in their groups."""
+    found = _resolve(section["class_path"])
+    if found is None or not section.get("init_args"):
+        return section
+    return {**section, "init_args": in_groups(found, section["init_args"])}
 
 
 def _resolve(class_path: str) -> type | None:

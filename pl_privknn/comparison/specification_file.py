@@ -174,11 +174,13 @@ def _labeling(where: str, given: Any) -> dict[str, Any]:
 
 
 def _refuse_shared(where: str, section: Any) -> None:
-    for key in section or {}:
+    for key, value in (section or {}).items():
         if key in _SHARED:
             raise SpecError(
                 f"{where}: {key} is the same for all methods and set by the comparison; leave it out"
             )
+        if isinstance(value, Mapping) and "class_path" not in value:  # a group of arguments
+            _refuse_shared(f"{where}.{key}", value)
 
 
 def _settings(where: str, given: Any, roots: tuple[str, ...]) -> dict[float, dict[str, Any]]:

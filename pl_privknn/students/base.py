@@ -90,7 +90,7 @@ class Student(EvaluatedModule, abc.ABC):
         self.outputs = TASKS[task]
         check_int("num_classes", num_classes, 2)
         check_choice("augment", augment, AUGMENT)
-        self.optimization, self.loss, self.weak, normalization = read_groups(
+        groups = read_groups(
             Student,
             flat,
             optimization=optimization,
@@ -98,17 +98,11 @@ class Student(EvaluatedModule, abc.ABC):
             augmentation=augmentation,
             normalization=normalization,
         )
+        self.optimization, self.loss, self.weak, normalization = groups.values()
         # Frames of subclasses are searched as well, so their arguments are saved too.
         whole = ["network"] if isinstance(network, nn.Module) else []
         self.save_hyperparameters(ignore=[*whole, *flat_names(type(self))])
-        self.save_hyperparameters(
-            plain_groups(
-                optimization=self.optimization,
-                loss=self.loss,
-                augmentation=self.weak,
-                normalization=normalization,
-            )
-        )
+        self.save_hyperparameters(plain_groups(groups))
         self.num_classes = num_classes
         self._network_name = network if isinstance(network, str) else None
         # Convolutions and pooling with channels last take about two thirds of the time, on CPUs as well. A network

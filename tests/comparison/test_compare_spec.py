@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pl_privknn.comparison.noise_search import Planner
-from pl_privknn.comparison.run import arguments_of, place_in, runs_of
+from pl_privknn.comparison.run import argument_path, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.specification_file import comparison_of, read_comparison
@@ -94,6 +94,7 @@ def changed(path, value):
         ("methods.knn.labeling.delta", 1e-3, ["delta", "same for all methods"]),
         ("methods.knn.labeling.labeler.init_args.noise_source", {}, ["noise_source"]),
         ("methods.sgd.model.init_args.delta", 1e-3, ["methods.sgd.model", "delta"]),
+        ("methods.sgd.model.init_args.budget", {"delta": 1e-3}, ["methods.sgd.model", "budget", "delta"]),
         ("methods.knn.settings", {"1": {"data.init_args.batch_size": 4}}, ["data.init_args.batch_size", "shared"]),
         ("methods.knn.settings", {"1": {"model.init_args.lr": 4}}, ["model.init_args.lr"]),
         ("methods.knn.settings", {"inf": {}}, ["nonprivate"]),
@@ -146,9 +147,10 @@ def test_everything_shared_is_the_same_in_all_runs():
         assert made["seed_everything"] == run.seed
         assert get(made, "data.init_args.batch_size") == 32
         if run.method.name == "sgd":
-            assert made["model"]["init_args"]["delta"] == 1e-4
-            assert made["model"]["init_args"]["target_epsilon"] == made["model"]["init_args"]["max_epsilon"]
-            assert made["model"]["init_args"].get("lr") == (0.25 if run.epsilon == 2 else None)
+            budget = made["model"]["init_args"]["budget"]
+            assert budget["delta"] == 1e-4
+            assert budget["target_epsilon"] == budget["max_epsilon"]
+            assert get(made, "model.init_args.optimization.lr") == (0.25 if run.epsilon == 2 else None)
             assert made["trainer"]["max_epochs"] == 3
         else:
             assert made["model"] == document()["base"]["student"]
@@ -315,11 +317,13 @@ def test_selection_of_everything_counts_the_public_set():
 
 
 def test_arguments_through_keywords():
-    assert {"noise_source", "epsilon", "adjacency"} <= arguments_of("ReverseKNN")
-    assert "noise_source" in arguments_of("pl_privknn.labelers.pate.pate.PATE")
+    for name in ("noise_source", "epsilon", "adjacency"):
+        assert argument_path("ReverseKNN", name) == name
+    assert argument_path("pl_privknn.labelers.pate.pate.PATE", "noise_source") == "noise_source"
+    assert argument_path("NoisySGD", "delta") == "budget.delta"
     # Passed on through **kwargs of VATStudent to its base.
-    assert "ema_decay" in arguments_of("VATStudent")
-    assert arguments_of("no.such.Thing") == set()
+    assert argument_path("VATStudent", "ema_decay") == "ema_decay"
+    assert argument_path("no.such.Thing", "delta") is None
 
 
 def test_sections():

@@ -1,0 +1,63 @@
+"""Groups of arguments that private trainings and labelling share: the budget, and where a run's files are."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from pl_privknn._checks import check_open_unit, check_positive
+from pl_privknn.argument_groups import ArgumentGroup
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget(ArgumentGroup):
+    """What a run may cost.
+
+    Args:
+        delta: δ of the guarantee.
+        max_epsilon: budget of the ledger; a run whose worst case passes it raises ``BudgetExceeded`` at once. None:
+            no limit, the ε is only stated.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    delta: float = 1e-5
+    max_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        check_open_unit("delta", self.delta)
+        if self.max_epsilon is not None:
+            check_positive("max_epsilon", self.max_epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFiles(ArgumentGroup):
+    """Where a run keeps its files.
+
+    Args:
+        run_dir: the run's folder; by default the trainer's log folder. Repeating a run in the folder of an
+            interrupted one continues it.
+        ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
+            run's folder.
+        ledger_head_path: a file, best in another place than the ledger, in which the ledger's head is noted after
+            each charge; a ledger that was put back or rewritten is then refused.
+    """
+
+    run_dir: str | Path | None = None
+    ledger_path: str | Path | None = None
+    ledger_head_path: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # checkpoints hold plain types alone
+            if (value := getattr(self, field.name)) is not None:
+                object.__setattr__(self, field.name, str(value))
+
+    @property
+    def paths(self) -> tuple[Path | None, Path | None, Path | None]:
+        """The three of them."""
+        run, ledger, head = (
+            None if path is None else Path(path)
+            for path in (self.run_dir, self.ledger_path, self.ledger_head_path)
+        )
+        return run, ledger, head
