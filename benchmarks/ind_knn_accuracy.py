@@ -110,7 +110,7 @@ def search(tables: dict[str, Tables], method: str, queries: int, epsilon: float,
             seed=split,
         ):
             given = trial.settings
-            neighbors = given.get("density", {}).get("neighbors")
+            neighbors = given.get("switches", {}).get("density", {}).get("neighbors")
             found[view, given["threshold"], neighbors, given["sigma2"]].append(trial.accuracy)
     # Splits may look around different thresholds; what only some of them tried is left out.
     means = {key: statistics.mean(runs) for key, runs in found.items() if len(runs) == repeats}

@@ -102,7 +102,8 @@ def _multilabel_reverse(o: SimpleNamespace) -> Made:
 
 
 def _ind_knn(o: SimpleNamespace) -> Made:
-    arguments = {"threshold": o.threshold, "sigma2": o.sigma2, "budget": o.budget, "num_queries": o.queries}
+    budgets = {"budget": o.budget}
+    arguments = {"threshold": o.threshold, "sigma2": o.sigma2, "num_queries": o.queries, "budgets": budgets}
     return Made(labelers.IndKNN, arguments)
 
 

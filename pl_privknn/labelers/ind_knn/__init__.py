@@ -1,5 +1,8 @@
 """Ind-KNN: kernel votes with a budget for every private record."""
 
+from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
+from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similarity
 
-__all__ = ["IndKNN"]
+__all__ = ["IndKNN", "IndKNNSwitches", "PublicDensity", "RecordBudgets", "Records", "Similarity"]

@@ -136,10 +136,11 @@ def search_ind_knn(
         )
         chosen = np.full(num_queries, threshold)
         settings: dict[str, Any] = {"threshold": threshold, "sigma2": sigma2, "num_queries": num_queries}
-        settings |= {"kernel": kernel, "bandwidth": bandwidth, "conversion": conversion}
+        settings["similarity"] = {"kernel": kernel, "bandwidth": bandwidth}
+        settings["budgets"] = {"conversion": conversion}
         if density is not None:
             chosen = density.thresholds(parameters, among)
-            settings["density"] = dataclasses.asdict(density)
+            settings["switches"] = {"density": dataclasses.asdict(density)}
         runs = [bench.private(parameters, chosen, SeededNoise(seed + run)) for run in range(repeats)]
         return Trial(settings, float(np.mean(runs)), private=True)
 

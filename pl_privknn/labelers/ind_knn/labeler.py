@@ -11,22 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
+from pl_privknn.argument_groups import read_groups
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.ind_knn.algorithm import (
-    PAPER_BANDWIDTH,
-    PAPER_MIN_COUNT,
-    IndKNNParameters,
-    Kernel,
-    PublicDensity,
-)
+from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters
 from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similarity
 from pl_privknn.labelers.ind_knn.stream import check_unpaid
-from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.per_record.budgets import Conversion
 
 
 class IndKNN(Labeler):
@@ -61,31 +55,17 @@ class IndKNN(Labeler):
         epsilon: ε of the whole stream. Give this or ``budget``.
         delta: δ that belongs to ``epsilon``.
         num_queries: T, how many queries the budgets should last for; sets σ1 = √(T / (6B)). No limit.
-        kernel: ``"cosine"``, or ``"rbf"`` for exp(−‖x − q‖² / ν²).
-        bandwidth: ν of the RBF kernel.
-        sigma1: noise of the number of neighbours, instead of the default.
-        budget: B of every record, instead of ``epsilon``.
-        conversion: how ε becomes B: ``"gdp"``, the tightest, or for comparison with the paper ``"rdp"`` or
-            ``"rdp_classic"``.
-        min_count: floor under the noisy number of neighbours; 30 as in the paper, or with ``density`` the number
-            of neighbours that it aims at, unless given.
-        density: :class:`~pl_privknn.labelers.ind_knn.algorithm.PublicDensity` for a threshold of its own for each
-            query; None for the paper's fixed one. Public examples are all of those in the data module, or in
-            other uses those given to :meth:`use_public`, or else the queries asked so far.
-        reuse: let earlier answers take part as public records, while the features stay the same.
-        hashing: :class:`~pl_privknn.neighbors.hashing.SignProjections` to look only at records in the same
-            bucket; None for all.
+        similarity: the kernel, and the floor under the noisy number of neighbours.
+        budgets: how ε becomes a budget, or that budget itself.
+        switches: thresholds from public density, answers as public records, hashing, held-back answers. Public
+            examples for ``density`` are all of those in the data module, or in other uses those given to
+            :meth:`use_public`, or else the queries asked so far.
+        records: which record is which, and where their budgets are kept.
         soft: release class probabilities too: the non-negative part of the noisy votes, normalised.
-        abstain: hold back an answer where the two largest noisy votes differ by less than this many standard
-            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
-        ids: lasting whole numbers of the private records, in the data module's order, or the path of a
-            ``.npy`` file with them; by default the data module's, if it has any, or else digests. A record must
-            always come under the same number, for a second number would give it a second budget.
-        state_dir: folder of the budgets, **private**, for this labeler and this data set alone; None keeps them
-            beside the run's folder, and in memory where there is none.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         release_counts: let out the noisy votes of answered queries, over √K so that their noise is alike, to be
             smoothed over neighbouring queries; they are paid for anyway.
+        **flat: arguments of these groups by themselves, for one release more.
 
     Raises:
         ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
@@ -105,43 +85,40 @@ class IndKNN(Labeler):
         epsilon: float | None = None,
         delta: float = 1e-5,
         num_queries: int = 1000,
-        kernel: Kernel = "cosine",
-        bandwidth: float = PAPER_BANDWIDTH,
-        sigma1: float | None = None,
-        budget: float | None = None,
-        conversion: Conversion = "gdp",
-        min_count: float | None = None,
-        density: PublicDensity | None = None,
-        reuse: bool = False,
-        hashing: SignProjections | None = None,
+        similarity: Similarity = Similarity(),
+        budgets: RecordBudgets = RecordBudgets(),
+        switches: IndKNNSwitches = IndKNNSwitches(),
+        records: Records = Records(),
         soft: bool = False,
-        abstain: float = 0.0,
-        ids: Any = None,
-        state_dir: str | Path | None = None,
         noise_source: NoiseSource | None = None,
         release_counts: bool = False,
+        **flat: Any,
     ) -> None:
         super().__init__(noise_source)
+        similarity, budgets, switches, records = read_groups(
+            IndKNN, flat, similarity=similarity, budgets=budgets, switches=switches, records=records
+        ).values()
+        min_count = similarity.min_count
         if min_count is None:
-            min_count = PAPER_MIN_COUNT if density is None else float(density.neighbors)
+            min_count = PAPER_MIN_COUNT if switches.density is None else float(switches.density.neighbors)
         self.parameters = IndKNNParameters.for_epsilon(
             epsilon,
             delta,
             threshold=threshold,
             sigma2=sigma2,
             num_queries=num_queries,
-            kernel=kernel,
-            bandwidth=bandwidth,
-            sigma1=sigma1,
-            budget=budget,
-            conversion=conversion,
+            kernel=similarity.kernel,
+            bandwidth=similarity.bandwidth,
+            sigma1=budgets.sigma1,
+            budget=budgets.budget,
+            conversion=budgets.conversion,
             min_count=min_count,
         )
-        self.switches = IndKNNSwitches(density, reuse, hashing, abstain)
+        self.switches = switches
         self.soft = check_switch("soft", soft)
         self.release_counts = check_switch("release_counts", release_counts)
-        self.ids = ids
-        self.state_dir = None if state_dir is None else Path(state_dir)
+        self.ids = records.ids
+        self.state_dir = None if records.state_dir is None else Path(records.state_dir)
         self._run_folder: Path | None = None
         self._state: LabelerState | None = None
         self._engine: IndKNNEngine | None = None

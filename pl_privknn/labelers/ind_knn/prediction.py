@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_non_negative
+from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, PublicDensity, ask
 from pl_privknn.labelers.ind_knn.private_table import PublicAnswers, RecordTable, unit_rows
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
@@ -54,14 +55,17 @@ class Predictions:
 
 
 @dataclasses.dataclass(frozen=True)
-class IndKNNSwitches:
+class IndKNNSwitches(ArgumentGroup):
     """What may be added to Algorithm 3; none of it changes what the stream costs.
 
-    Attributes:
-        density: a threshold of its own for each query, from public density; None for the fixed one.
-        reuse: let earlier answers take part as public records.
-        hashing: look only at records in the same hash bucket; None for all.
-        abstain: hold back answers whose noisy margin is below so many standard deviations of its noise.
+    Args:
+        density: :class:`~pl_privknn.labelers.ind_knn.algorithm.PublicDensity` for a threshold of its own for each
+            query; None for the paper's fixed one.
+        reuse: let earlier answers take part as public records, while the features stay the same.
+        hashing: :class:`~pl_privknn.neighbors.hashing.SignProjections` to look only at records in the same
+            bucket; None for all.
+        abstain: hold back an answer where the two largest noisy votes differ by less than this many standard
+            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
 
     Raises:
         ValueError: if ``abstain`` is negative.

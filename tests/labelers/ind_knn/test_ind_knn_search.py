@@ -6,6 +6,7 @@ import torch
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.labelers.ind_knn.hyperparameters import search_ind_knn
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -44,8 +45,9 @@ def test_neighbours_are_searched_for_where_thresholds_follow_density():
         *public, 5, epsilon=1.0, delta=1e-5, num_queries=200, num_records=4000, by_density=True,
         sigmas=(0.3, 0.9), neighbors=(20, 200, 10_000),
     )  # fmt: skip
-    assert {trial.settings["density"]["neighbors"] for trial in trials} == {20, 200}
-    settings = {**trials[0].settings, "density": PublicDensity(**trials[0].settings["density"])}
+    densities = [PublicDensity(**trial.settings["switches"]["density"]) for trial in trials]
+    assert {density.neighbors for density in densities} == {20, 200}
+    settings = {**trials[0].settings, "switches": IndKNNSwitches(density=densities[0])}
     assert accuracy(settings, private, queries) > 0.85
 
 
