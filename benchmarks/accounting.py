@@ -1,7 +1,5 @@
 """Time of the accountant: RDP and PLD (fast) and the exact worst case, against dp-accounting in the same run.
 
-    python benchmarks/accounting.py [--repeat 3] [--json FILE]
-
 Every timing runs in a fresh process, so no result cached by an earlier one helps; imports do not count, nor
 is the one-time compilation of the induction (shown apart). The baseline is dp-accounting's own PLD of the
 Gaussian part alone, at a spacing that is good for three digits.
@@ -10,16 +8,16 @@ Gaussian part alone, at a spacing that is good for three digits.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
-import platform
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+
+from benchmarks.record import Measured
 
 DELTA = 1e-5
 ANSWERS = {"sigma": 20.0, "l2_sensitivity": math.sqrt(2), "sampling_rate": 0.2}
@@ -28,11 +26,11 @@ SCREENING = {"k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10, "samp
 LISTS = {"18,000 screenings + 3,877 answers": (18_000, 3_877), "1,000,000 screenings": (1_000_000, 0)}
 
 
-def measure(task: str, screenings: int, answers: int) -> tuple[float, float]:
+def timed(task: str, screenings: int, answers: int) -> tuple[float, float]:
     """Run one task in this process; return (seconds, ε)."""
     from dp_accounting.pld import privacy_loss_distribution
 
-    from pl_privknn.privacy import induction  # noqa: F401 - compiled code is loaded with the imports
+    from pl_privknn.privacy.accounting import induction  # noqa: F401 - compiled code is loaded with the imports
     from pl_privknn.privacy.accounting.accountant import account
     from pl_privknn.privacy.accounting.exact import exact_epsilon
     from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
@@ -62,12 +60,13 @@ def measure(task: str, screenings: int, answers: int) -> tuple[float, float]:
     return time.perf_counter() - loaded, float(epsilon)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     parser.add_argument("--repeat", type=int, default=3, help="runs of each timing; the fastest counts")
-    parser.add_argument("--json", type=Path, help="also write the JSON to this file")
-    options = parser.parse_args()
 
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """Seconds and ε of each list, and times the baseline's seconds."""
     jobs = [
         ("compile or load", "compile", (1, 0)),
         ("baseline: dp-accounting, 3,877 answers", "baseline", (1, 0)),
@@ -75,35 +74,14 @@ def main() -> None:
     for label, counts in LISTS.items():
         jobs += [(f"RDP + PLD: {label}", "fast", counts), (f"exact: {label}", "exact", counts)]
     context = multiprocessing.get_context("spawn")
-    results = []
+    rows: list[dict[str, Any]] = []
     for label, task, counts in track(jobs, description="Timing", console=Console(stderr=True)):
         runs = []
         for _ in range(max(1, options.repeat)):
             with context.Pool(1) as pool:
-                runs.append(pool.apply(measure, (task, *counts)))
+                runs.append(pool.apply(timed, (task, *counts)))
         seconds, epsilon = min(runs)
-        results.append(
-            {"what": label, "seconds": seconds, "epsilon": None if math.isnan(epsilon) else epsilon}
-        )
-    baseline = results[1]["seconds"]
-    table = Table(title=f"Accounting at δ = {DELTA:g}, {platform.processor() or platform.machine()}")
-    for name, justify in (
-        ("what", "left"),
-        ("seconds", "right"),
-        ("times baseline", "right"),
-        ("ε", "right"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for row in results:
-        row["times_baseline"] = row["seconds"] / baseline
-        shown = "" if row["epsilon"] is None else f"{row['epsilon']:.4f}"
-        table.add_row(row["what"], f"{row['seconds']:.3f}", f"{row['times_baseline']:.2f}", shown)
-    text = json.dumps({"delta": DELTA, "results": results}, indent=1)
-    print(text)
-    Console(stderr=True).print(table)
-    if options.json:
-        options.json.write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        rows.append({"what": label, "seconds": seconds, "epsilon": None if math.isnan(epsilon) else epsilon})
+    for row in rows:
+        row["times_baseline"] = row["seconds"] / rows[1]["seconds"]
+    yield Measured({"delta": DELTA, "rows": rows}, seeds=[])

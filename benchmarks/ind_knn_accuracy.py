@@ -1,4 +1,4 @@
-"""Ind-KNN's accuracy on Fashion-MNIST beside Private-kNN's: ind_knn_accuracy.py --features hog --data DIR.
+"""Ind-KNN's accuracy on Fashion-MNIST beside Private-kNN's.
 
 Similarities of queries and records are computed once for each kind of features and serve every method, setting,
 draw of noise and ε. Ind-KNN's settings, plain features or public principal components among them, are searched for
@@ -19,16 +19,16 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Tables, add_feature_options, load, write
-from ind_knn_rival import Ranking, best_private_knn
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Tables, add_feature_options, load
+from benchmarks.ind_knn_rival import Ranking, best_private_knn
+from benchmarks.record import Measured
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters, PublicDensity, ask
 from pl_privknn.labelers.ind_knn.hyperparameters import search_ind_knn
@@ -243,9 +243,8 @@ def summary(scores: NDArray[np.float64]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, and write ``benchmarks/results/ind_knn_accuracy_<features>.json``."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     add_feature_options(parser)
     parser.add_argument("--queries", type=int, nargs="+", default=[500, 2000])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0])
@@ -253,8 +252,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8, help="for the most queries; more for fewer")
     parser.add_argument("--draws", type=int, default=100, help="of the votes' noise in each stream")
     parser.add_argument("--splits", type=int, default=3, help="of the public images, in the search")
-    parser.add_argument("--output", type=Path, default=None)
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """One kind of features, a part of its own."""
     torch.set_num_threads(options.threads)
     started = time.perf_counter()
     plain = load(options)
@@ -272,12 +273,6 @@ def main() -> None:
     rows += best_private_knn(options, plain, rankings, asked)
     for row in rows:
         row["features"] = options.features
-    write(
-        f"ind_knn_accuracy_{options.features}",
-        options,
-        {**stated(SEEDED), "rows": rows, "seconds": time.perf_counter() - started},
-    )
-
-
-if __name__ == "__main__":
-    main()
+    seconds = time.perf_counter() - started
+    found = {"delta": DELTA, "adjacency": "add_remove", **stated(SEEDED), "rows": rows, "seconds": seconds}
+    yield Measured(found, seeds=list(range(options.seeds)), part=options.features)

@@ -1,4 +1,4 @@
-"""What the Ind-KNN benchmarks share: Fashion-MNIST in roles, its features, and JSON files of results.
+"""What the Ind-KNN benchmarks share: Fashion-MNIST in roles, and its features.
 
 The 60,000 training images are private. Of the test file one half is the pool of queries; the other half plays
 labelled public data, on which settings are searched for, from which thresholds by density are taken, and from which
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from pl_privknn import __version__
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG, TimmFeatures
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 
-RESULTS = Path(__file__).resolve().parent / "results"
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "methods"
 DELTA, CLASSES, RECORDS = 1e-5, 10, 60_000
 FEATURES = {"hog": "HOG", "efficientnet": "EfficientNet-Lite0"}
 #: Directions kept of the public principal components, for neighbours.
@@ -73,7 +68,7 @@ class Tables:
 
 def load(options: argparse.Namespace) -> Tables:
     """Features of all images, from ``options.cache`` where they lie there."""
-    data = FashionMNISTDataModule(root=options.data)
+    data = FashionMNISTDataModule(root=options.root)
     data.setup("fit")
     extractor: Any = None
     parts = []
@@ -108,39 +103,8 @@ def _extractor(options: argparse.Namespace) -> Any:
 def add_feature_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`load`."""
     parser.add_argument("--features", choices=tuple(FEATURES), default="hog")
-    parser.add_argument("--data", default="data", help="folder of Fashion-MNIST's four files")
+    parser.add_argument("--root", default="data", help="folder of Fashion-MNIST's four files")
     parser.add_argument("--weights", default=None, help="file of EfficientNet-Lite0's weights")
     parser.add_argument("--image-size", type=int, default=160, help="side to which images are resized for it")
     parser.add_argument("--cache", type=Path, default=None, help="folder for features, private")
     parser.add_argument("--threads", type=int, default=1)
-
-
-def write(name: str, options: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Put results into ``benchmarks/results``, with what they were made by."""
-    arguments = {
-        key: value
-        for key, value in vars(options).items()
-        if key not in ("run", "data", "cache", "weights", "output")
-    }
-    stored = {
-        "benchmark": name,
-        "arguments": arguments,
-        "delta": DELTA,
-        "adjacency": "add_remove",
-        "versions": {
-            "pl_privknn": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        **content,
-    }
-    path = options.output or RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-
-
-def read(name: str) -> dict[str, Any]:
-    """Results of :func:`write`."""
-    stored: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return stored

@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from ind_knn_features import CLASSES, DELTA, Part
 
+from benchmarks.ind_knn_features import CLASSES, DELTA, Part
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge

@@ -1,22 +1,18 @@
-"""Tables and plots of docs/methods/ind_knn.md from the stored results: ind_knn_report.py [--check].
-
-Every figure comes from ``benchmarks/results/{ind_knn_accuracy_*,ind_knn_speed,updates}.json``, so none can differ
-from what was measured.
-"""
+"""Tables and plots of docs/methods/ind_knn.md from stored results, so that none differs from what was measured."""
 
 from __future__ import annotations
 
-import argparse
 import math
+from pathlib import Path
 from typing import Any
 
-from ind_knn_features import DOCS, FEATURES, RESULTS, read
-
+from benchmarks.ind_knn_features import FEATURES
+from benchmarks.record import DOCS, entries, results
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
 from pl_privknn.comparison.plot import explain
 from pl_privknn.privacy.guarantee import Guarantee, weakest
 
-PAGE = DOCS / "ind_knn.md"
+PAGE = DOCS / "methods" / "ind_knn.md"
 METHODS = {
     "density": "Ind-KNN, density",
     "fixed": "Ind-KNN, one τ",
@@ -28,18 +24,16 @@ CONVERSION_NAMES = {"rdp": "improved RDP", "rdp_classic": "classic RDP"}
 def accuracy_rows() -> dict[tuple[str, int, float, str, str], dict[str, Any]]:
     """Rows by features, queries, ε, method and accounting."""
     found = {}
-    for features in FEATURES:
-        if (RESULTS / f"ind_knn_accuracy_{features}.json").exists():
-            for row in read(f"ind_knn_accuracy_{features}")["rows"]:
-                key = (row["queries"], row["epsilon"], row["method"], row["accounting"])
-                found[(features, *key)] = row
+    for features, entry in entries("ind_knn_accuracy").items():
+        for row in entry["results"]["rows"]:
+            key = (row["queries"], row["epsilon"], row["method"], row["accounting"])
+            found[(features, *key)] = row
     return found
 
 
 def guarantee() -> Guarantee:
     """How far the ε of the accuracies holds."""
-    names = (f"ind_knn_accuracy_{features}" for features in FEATURES)
-    return weakest(guarantee_of(read(name)) for name in names if (RESULTS / f"{name}.json").exists())
+    return weakest(guarantee_of(entry["results"]) for entry in entries("ind_knn_accuracy").values())
 
 
 def notes(whole: Guarantee) -> list[str]:
@@ -97,7 +91,7 @@ def speed_table() -> list[str]:
         "| records × dimensions | queries at once | product | Ind-KNN | ratio | with hashing | candidates | recall |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in read("ind_knn_speed")["rows"]:
+    for row in results("ind_knn_speed")["rows"]:
         lines.append(
             f"| {row['records']:,} × {row['dimension']} | {row['batch']:,} | {row['product_ms']:.2f} ms "
             f"| {row['exact_ms']:.2f} ms | {row['exact_ratio']:.2f} | {row['hashing_ms']:.2f} ms "
@@ -108,13 +102,13 @@ def speed_table() -> list[str]:
 
 def updates_table() -> list[str]:
     """Both comparisons with NoisySGD, for each retraining frequency."""
-    whole = guarantee_of(read("updates"))
+    whole = guarantee_of(results("updates"))
     lines = [
         f"| a change after every | trainings | Ind-KNN: accuracy | s/query | s/change | NoisySGD: accuracy, same "
         f"ε{mark(whole)} | ε if as accurate | s/query |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in read("updates")["rows"]:
+    for row in results("updates")["rows"]:
         ours, theirs = row["ind_knn"], row["noisy_sgd"]
         needed = f"{theirs['as_accurate']['epsilon']:.2f}{mark(whole)}" if "as_accurate" in theirs else "–"
         lines.append(
@@ -191,13 +185,13 @@ def plot_accuracy() -> None:
     handles, names = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=3, fontsize=9)
     explain(figure, footnotes([("", guarantee())]))
-    figure.savefig(DOCS / "ind_knn_accuracy.png", dpi=100)
+    figure.savefig(PAGE.parent / "ind_knn_accuracy.png", dpi=100)
 
 
 def plot_updates() -> None:
     """``ind_knn_updates.png``: seconds and ε against the retraining frequency, and ε as queries are answered."""
     pyplot = _pyplot()
-    stored = read("updates")
+    stored = results("updates")
     rows = stored["rows"]
     periods = [row["period"] for row in rows]
     whole = guarantee_of(stored)
@@ -243,26 +237,15 @@ def plot_updates() -> None:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     explain(figure, footnotes([("", whole)]))
-    figure.savefig(DOCS / "ind_knn_updates.png", dpi=100)
+    figure.savefig(PAGE.parent / "ind_knn_updates.png", dpi=100)
 
 
-def main() -> None:
-    """Render, or check what is rendered."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="fail if docs/methods/ind_knn.md is not up to date"
-    )
-    options = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8")
-    fresh = rendered(text)
-    if options.check:
-        if fresh != text:
-            raise SystemExit("docs/methods/ind_knn.md is not up to date; run benchmarks/ind_knn_report.py")
-        return
-    PAGE.write_text(fresh, encoding="utf-8")
+def draw() -> None:
+    """Both plots of the page."""
     plot_accuracy()
     plot_updates()
 
 
-if __name__ == "__main__":
-    main()
+def fresh() -> dict[Path, str]:
+    """The page as the stored results say."""
+    return {PAGE: rendered(PAGE.read_text(encoding="utf-8"))}

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from ind_knn_features import CLASSES, DELTA, LOG, Tables
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.ind_knn_features import CLASSES, DELTA, LOG, Tables
 from pl_privknn.labelers.private_knn import KNN_VOTES_L2
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.poisson import RankedLists

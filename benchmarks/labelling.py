@@ -1,7 +1,5 @@
 """Cost of labelling against the bare matrix product of the same size, same threads, same run.
 
-    python benchmarks/labelling.py [--data synthetic|fashion_mnist] [--threads 2] [--repeat 5] [--output FILE]
-
 Labelling is everything between features and answers: search, selection, exact order, coins and votes for
 screening and again for aggregation, and the noise. Product and labelling take turns, and the ratio is the median
 of the pairs, so that a machine whose speed drifts does not favour one of them. The first labelling, which
@@ -11,19 +9,17 @@ compiles, is left out of the times and gives the peak memory (above what is in m
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
+from benchmarks.record import Measured
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
@@ -31,8 +27,8 @@ from pl_privknn.privacy.noise import SystemNoise
 CLASSES = 10
 
 
-def main() -> None:
-    options = _options()
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """The ratio, and what it is of."""
     torch.set_num_threads(options.threads)
     table, labels, queries = (
         _fashion_mnist(options) if options.data == "fashion_mnist" else _synthetic(options)
@@ -62,14 +58,6 @@ def main() -> None:
     ratios = [ours[0] / bare[0] for ours, bare in zip(labellings, products, strict=True)]
     work = [ours[1] / bare[1] for ours, bare in zip(labellings, products, strict=True)]
     result = {
-        "data": options.data,
-        "queries": len(queries),
-        "records": len(table),
-        "dimensions": table.shape[1],
-        "k": options.k,
-        "sampling_rate": options.sampling_rate,
-        "threads": options.threads,
-        "repeat": options.repeat,
         "ratio": round(statistics.median(ratios), 3),
         "ratio_min": round(min(ratios), 3),
         "ratio_max": round(max(ratios), 3),
@@ -83,24 +71,14 @@ def main() -> None:
         "first_labelling_seconds": round(first, 3),
         "features_mb": round(table.nbytes / 1e6),
         "peak_mb_beside_features": round(peak / 1e6),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    Console(stderr=True).print(
-        f"labelling costs {result['ratio']} times the bare product, {result['milliseconds_per_query']} ms a query; "
-        f"peak {result['peak_mb_beside_features']} MB beside {result['features_mb']} MB of features"
-    )
-    if options.output:
-        options.output.write_text(text + "\n")
+    shape = {"queries": len(queries), "records": len(table), "dimensions": table.shape[1]}
+    kept = ("data", "k", "sampling_rate", "threads", "repeat")
+    yield Measured(result, seeds=[0], settings={**{name: getattr(options, name) for name in kept}, **shape})
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     parser.add_argument("--data", choices=("synthetic", "fashion_mnist"), default="synthetic")
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--queries", type=int, default=1000)
@@ -110,8 +88,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sampling-rate", type=float, default=0.15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="write the figures as JSON")
-    return parser.parse_args()
 
 
 def _labelling(
@@ -179,7 +155,3 @@ def _resident_bytes() -> int:
 def _peak_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-if __name__ == "__main__":
-    main()

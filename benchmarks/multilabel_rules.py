@@ -1,25 +1,25 @@
 """Which rule turns noisy sums of clipped votes into attributes best: Fashion-MNIST, HOG features, k 300.
 
-Writes ``benchmarks/results/multilabel_rules.json``: mean attribute accuracy of the released labels, over seeds, for
-each τ, noise multiplier (σ over the sensitivity) and rule, and what so many answers cost. Two minutes on one core.
-``--render`` measures nothing and writes this table, and that of the runs ``fashion_mnist_attributes_*`` which
-``run_config.py`` left, into ``docs/methods/multilabel.md``.
+Mean attribute accuracy of the released labels, over seeds, for each τ, noise multiplier (σ over the sensitivity) and
+rule, and what so many answers cost. Two minutes on one core. The tables of docs/methods/multilabel.md are made
+of this, and of the runs ``fashion_mnist_attributes_*``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from render import epsilon_of, explained, guarantee
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.record import DOCS, Measured, results
+from benchmarks.render import epsilon_of, explained, guarantee, runs
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark, stated
 from pl_privknn.datamodules import FashionMNISTAttributesDataModule
@@ -32,9 +32,8 @@ from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
-RESULT = Path(__file__).parent / "results" / "multilabel_rules.json"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods" / "multilabel.md"
-#: Runs of run_config.py by the rest of their names.
+PAGE = DOCS / "methods" / "multilabel.md"
+#: Runs by the rest of their names.
 RUNS = {
     "knn": "Private-kNN, τ = 3, 1,000 answers",
     "pate": "PATE, 500 linear teachers, τ = 3, 200 answers",
@@ -118,11 +117,9 @@ def runs_table() -> str:
         "| teacher | ε | mean attribute accuracy of labels | of the student, on test images | seeds |",
         "|---|---|---|---|---|",
     ]
-    named = []
+    named, found = [], runs()
     for name, what in RUNS.items():
-        files = sorted((RESULT.parent / f"fashion_mnist_attributes_{name}").glob("seed*.json"))
-        seeds = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-        if seeds:
+        if seeds := found.get(f"fashion_mnist_attributes_{name}"):
             named.append((what, guarantee(seeds)))
             figures = [
                 _spread([seed.get(key) for seed in seeds]) for key in ("label_accuracy", "test_accuracy")
@@ -141,7 +138,7 @@ def _spread(values: list[float | None]) -> str:
 
 def rendered(page: str) -> str:
     """The page with both tables as the stored results say."""
-    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    result = results("multilabel_rules")
     tables = {"rules": table(result), "reverse": reverse_table(result), "runs": runs_table()}
     for name, text in tables.items():
         start, end = f"<!-- {name}: rendered by benchmarks/multilabel_rules.py -->", f"<!-- end of {name} -->"
@@ -151,18 +148,19 @@ def rendered(page: str) -> str:
     return page
 
 
-def main() -> None:
-    """Render, or measure all combinations and render."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--render", action="store_true", help="measure nothing")
-    if not parser.parse_args().render:
-        measure()
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+def fresh() -> dict[Path, str]:
+    """The page as the stored results say."""
+    return {PAGE: rendered(PAGE.read_text(encoding="utf-8"))}
 
 
-def measure() -> None:
-    """Measure all combinations."""
-    data = FashionMNISTAttributesDataModule("data")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """All combinations."""
+    data = FashionMNISTAttributesDataModule(options.root)
     data.setup("fit")
     extractor = HOG()
     features = torch.cat([extractor(images) for images, _ in data.private_batches()])
@@ -205,17 +203,9 @@ def measure() -> None:
                 )
                 Console().print(rows[-1])
     result = {
-        "k": K,
-        "sampling_rate": RATE,
-        "delta": DELTA,
         **stated(SEEDED),
-        "seeds": len(SEEDS),
         "majority_without_noise": round(accuracy(majority), 4),
         "rows": rows,
         "reverse": measure_reverse(features, data.private.labels, public, truth),
     }
-    RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    yield Measured(result, list(SEEDS), settings={"k": K, "sampling_rate": RATE, "delta": DELTA})

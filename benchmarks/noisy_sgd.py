@@ -1,7 +1,5 @@
 """NoisySGD beside Opacus' own training loop on Fashion-MNIST: ε, accuracy, examples a second.
 
-    python benchmarks/noisy_sgd.py [--epochs 3] [--seeds 0 1 2] [--clipping flat ghost] [--threads 1] [--output FILE]
-
 Both train the same network from the same weights on the same 60,000 records with the same rate (Opacus': one over the
 number of batches), noise, clipping norm, optimizer and physical batch size. Opacus' loop is the one of its tutorial:
 ``PrivacyEngine.make_private`` with Poisson sampling, ``BatchMemoryManager`` for physical batches. Runs take turns in
@@ -13,17 +11,14 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
-import platform
 import statistics
 import tempfile
 import time
 import warnings
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import opacus
 import pytorch_lightning as pl
 import torch
 from opacus import PrivacyEngine
@@ -33,6 +28,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.record import Measured
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
@@ -169,9 +165,8 @@ def accuracy(network: nn.Module, data: FashionMNISTDataModule) -> float:
     return right / count
 
 
-def main() -> None:
-    """Measure, print, and write JSON."""
-    options = _options()
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """Each kind of clipping, both loops, all seeds."""
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     data = FashionMNISTDataModule(root=options.root, batch_size=1000)
@@ -192,7 +187,7 @@ def main() -> None:
             console.print(clipping, seed, run)
             pairs.append(run)
         rows.append({"clipping": clipping, **_summary(pairs, len(records[0]), options.epochs)})
-    result = {
+    settings = {
         "data": "Fashion-MNIST, 60,000 private records",
         "network": options.network,
         "batch_size": BATCH,
@@ -200,19 +195,10 @@ def main() -> None:
         "clip_norm": CLIP,
         "delta": DELTA,
         "epochs": options.epochs,
-        "seeds": options.seeds,
         "physical_batch_size": options.physical_batch_size,
         "threads": options.threads,
-        "torch": torch.__version__,
-        "opacus": opacus.__version__,
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "rows": rows,
     }
-    text = json.dumps(result, indent=1) + "\n"
-    if options.output:
-        options.output.write_text(text)
-    print(text)
+    yield Measured({"rows": rows}, seeds=options.seeds, settings=settings)
 
 
 def _summary(pairs: list[dict[str, Any]], count: int, epochs: int) -> dict[str, Any]:
@@ -237,10 +223,8 @@ def _summary(pairs: list[dict[str, Any]], count: int, epochs: int) -> dict[str, 
     return found
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--network", default="tanh_cnn")
     parser.add_argument("--epochs", type=int, default=3)
@@ -248,9 +232,3 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--clipping", nargs="+", choices=["flat", "ghost"], default=["flat", "ghost"])
     parser.add_argument("--physical-batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="write the figures as JSON")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

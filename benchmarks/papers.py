@@ -1,4 +1,4 @@
-"""Recompute the ε of the papers' printed rows, for papers.md and privacy.md of docs/: papers.py [--check].
+"""The ε of the papers' printed rows recomputed, for papers.md and privacy.md of docs/.
 
 The rows are in ``papers.yaml``: what is printed, and the releases that follow from the parameters printed beside it.
 Nothing but the accountant makes the figures.
@@ -6,21 +6,18 @@ Nothing but the accountant makes the figures.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
-from render import epsilon_of, explained, guarantee, runs, spread
 
+from benchmarks.record import DOCS, ROOT, results
+from benchmarks.render import epsilon_of, explained, guarantee, runs, spread
 from pl_privknn.comparison.marks import guarantee_of, mark
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.accountant import read_records
 from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, weakest
 
-HERE = Path(__file__).resolve().parent
-DOCS = HERE.parent / "docs"
 END = "<!-- end of table -->"
 #: Marks of the tables, and the rows that each shows: by paper, or by figure and table.
 TABLES = {
@@ -42,7 +39,7 @@ FURTHER = ["run by", "our nearest run, on Fashion-MNIST"]
 
 def rows() -> list[dict[str, Any]]:
     """The rows with their reports, equal releases accounted once."""
-    document = yaml.safe_load((HERE / "papers.yaml").read_text(encoding="utf-8"))
+    document = yaml.safe_load((ROOT / "benchmarks" / "papers.yaml").read_text(encoding="utf-8"))
     reports: dict[str, Any] = {}
     for row in document:
         delta, adjacency = row.get("delta", 1e-5), row.get("adjacency", "add_remove")
@@ -64,21 +61,17 @@ def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
         return f"{accuracy} at ε {epsilon_of(found)}", guarantee(found)
     if "ind_knn" in name:
         wanted = {"queries": 2000, "epsilon": name["ind_knn"], "method": "density", "accounting": "gdp"}
-        stored = _result("ind_knn_accuracy_hog")
+        stored = results("ind_knn_accuracy", "hog")
         (one,) = [one for one in stored["rows"] if all(one[key] == value for key, value in wanted.items())]
         whole = guarantee_of(stored)
         return f"answers {one['mean']:.3f} ± {one['spread']:.3f}, HOG, 2,000 queries{mark(whole)}", whole
-    settings = _result("pate_figures")["settings"]["100 teachers, LNMAX 1/γ = 10"]
+    settings = results("pate_figures")["settings"]["100 teachers, LNMAX 1/γ = 10"]
     cells = [
         settings[partition][name["guided_pate"]]
         for partition in ("RandomPartition", "ClassBalancedPartition", "GuidedPartition")
     ]
     whole = weakest(guarantee_of(cell) for cell in cells)
     return ", ".join(f"{cell['student_accuracy']['mean']:.3f}" for cell in cells) + mark(whole), whole
-
-
-def _result(name: str) -> Any:
-    return json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def line(row: dict[str, Any], further: bool) -> str:
@@ -121,19 +114,7 @@ def rendered(page: str, text: str, found: list[dict[str, Any]]) -> str:
     return text
 
 
-def main() -> None:
-    """Render, or check what is rendered."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if a page is not up to date")
-    parsed = parser.parse_args()
+def fresh() -> dict[Path, str]:
+    """The pages as the accountant says."""
     found = rows()
-    for page in TABLES:
-        text = (DOCS / page).read_text(encoding="utf-8")
-        fresh = rendered(page, text, found)
-        if parsed.check and fresh != text:
-            raise SystemExit(f"docs/{page} is not up to date; run benchmarks/papers.py")
-        (DOCS / page).write_text(fresh, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return {DOCS / page: rendered(page, (DOCS / page).read_text(encoding="utf-8"), found) for page in TABLES}

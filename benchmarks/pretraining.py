@@ -1,4 +1,4 @@
-"""What a first stage on public images is worth as features: pretraining.py CHECKPOINT [--output JSON].
+"""What a first stage on public images is worth as features.
 
 Votes of the 50 nearest private records (by cosine) against the truth of the public images of Fashion-MNIST, without
 noise: the bound that a kNN teacher has with HOG, with the checkpoint's backbone, and with both side by side.
@@ -7,13 +7,13 @@ noise: the bound that a kNN teacher has with HOG, with the checkpoint's backbone
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.record import Measured
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG, CheckpointFeatures, JoinedFeatures
 from pl_privknn.features.base import Extractor
@@ -28,22 +28,23 @@ def agreement(extractor: Extractor, private: Tensor, labels: Tensor, public: Ten
     return float((votes.argmax(dim=1) == truth).float().mean())
 
 
-def main() -> None:
-    """Compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     parser.add_argument("checkpoint", help="last.ckpt of a run of configs/fashion_mnist_simclr.yaml")
     parser.add_argument("--records", type=int, default=20_000, help="private records, drawn at random")
-    parser.add_argument("--data", default="data")
-    parser.add_argument("--output", default=None)
-    parsed = parser.parse_args()
-    data = FashionMNISTDataModule(root=parsed.data)
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """All three kinds of features."""
+    data = FashionMNISTDataModule(root=options.root)
     data.setup("fit")
-    chosen = torch.randperm(len(data.private), generator=torch.Generator().manual_seed(0))[: parsed.records]
+    chosen = torch.randperm(len(data.private), generator=torch.Generator().manual_seed(0))[: options.records]
     private, labels = data.private.images(chosen), data.private.labels[chosen]
     public = data.public.images(torch.arange(len(data.public)))
     assert data.public.truth is not None
-    learned = CheckpointFeatures(parsed.checkpoint)
-    epochs = torch.load(parsed.checkpoint, map_location="cpu", weights_only=True)["epoch"] + 1
+    learned = CheckpointFeatures(options.checkpoint)
+    epochs = torch.load(options.checkpoint, map_location="cpu", weights_only=True)["epoch"] + 1
     kinds: dict[str, Extractor] = {
         "hog": HOG(),
         "checkpoint": learned,
@@ -53,11 +54,4 @@ def main() -> None:
         name: agreement(extractor, private, labels, public, data.public.truth)
         for name, extractor in kinds.items()
     }
-    text = json.dumps({"records": parsed.records, "epochs": epochs, **result}, indent=2)
-    print(text)
-    if parsed.output:
-        Path(parsed.output).write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    yield Measured(result, seeds=[0], settings={"records": options.records, "epochs": epochs})

@@ -1,48 +1,63 @@
-"""Write the tables of measured results into README.md: render.py [--check].
+"""README.md's tables of measured results, and the plots of comparisons.
 
-The tables are made from ``benchmarks/results/<name>/seed*.json`` and, for comparisons, from
-``benchmarks/results/compare_<name>/*.json`` alone, so they can't differ from what was measured. ``--check`` tells
-a plot of a comparison that was drawn from other results.
+They are made from stored results alone, so they can't differ from what was measured.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.record import DOCS, ROOT, entries, names
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
+from pl_privknn.comparison.results import Result, in_order, result_from
 from pl_privknn.privacy.guarantee import Guarantee, weakest
 
-HERE = Path(__file__).resolve().parent
-README = HERE.parent / "README.md"
-DOCS = HERE.parent / "docs"
+README = ROOT / "README.md"
 PLOTS = DOCS / "guides"
 START, END = "<!-- results: rendered by benchmarks/render.py -->", "<!-- end of results -->"
 COMPARE_START = "<!-- comparisons: rendered by benchmarks/render.py -->"
 COMPARE_END = "<!-- end of comparisons -->"
+COMPARISON = "compare_"
+TITLES = {
+    "compare_fashion_mnist": "Fashion-MNIST, 60,000 private records",
+    "compare_digits": "Digits, 1,000 private records",
+}
 HEADER = (
     "| run | data | teacher | ε | δ | answered | label accuracy | student's test accuracy | seeds |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
 
 
-def runs(results: Path = HERE / "results") -> dict[str, list[dict[str, Any]]]:
-    """Summaries by name of the run, in order of seeds."""
-    found = {}
-    for folder in sorted(path for path in results.iterdir() if path.is_dir()):
-        summaries = [json.loads(path.read_text()) for path in sorted(folder.glob("seed*.json"))]
-        if summaries:
-            found[folder.name] = summaries
-    return found
+def runs() -> dict[str, list[dict[str, Any]]]:
+    """Summaries of training runs by name, in order of seeds: what ``python -m benchmarks config`` stored."""
+    stored = {name: entries(name) for name in names() if not name.startswith(COMPARISON)}
+    return {
+        name: [one["results"] for one in parts.values()]
+        for name, parts in stored.items()
+        if all(part.startswith("seed ") for part in parts)
+    }
 
 
-def comparisons(results: Path = HERE / "results") -> list[Path]:
-    """Folders of stored comparisons."""
-    return sorted(path for path in results.glob("compare_*") if path.is_dir() and any(path.glob("*.json")))
+def comparisons() -> dict[str, list[Result]]:
+    """Stored comparisons by name: what ``python -m benchmarks compare`` stored."""
+    return {
+        name: in_order(_result(name, one) for one in entries(name).values())
+        for name in names()
+        if name.startswith(COMPARISON)
+    }
+
+
+def _result(name: str, entry: dict[str, Any]) -> Result:
+    values = {
+        **entry["results"],
+        **entry["settings"],
+        "seed": entry["seeds"][0],
+        "versions": entry["versions"],
+    }
+    return result_from(values, f"{name}, {entry['part']}")
 
 
 def spread(values: list[float | None]) -> str:
@@ -97,12 +112,12 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
     return explained("\n".join(lines), ((name, guarantee(summaries)) for name, summaries in found.items()))
 
 
-def compared(folder: Path) -> str:
+def compared(name: str, results: list[Result]) -> str:
     """A comparison's plot and table as Markdown."""
-    from pl_privknn.comparison import markdown_table, read_results
+    from pl_privknn.comparison import markdown_table
 
-    picture = f"![test accuracy against ε: {folder.name}](docs/guides/{folder.name}.png)"
-    return f"{picture}\n\n{markdown_table(read_results(folder))}"
+    picture = f"![test accuracy against ε: {name}](docs/guides/{name}.png)"
+    return f"{picture}\n\n{markdown_table(results)}"
 
 
 def with_part(text: str, start: str, end: str, rendered: str) -> str:
@@ -119,36 +134,29 @@ def rendered(text: str) -> str:
     text = with_part(text, START, END, table(runs()))
     if not (found := comparisons()) and COMPARE_START not in text:
         return text
-    return with_part(text, COMPARE_START, COMPARE_END, "\n\n".join(map(compared, found)))
+    return with_part(text, COMPARE_START, COMPARE_END, "\n\n".join(compared(*each) for each in found.items()))
 
 
 def old_plots() -> list[str]:
     """Plots of comparisons that don't show the stored results."""
-    old = []
-    for folder in comparisons():
-        from pl_privknn.comparison import read_results
-        from pl_privknn.comparison.plot import digest_of
+    from pl_privknn.comparison.plot import digest_of
 
-        plot = PLOTS / f"{folder.name}.svg"
-        if not plot.is_file() or digest_of(read_results(folder)) not in plot.read_text(encoding="utf-8"):
-            old.append(plot.name)
-    return old
-
-
-def main() -> None:
-    """Render, or check what is rendered."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if README.md or a plot is not up to date")
-    parsed = parser.parse_args()
-    text = README.read_text(encoding="utf-8")
-    fresh = rendered(text)
-    if parsed.check and fresh != text:
-        raise SystemExit("README.md is not up to date; run benchmarks/render.py")
-    if parsed.check and (old := old_plots()):
-        raise SystemExit(f"docs/guides/{old[0]} is not up to date; run benchmarks/plot.py")
-    if not parsed.check:
-        README.write_text(fresh, encoding="utf-8")
+    plots = {PLOTS / f"{name}.svg": digest_of(results) for name, results in comparisons().items()}
+    return [
+        plot.name
+        for plot, digest in plots.items()
+        if not plot.is_file() or digest not in plot.read_text(encoding="utf-8")
+    ]
 
 
-if __name__ == "__main__":
-    main()
+def draw_comparisons() -> None:
+    """Each comparison into ``docs/guides/<its name>.png`` and ``.svg``."""
+    from pl_privknn.comparison.plot import draw
+
+    for name, results in comparisons().items():
+        draw(results, PLOTS / name, TITLES.get(name))
+
+
+def fresh() -> dict[Path, str]:
+    """README.md as the stored results say."""
+    return {README: rendered(README.read_text(encoding="utf-8"))}

@@ -1,28 +1,20 @@
-"""Write tables of measured results into pages of docs/: render_docs.py [--check].
+"""Tables of measured results in pages of docs/methods.
 
 Each table stands between ``<!-- NAME: rendered by benchmarks/render_docs.py -->`` and ``<!-- end of NAME -->`` and is
 made from files of ``benchmarks/results/`` alone, so none can differ from what was measured. ``ind_knn.md`` and
-``papers.md`` have scripts of their own.
+``papers.md`` have modules of their own.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from render import DOCS, HERE, explained, guarantee, row, runs
-
+from benchmarks.record import DOCS, entries, results
+from benchmarks.render import explained, guarantee, row, runs
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
 from pl_privknn.privacy.guarantee import weakest
-
-RESULTS = HERE / "results"
-
-
-def read(name: str) -> Any:
-    """A stored result."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
@@ -34,14 +26,22 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
 
 def students() -> str:
     """Students with 1,000 labels."""
-    return _accuracies("student", read("students")["unlabeled"])
+    return _accuracies("student", _students("unlabeled"))
 
 
 def noisy_labels() -> str:
     """Ways to deal with wrong labels."""
-    found = read("students")["noise"]
+    found = _students("noise")
     named = ((name, guarantee_of(one)) for name, one in found.items())
     return explained(_accuracies("labels and loss", found), named)
+
+
+def _students(part: str) -> dict[str, Any]:
+    prefix = f"{part}: "
+    found = {
+        name.removeprefix(prefix): one for name, one in entries("students").items() if name.startswith(prefix)
+    }
+    return {name: one["results"] for name, one in found.items()}
 
 
 def _accuracies(name: str, found: dict[str, Any]) -> str:
@@ -80,7 +80,7 @@ def same_queries() -> str:
 
 def smoothing() -> str:
     """What asking about means and smoothing counts do to labels."""
-    found = read("reverse_knn")["labels"]
+    found = results("reverse_knn", "labels")
     table = markdown(
         ["ε", "queries", "asked about", "counts", "label accuracy"],
         [
@@ -99,7 +99,7 @@ def smoothing() -> str:
 
 def connections() -> str:
     """Balance and accuracy of four ways to connect records with queries."""
-    found = read("reverse_knn")["connections"]
+    found = results("reverse_knn", "connections")
     named = [(one["connections"], guarantee_of(one)) for one in found]
     marked = mark(weakest(each for _, each in named))
     table = markdown(
@@ -134,7 +134,7 @@ def connections() -> str:
 def local() -> str:
     """Label accuracy without a curator."""
     shown = ("0.1", "0.2", "0.4", "0.6", "1.0")
-    lines, found = [], read("reverse_knn_local")
+    lines, found = [], results("reverse_knn_local")
     whole = guarantee_of(found)
     for clusters, curves in found["curves"].items():
         for name, points in curves.items():
@@ -146,9 +146,10 @@ def local() -> str:
 
 def reverse_speed() -> str:
     """One round of reverse kNN beside the bare product."""
-    one = read("reverse_knn")["speed"]
+    entry = entries("reverse_knn")["speed"]
+    one, data = entry["results"], entry["settings"]
     return (
-        f"Labelling {read('reverse_knn')['records']:,} records of {read('reverse_knn')['dimensions']:,} dimensions "
+        f"Labelling {data['records']:,} records of {data['dimensions']:,} dimensions "
         f"against {one['queries']} queries takes {one['ratio']:.2f} times the bare matrix product (median of "
         f"{one['repeat']} pairs; {one['ratio_min']:.2f} to {one['ratio_max']:.2f}; {one['threads']} threads)."
     )
@@ -157,7 +158,7 @@ def reverse_speed() -> str:
 def opacus() -> str:
     """NoisySGD beside Opacus' loop."""
     lines, named = [], []
-    for one in read("noisy_sgd")["rows"]:
+    for one in results("noisy_sgd")["rows"]:
         for who, name in (("opacus", "Opacus' loop"), ("ours", "`NoisySGD`")):
             run = one[who]
             marked = mark(guarantee_of(run))
@@ -190,7 +191,7 @@ def pate_speed() -> str:
                 f"{one['ratio']:.1f}",
                 f"{one['processor_ratio']:.1f}",
             ]
-            for name, one in read("pate_speed")["cases"].items()
+            for name, one in results("pate_speed")["cases"].items()
         ],
     )
 
@@ -222,19 +223,7 @@ def rendered(page: str, text: str) -> str:
     return text
 
 
-def main() -> None:
-    """Render, or check what is rendered."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if a page is not up to date")
-    parsed = parser.parse_args()
-    for page in dict.fromkeys(where for where, _, _ in TABLES):
-        path = DOCS / page
-        text = path.read_text(encoding="utf-8")
-        fresh = rendered(page, text)
-        if parsed.check and fresh != text:
-            raise SystemExit(f"docs/{page} is not up to date; run benchmarks/render_docs.py")
-        path.write_text(fresh, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def fresh() -> dict[Path, str]:
+    """The pages as the stored results say."""
+    pages = dict.fromkeys(where for where, _, _ in TABLES)
+    return {DOCS / page: rendered(page, (DOCS / page).read_text(encoding="utf-8")) for page in pages}

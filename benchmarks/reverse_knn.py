@@ -1,8 +1,6 @@
 """Reverse kNN on Fashion-MNIST: cost of labelling, and what balanced connections and smoothing do to labels.
 
-    python benchmarks/reverse_knn.py [--threads 2] [--repeat 5] [--root data] [--output FILE]
-
-Three parts, written as one JSON:
+Three parts:
 
 * ``speed``: one round of labelling (search, counts, noise, decision) of 60,000 records against 500 queries at 1,296
   dimensions over the bare matrix product of the same size, same threads, in turns; the ratio is the median of pairs.
@@ -18,19 +16,16 @@ Noise is seeded, so that figures can be repeated; a release over private data us
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from printed_connections import REASON, balanced_connections, scores
-from rich.console import Console
 from torch import Tensor
 
+from benchmarks.printed_connections import REASON, balanced_connections, scores
+from benchmarks.record import Measured
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection
 from pl_privknn.callbacks.spreading import label_by_spread
 from pl_privknn.comparison.marks import SEEDED, stated
@@ -45,38 +40,25 @@ from pl_privknn.testing import FreeLedger
 
 CLASSES = 10
 SEEDS = (0, 1, 2)
-console = Console(stderr=True)
 
 
-def main() -> None:
-    options = _options()
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """The parts that were asked for."""
     torch.set_num_threads(options.threads)
     table, labels, public, truth = _features(options.root)
-    results: dict[str, Any] = {
+    settings = {
         "data": "Fashion-MNIST, HOG",
         "records": len(table),
         "dimensions": table.shape[1],
         "public": len(public),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
     }
-    parts = {
+    parts: dict[str, Callable[[], Any]] = {
         "speed": lambda: speed(table, labels, public, options),
         "labels": lambda: label_accuracy(table, labels, public, truth),
         "connections": lambda: connections(table, labels, public, truth),
     }
-    if options.output and options.output.exists():
-        results = {**json.loads(options.output.read_text()), **results}
-    for name, measure in parts.items():
-        if name in options.parts:
-            results[name] = measure()
-            console.print(f"{name}: {json.dumps(results[name])}")
-    text = json.dumps(results, indent=1)
-    if options.output:
-        options.output.write_text(text + "\n")
-    else:
-        print(text)
+    for name in options.parts:
+        yield Measured(parts[name](), [0] if name == "speed" else list(SEEDS), name, settings)
 
 
 def speed(table: Tensor, labels: Tensor, public: Tensor, options: argparse.Namespace) -> dict[str, Any]:
@@ -223,10 +205,8 @@ def _features(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.cat([part for part, _ in batches]), torch.cat([part for _, part in batches]), public, truth
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--k", type=int, default=1)
@@ -234,9 +214,3 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=5)
     names = ["speed", "labels", "connections"]
     parser.add_argument("--parts", nargs="+", choices=names, default=names, help="what to measure")
-    parser.add_argument("--output", type=Path, help="write the figures as JSON; other parts in it are kept")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

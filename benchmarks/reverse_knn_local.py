@@ -1,4 +1,4 @@
-"""Label accuracy of reverse kNN under local and shuffle privacy: reverse_knn_local.py [--render] [--plot PNG].
+"""Label accuracy of reverse kNN under local and shuffle privacy, and its plot.
 
 Fashion-MNIST, 60,000 records, s = 10 and 40 clusters of HOG features of the public images, k = 1, as in Figure 5 of
 the paper: share of the 5,000 public images whose cluster got their true label, mean over seeds of the noise. The
@@ -8,13 +8,14 @@ clusters and the votes are computed once.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.record import DOCS, Measured, results
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
 from pl_privknn.comparison.marks import SEEDED, footnotes, guarantee_of, mark, stated
 from pl_privknn.comparison.plot import explain
@@ -35,15 +36,22 @@ _SLOW_SEEDS = 10
 METHODS = ("randomized_response", "collision", "separation", "concatenation")
 
 
-def measure(data_root: str, seeds: int) -> dict[str, Any]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+    parser.add_argument("--seeds", type=int, default=400)
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """All methods at all ε; see the module."""
-    data = FashionMNISTDataModule(root=data_root)
+    seeds = options.seeds
+    data = FashionMNISTDataModule(root=options.root)
     data.setup("fit")
     hog, truth = HOG(), data.public.truth
     assert truth is not None
     public = hog(data.public.images(torch.arange(len(data.public))))
     private = torch.cat([hog(images) for images, _ in data.private_batches()])
-    result: dict[str, Any] = {"records": len(private), "seeds": seeds, **stated(SEEDED), "curves": {}}
+    result: dict[str, Any] = {**stated(SEEDED), "curves": {}}
     for queries in (10, 40):
         asked = torch.zeros(len(public), dtype=torch.bool)
         pool = PublicPool(torch.full((len(public),), -1), asked, lambda: public)
@@ -73,14 +81,14 @@ def measure(data_root: str, seeds: int) -> dict[str, Any]:
                 point["deviation"] = protocol.deviation(len(private))
                 curves.setdefault(name, {})[str(epsilon)] = point
         result["curves"][f"s = {queries}"] = curves
-    return result
+    yield Measured(result, seeds=list(range(seeds)), settings={"records": len(private)})
 
 
 def _accuracy(counts: torch.Tensor, cluster: torch.Tensor, truth: torch.Tensor) -> float:
     return float((counts.argmax(dim=1)[cluster] == truth).float().mean())
 
 
-def plot(result: dict[str, Any], path: str) -> None:
+def plot(result: dict[str, Any], path: Path) -> None:
     """Accuracy against ε, a panel for each number of clusters."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -101,22 +109,6 @@ def plot(result: dict[str, Any], path: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    """Measure, write and draw."""
-    here = Path(__file__).resolve().parent
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="data")
-    parser.add_argument("--seeds", type=int, default=400)
-    parser.add_argument("--output", default=str(here / "results" / "reverse_knn_local.json"))
-    parser.add_argument("--plot", default=str(here.parent / "docs" / "methods" / "reverse_knn_local.png"))
-    parser.add_argument("--render", action="store_true", help="draw the stored figures, measure nothing")
-    parsed = parser.parse_args()
-    output = Path(parsed.output)
-    if not parsed.render:
-        result = measure(parsed.data, parsed.seeds)
-        output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    plot(json.loads(output.read_text(encoding="utf-8")), parsed.plot)
-
-
-if __name__ == "__main__":
-    main()
+def draw() -> None:
+    """The stored figures, into the page's plot."""
+    plot(results("reverse_knn_local"), DOCS / "methods" / "reverse_knn_local.png")

@@ -1,29 +1,27 @@
 """Students on Fashion-MNIST: what unlabelled images add to 1,000 labels, and what helps against wrong labels.
 
-    python benchmarks/students.py [--parts unlabeled noise] [--seeds 0 1 2] [--output FILE]
-
 * ``unlabeled``: 1,000 public images (drawn by the seed) have their true labels, the other 4,000 none. All students
   have the same network, optimizer, schedule, moving average, batches of labels and views of labelled images; the
   supervised one is the measure.
 * ``noise``: all 5,000 public images have the labels of one reverse-kNN release at ε = 0.1, about one in six of them
   wrong, and more of them in some classes than in others; the supervised student with each way to deal with that.
 
-Test accuracy of the last epoch on 5,000 images, kept seed by seed; a run that the output file holds is not repeated.
+Test accuracy of the last epoch on 5,000 images, kept seed by seed; a student that is stored with
+these seeds is not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from rich.console import Console
 from torch import Tensor
 
+from benchmarks.record import Measured, entries
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
 from pl_privknn.callbacks.spreading import label_by_spread
 from pl_privknn.comparison.marks import SEEDED, stated
@@ -50,32 +48,23 @@ NOISE: dict[str, dict[str, Any]] = {
     "hard, confidence weighting 1": {"confidence_weighting": 1.0},
     "soft, confidence weighting 1": {"confidence_weighting": 1.0},
 }
-console = Console(stderr=True)
 
 
-def main() -> None:
-    """Run what is missing, keep it, print the table."""
-    options = _options()
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """Run what is missing, one student after another."""
     torch.set_num_threads(options.threads)
-    found: dict[str, Any] = (
-        json.loads(options.output.read_text()) if options.output and options.output.exists() else {}
-    )
-    for part in options.parts:
-        for name in UNLABELED if part == "unlabeled" else NOISE:
-            row = found.setdefault(part, {}).setdefault(name, {"accuracies": {}})
-            row |= stated(SEEDED) if part == "noise" else {}
-            for seed in options.seeds:
-                if str(seed) in row["accuracies"]:
-                    continue
-                run = unlabeled if part == "unlabeled" else noise
-                row["accuracies"][str(seed)] = round(run(name, seed, options), 4)
-                console.print(part, name, seed, row["accuracies"][str(seed)])
-                accuracies = list(row["accuracies"].values())
-                row["accuracy"] = round(statistics.mean(accuracies), 4)
-                row["deviation"] = round(statistics.stdev(accuracies), 4) if len(accuracies) > 1 else None
-                if options.output:
-                    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    for kind in options.parts:
+        for name in UNLABELED if kind == "unlabeled" else NOISE:
+            part = f"{kind}: {name}"
+            if entries("students").get(part, {}).get("seeds") == options.seeds:
+                continue
+            run = unlabeled if kind == "unlabeled" else noise
+            found = {str(seed): round(run(name, seed, options), 4) for seed in options.seeds}
+            accuracies = list(found.values())
+            row = {"accuracies": found, **(stated(SEEDED) if kind == "noise" else {})}
+            row["accuracy"] = round(statistics.mean(accuracies), 4)
+            row["deviation"] = round(statistics.stdev(accuracies), 4) if len(accuracies) > 1 else None
+            yield Measured(row, options.seeds, part)
 
 
 def unlabeled(name: str, seed: int, options: argparse.Namespace) -> float:
@@ -139,18 +128,10 @@ def _train(student: Student, data: FashionMNISTDataModule, seed: int, epochs: in
     return float(trainer.test(student, data, verbose=False)[0]["test/accuracy"])
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--parts", nargs="+", choices=["unlabeled", "noise"], default=["unlabeled", "noise"])
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="write the figures as JSON, and go on with those in it")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Answering while records come and go, Ind-KNN beside linear NoisySGD: updates.py --features hog --data DIR.
+"""Answering while records come and go, Ind-KNN beside linear NoisySGD.
 
 The setting of Figure 3 of the Ind-KNN paper, on Fashion-MNIST: 2,000 queries are answered; after every Q of them
 some records ask to be removed and as many arrive. Ind-KNN follows at once, in a folder that survives a crash. A
@@ -16,15 +16,17 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ind_knn_linear as linear
 import numpy as np
 import torch
-from ind_knn_accuracy import VIEWS, Setting, search
-from ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Part, Tables, add_feature_options, load, write
 
+from benchmarks import ind_knn_linear as linear
+from benchmarks.ind_knn_accuracy import VIEWS, Setting, search
+from benchmarks.ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Part, Tables, add_feature_options, load
+from benchmarks.record import Measured
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
@@ -138,16 +140,17 @@ def followed(options: argparse.Namespace, row: dict[str, Any]) -> list[tuple[int
     ]
 
 
-def main() -> None:
-    """Measure, and write ``benchmarks/results/updates.json``."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
     add_feature_options(parser)
     parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--periods", type=int, nargs="+", default=[2000, 1000, 500, 200, 100, 50, 20])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--splits", type=int, default=3, help="of the public images, in the search")
-    parser.add_argument("--output", type=Path, default=None)
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """All lives and trainings."""
     torch.set_num_threads(options.threads)
     plain = load(options)
     order = torch.randperm(len(plain.pool), generator=torch.Generator().manual_seed(0))[: options.queries]
@@ -174,14 +177,12 @@ def main() -> None:
         if row["period"] in FOLLOWED and "as_accurate" in row["noisy_sgd"]:
             row["noisy_sgd"]["followed"] = followed(options, row)
     content = {
+        "delta": DELTA,
+        "adjacency": "add_remove",
         **stated(SEEDED),
         "rows": rows,
         "target": target,
         "setting": vars(setting),
         "curves": {steps: [vars(training) for training in curve] for steps, curve in curves.items()},
     }
-    write("updates", options, content)
-
-
-if __name__ == "__main__":
-    main()
+    yield Measured(content, seeds=list(range(SEEDS)))

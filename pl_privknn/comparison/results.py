@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,11 @@ def read_results(folder: str | Path) -> list[Result]:
     results = [_read(path) for path in sorted(place.glob("*.json"))] if place.is_dir() else []
     if not results:
         raise ValueError(f"{folder} holds no results of a comparison (*.json, or results/*.json)")
+    return in_order(results)
+
+
+def in_order(results: Iterable[Result]) -> list[Result]:
+    """By method in the comparison's order, ε and seed."""
     return sorted(results, key=lambda result: (result.place, result.method, result.target, result.seed))
 
 
@@ -179,11 +184,23 @@ def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: s
 def _read(path: Path) -> Result:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _no_result(str(path), error) from error
+    return result_from(values, str(path))
+
+
+def result_from(values: dict[str, Any], where: str) -> Result:
+    """A run's result from the content of its JSON.
+
+    Raises:
+        ValueError: naming ``where``, if it is no result.
+    """
+    try:
         found = Result(
             method=values["method"],
             title=values["title"],
             place=values["place"],
-            target=read_epsilon(str(path), values["target_epsilon"]),
+            target=read_epsilon(where, values["target_epsilon"]),
             seed=values["seed"],
             accuracy=float(values["test_accuracy"]),
             values=values,
@@ -191,9 +208,11 @@ def _read(path: Path) -> Result:
         _ = found.epsilon, found.guarantee  # a file whose fields mean nothing is refused here
         return found
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is no result of a comparison ({error!r}); take it out of the folder"
-        ) from error
+        raise _no_result(where, error) from error
+
+
+def _no_result(where: str, error: Exception) -> ValueError:
+    return ValueError(f"{where} is no result of a comparison ({error!r}); take it out of the folder")
 
 
 def _check_guarantee(run: Run, summary: dict[str, Any]) -> None:

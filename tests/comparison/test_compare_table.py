@@ -1,6 +1,5 @@
 """Tables, plots and pages of stored comparisons."""
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -12,10 +11,12 @@ from compare_setup import (
     own_folder,  # noqa: F401 - used by itself
 )
 
+from benchmarks import render
 from pl_privknn.cli.main import main
-from pl_privknn.comparison import markdown_table, read_comparison, read_results
+from pl_privknn.comparison import markdown_table, read_comparison
 from pl_privknn.comparison.noise_search import Planner
 from pl_privknn.comparison.plot import digest_of, draw, figure_of
+from pl_privknn.comparison.results import result_from
 from pl_privknn.comparison.runner import choose
 from pl_privknn.privacy.guarantee import SEEDED_NOISE
 
@@ -82,14 +83,8 @@ def test_plot_draws_conditions_hollow_and_bounds_as_lines(tmp_path):
 
 
 def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import render
-
-    folder = tmp_path / "results" / "compare_made"
-    folder.mkdir(parents=True)
-    for each in made_results():
-        (folder / f"{each.method}{each.target}{each.seed}.json").write_text(json.dumps(each.values))
-    monkeypatch.setattr(render, "comparisons", lambda: [folder])
+    stored = {"compare_made": made_results()}
+    monkeypatch.setattr(render, "comparisons", lambda: stored)
     monkeypatch.setattr(render, "runs", dict)
     monkeypatch.setattr(render, "PLOTS", tmp_path)
     marks = (render.START, render.END, render.COMPARE_START, render.COMPARE_END)
@@ -100,10 +95,10 @@ def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatc
     with pytest.raises(SystemExit, match="comparisons"):
         render.rendered("\n".join(marks[:2]))
     assert render.old_plots() == ["compare_made.svg"]
-    draw(read_results(folder), tmp_path / "compare_made")
+    render.draw_comparisons()
     assert render.old_plots() == []
-    first = next(folder.glob("a0.5*.json"))
-    first.write_text(json.dumps({**json.loads(first.read_text()), "test_accuracy": 0.1}))
+    first = stored["compare_made"][0]
+    stored["compare_made"][0] = result_from({**first.values, "test_accuracy": 0.1}, "made")
     assert render.old_plots() == ["compare_made.svg"]
     assert render.rendered(text) != text
 

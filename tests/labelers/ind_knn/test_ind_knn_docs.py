@@ -1,50 +1,35 @@
 """The figures of docs/methods/ind_knn.md are those that were measured, and the benchmarks' own arithmetic holds."""
 
-import importlib
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import ind_knn_accuracy as accuracy
+from benchmarks import ind_knn_features as features
+from benchmarks import ind_knn_linear as linear
+from benchmarks import ind_knn_report as report
+from benchmarks import pages
+from benchmarks.record import results
 from pl_privknn.testing import FreeLedger
 
-ROOT = Path(__file__).resolve().parents[3]
-BENCHMARKS = ROOT / "benchmarks"
 
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """Imports a benchmark, whose folder is no package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
-
-
-def test_tables_are_the_rendered_ones():
-    command = [sys.executable, str(BENCHMARKS / "ind_knn_report.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_changed_figure_is_noticed(benchmark, tmp_path, monkeypatch):
-    report = benchmark("ind_knn_report")
-    text = (ROOT / "docs" / "methods" / "ind_knn.md").read_text(encoding="utf-8")
-    assert report.rendered(text) == text
+def test_a_changed_figure_is_noticed(tmp_path, monkeypatch):
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert pages.update(report, write=False) == []
     begin = text.index("<!-- speed:")
     changed = text[:begin] + text[begin:].replace(" ms |", " s |", 1)
     assert changed != text
     (tmp_path / "ind_knn.md").write_text(changed, encoding="utf-8")
     monkeypatch.setattr(report, "PAGE", tmp_path / "ind_knn.md")
-    monkeypatch.setattr(sys, "argv", ["ind_knn_report.py", "--check"])
-    with pytest.raises(SystemExit, match="not up to date"):
-        report.main()
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    assert pages.update(report, write=False) == ["ind_knn.md"]
+    assert pages.update(report, write=True) == ["ind_knn.md"]
+    assert (tmp_path / "ind_knn.md").read_text(encoding="utf-8") == text
 
 
-def test_claims_of_the_page_hold_in_the_results(benchmark):
+def test_claims_of_the_page_hold_in_the_results():
     """What the page says in words: density above Private-kNN, Gaussian DP above RDP, and the speed."""
-    report = benchmark("ind_knn_report")
     rows = report.accuracy_rows()
     assert len(report.cases()) == 2 * 2 * 3  # features, numbers of queries, ε
     for case in report.cases():
@@ -57,20 +42,17 @@ def test_claims_of_the_page_hold_in_the_results(benchmark):
             for conversion in ("rdp", "rdp_classic"):
                 found = rows[(*case, method, conversion)]["in_hindsight"]
                 assert found["gdp_gain"] > 2 * found["gdp_gain_error"]
-    speed = report.read("ind_knn_speed")["rows"]
+    speed = results("ind_knn_speed")["rows"]
     assert all(row["exact_ratio"] < 1.5 for row in speed if row["records"] == 50_000)
     shares = {(row["records"], row["batch"]): row["hashing_ratio"] for row in speed}
     for batch in (512, 1):
         assert shares[500_000, batch] < shares[50_000, batch] < 1
 
 
-def test_the_simulated_stream_is_the_labelers(benchmark):
+def test_the_simulated_stream_is_the_labelers():
     """The benchmark's stream over known similarities gives the labeler's own answers, draw for draw."""
     from pl_privknn.labelers.ind_knn.labeler import IndKNN
     from pl_privknn.privacy.noise import NoiseSource, SeededNoise
-
-    accuracy = benchmark("ind_knn_accuracy")
-    features = benchmark("ind_knn_features")
 
     class Unstreamed(SeededNoise):
         """Gives the labeler the very numbers that the simulation draws."""
@@ -109,8 +91,7 @@ def test_the_simulated_stream_is_the_labelers(benchmark):
     )
 
 
-def test_interpolation_between_noise_levels(benchmark):
-    linear = benchmark("ind_knn_linear")
+def test_interpolation_between_noise_levels():
     curve = [
         linear.Training(sigma, 50, 64, 8.0, score, 0.0, 0.1)
         for sigma, score in ((1, 0.9), (4, 0.8), (16, 0.6))

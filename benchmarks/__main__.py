@@ -1,0 +1,76 @@
+"""Run a benchmark and store what it measured, or render the stored results: ``python -m benchmarks NAME``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from benchmarks.record import Measured, store
+
+#: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
+BENCHMARKS = {
+    "accounting": "time of the accountant beside dp-accounting",
+    "compare": "a comparison of methods (privknn compare), all of its runs",
+    "config": "one training configuration over several seeds",
+    "ind_knn_accuracy": "Ind-KNN and its rival on one stream of queries",
+    "ind_knn_speed": "Ind-KNN beside the bare matrix product",
+    "labelling": "Private-kNN's labelling beside the bare matrix product",
+    "multilabel_rules": "rules that turn noisy sums into attributes",
+    "noisy_sgd": "NoisySGD beside Opacus' loop",
+    "pate_figures": "partitions of PATE: consensus, labels, students",
+    "pate_speed": "stacked teachers beside teachers trained one after another",
+    "pretraining": "features of a first stage on public images",
+    "reverse_knn": "reverse kNN: speed, smoothing, balance",
+    "reverse_knn_local": "reverse kNN under local and shuffle privacy",
+    "students": "students with 1,000 labels, and with wrong labels",
+    "updates": "Ind-KNN and NoisySGD while records come and go",
+}
+#: Options that say where things lie, and change no figure.
+PLACES = ("cache", "checkpoint", "dry_run", "name", "root", "weights", "words")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """One command; returns the exit status."""
+    words = list(sys.argv[1:] if words is None else words)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="name_of_benchmark", metavar="NAME", required=True)
+    for name, what in BENCHMARKS.items():
+        commands.add_parser(name, help=what, add_help=False)
+    commands.add_parser(
+        "render", help="write tables and plots of what is stored; --check compares", add_help=False
+    )
+    name = parser.parse_known_args(words[:1])[0].name_of_benchmark
+    module = importlib.import_module(f"benchmarks.{'pages' if name == 'render' else name}")
+    own = argparse.ArgumentParser(
+        prog=f"{parser.prog} {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_options(own)
+    if name == "render":
+        return int(module.render(own.parse_args(words[1:])))
+    own.add_argument("--dry-run", action="store_true", help="print the figures and store nothing")
+    options, rest = own.parse_known_args(words[1:])
+    if rest and not hasattr(module, "TAKES_WORDS"):
+        own.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.words = rest
+    settings = {key: value for key, value in vars(options).items() if key not in PLACES}
+    for measured in module.measure(options):
+        _show(measured)
+        if not options.dry_run:
+            store(measured.benchmark or name, measured, settings)
+    return 0
+
+
+def _show(measured: Measured) -> None:
+    text = json.dumps({measured.part: measured.results}, indent=1, ensure_ascii=False, default=str)
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Stored results: one file a benchmark in ``results/``, with one entry a measurement.
+
+An entry names what made it, so that nobody takes an old figure for one of today's code::
+
+    {"part": "seed 0", "commit": {…}, "machine": {…}, "versions": {…}, "seeds": [0], "settings": {…}, "results": …}
+
+``commit`` holds a ``hash`` and where it is known ``from``: ``"run"`` is the code that measured (``modified`` where
+files differed from it), ``"history"`` the commit that stored figures from before entries named theirs. What such
+figures did not write down is null or missing; nothing was filled in afterwards. ``seeds`` is a list, or n for
+0 … n−1.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pl_privknn._files import write_durably
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
+_PACKAGES = ("pl_privknn", "torch", "pytorch_lightning", "numpy", "opacus", "dp-accounting", "timm")
+
+
+class Measured(NamedTuple):
+    """What a benchmark hands to the runner.
+
+    Attributes:
+        results: the figures, with their marks; plain JSON types.
+        seeds: the seeds that they come from.
+        part: which measurement of the benchmark this is; a stored one of the same name is replaced.
+        settings: what the figures depend on; the options of the command where None.
+        benchmark: the file, where it is not named as the command is.
+    """
+
+    results: Any
+    seeds: list[int]
+    part: str = "all"
+    settings: dict[str, Any] | None = None
+    benchmark: str | None = None
+
+
+def entries(name: str) -> dict[str, dict[str, Any]]:
+    """Stored measurements of one benchmark by part; none where there is no file."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return {}
+    return {one["part"]: one for one in json.loads(path.read_text(encoding="utf-8"))["measurements"]}
+
+
+def results(name: str, part: str = "all") -> Any:
+    """The figures of one stored measurement."""
+    return entries(name)[part]["results"]
+
+
+def names() -> list[str]:
+    """Benchmarks with stored results."""
+    return sorted(path.stem for path in RESULTS.glob("*.json"))
+
+
+def store(name: str, measured: Measured, settings: dict[str, Any]) -> None:
+    """Write one measurement into the benchmark's file, beside its other parts."""
+    entry = {
+        "part": measured.part,
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "seeds": measured.seeds,
+        "settings": settings if measured.settings is None else measured.settings,
+        "results": measured.results,
+    }
+    kept = entries(name)
+    kept[measured.part] = json.loads(json.dumps(entry, default=str))
+    stored = {"benchmark": name, "measurements": list(kept.values())}
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
+    write_durably(RESULTS / f"{name}.json", text.encode())
+
+
+def commit() -> dict[str, Any] | None:
+    """The code that measures; None outside a repository."""
+    head = _git("rev-parse", "HEAD")
+    if head is None:
+        return None
+    changed = _git("status", "--porcelain", "--", ":!benchmarks/results")
+    return {"hash": head, "from": "run", "modified": bool(changed)}
+
+
+def machine() -> dict[str, Any]:
+    """The kind of machine: what makes figures of speed comparable, and nothing that names it."""
+    import torch
+
+    return {
+        "arch": platform.machine(),
+        "system": platform.system(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python, and what is installed of the packages that figures depend on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,119 @@
+"""Stored results have one shape and name what made them; the runner writes them so."""
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+
+import pytest
+
+from benchmarks import __main__ as runner
+from benchmarks import compare, record
+from benchmarks.record import Measured
+
+FIELDS = ["part", "commit", "machine", "versions", "seeds", "settings", "results"]
+
+
+def test_every_stored_measurement_names_its_commit_and_settings():
+    assert len(record.names()) >= 27
+    for name in record.names():
+        stored = json.loads((record.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        assert list(stored) == ["benchmark", "measurements"], name
+        assert stored["benchmark"] == name
+        parts = [one["part"] for one in stored["measurements"]]
+        assert len(parts) == len(set(parts)) > 0, name
+        for one in stored["measurements"]:
+            assert list(one) == FIELDS, (name, one["part"])
+            assert re.fullmatch("[0-9a-f]{40}", one["commit"]["hash"]), (name, one["part"])
+            assert one["commit"]["from"] in ("run", "history")
+            assert isinstance(one["seeds"], int | list)
+            assert isinstance(one["settings"], dict)
+            assert one["results"]
+        assert not re.search(r'"/\w+/', json.dumps(stored)), f"{name} names a place of one machine"
+
+
+def test_every_benchmark_is_in_the_list_and_has_what_the_runner_calls():
+    for name in runner.BENCHMARKS:
+        module = importlib.import_module(f"benchmarks.{name}")
+        assert callable(module.add_options), name
+        assert callable(module.measure), name
+        module.add_options(argparse.ArgumentParser())  # no two options of one name
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A benchmark that measures two parts, with a folder of results of its own."""
+
+    class Module:
+        __doc__ = "Made up."
+
+        @staticmethod
+        def add_options(parser):
+            parser.add_argument("--size", type=int, default=3)
+            parser.add_argument("--root", default="data")
+
+        @staticmethod
+        def measure(options):
+            yield Measured({"figure": options.size}, [0, 1], "first")
+            yield Measured({"figure": 0.1 + options.size}, [2], "second", settings={"own": True})
+
+    real = importlib.import_module
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(
+        runner.importlib,
+        "import_module",
+        lambda name: Module if name == "benchmarks.students" else real(name),
+    )
+    return tmp_path / "results" / "students.json"
+
+
+def test_runner_stores_each_part_with_what_made_it(made, capsys):
+    assert runner.main(["students", "--size", "5", "--dry-run"]) == 0
+    assert '"figure": 5' in capsys.readouterr().out
+    assert not made.exists()
+    assert runner.main(["students", "--size", "5"]) == 0
+    first, second = json.loads(made.read_text(encoding="utf-8"))["measurements"]
+    assert list(first) == FIELDS
+    assert (first["settings"], second["settings"]) == ({"size": 5}, {"own": True})  # places are no settings
+    assert (first["seeds"], first["results"]) == ([0, 1], {"figure": 5})
+    assert first["versions"]["torch"]
+    assert set(first["machine"]) == {"arch", "system", "processor", "cores", "accelerator"}
+    assert record.results("students", "second") == {"figure": 5.1}
+    # A part that is measured again takes its place; others stay.
+    record.store("students", Measured({"figure": 7}, [0], "first"), {"size": 7})
+    assert [one["results"]["figure"] for one in record.entries("students").values()] == [7, 5.1]
+
+
+def test_commit_is_that_of_the_code_and_tells_changes(tmp_path, monkeypatch):
+    def git(*words):
+        own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *own, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.commit() is None  # no repository
+    git("init")
+    (tmp_path / "code.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = record.commit()
+    assert (clean["from"], clean["modified"]) == ("run", False)
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "one.json").write_text("{}")
+    assert record.commit() == clean  # what it writes itself is no change of the code
+    (tmp_path / "code.py").write_text("2")
+    assert record.commit() == {**clean, "modified": True}
+
+
+def test_comparison_begun_by_other_code_is_not_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "commit", lambda: {"hash": "a" * 40, "from": "run", "modified": False})
+    compare._begin(tmp_path / "new")
+    compare._begin(tmp_path / "new")  # the same code goes on
+    monkeypatch.setattr(compare, "commit", lambda: {"hash": "b" * 40, "from": "run", "modified": False})
+    with pytest.raises(SystemExit, match="begun by other code"):
+        compare._begin(tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "results").mkdir()
+    with pytest.raises(SystemExit, match="unknown code"):
+        compare._begin(tmp_path / "old")
