@@ -1,13 +1,16 @@
 """Noise for votes: what a labeler fills in, what a user may state, and what is drawn."""
 
+import dataclasses
 import math
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
 
-from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import (
+    UNSTATED,
     AdditiveNoise,
     Charge,
     DiscreteGaussian,
@@ -18,6 +21,7 @@ from pl_privknn.privacy.mechanisms import (
     VoteNoise,
 )
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 NOISES = (Gaussian(3.0), DiscreteGaussian(3.0), Laplace(3.0), DiscreteLaplace(3.0), ExponentialArgmax(3.0))
 SWAPPED = (2, math.sqrt(2), 0.5)
@@ -74,6 +78,38 @@ def test_additive_noise_chooses_the_largest_noisy_count_and_states_its_deviation
 def test_the_deviation_of_gumbel_noise():
     drawn = SeededNoise(2).gumbel(60_000, 3.0)
     assert float(drawn.std()) == pytest.approx(ExponentialArgmax(3.0).deviation, rel=0.035)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(AdditiveNoise):
+    """Noise that somebody else wrote."""
+
+    kind: ClassVar[str] = "noise_of_ones_own"
+
+    width: float
+    l1_sensitivity: float = UNSTATED
+
+    def __post_init__(self):
+        self.settle(l1_sensitivity=1.0)
+
+    @property
+    def deviation(self):
+        return self.width / math.sqrt(3)
+
+    def add_noise(self, values, noise):
+        return values + self.width * (2 * noise.uniform(tuple(values.shape)) - 1)
+
+    def rdp(self, orders, adjacency):
+        return orders * math.inf
+
+
+def test_noise_of_ones_own_is_filled_in_and_drawn_from():
+    teacher = PrivateKNN(5, 0.5, noise=Own(0.25), noise_source=SeededNoise(0), release_counts=True)
+    assert teacher.noise == Own(0.25, l1_sensitivity=2.0)
+    teacher.fit(torch.randn(60, 2), torch.zeros(60, dtype=torch.int64), 2)
+    release = teacher.label(torch.zeros(9, 2), FreeLedger())
+    assert release.score_deviation == 0.25 / math.sqrt(3)
+    assert float((release.scores - torch.tensor([5.0, 0.0])).abs().max()) <= 0.25
 
 
 def test_a_record_with_an_empty_field_is_refused():
