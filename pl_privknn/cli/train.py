@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 from jsonargparse import ActionConfigFile, ArgumentError, Namespace
@@ -45,6 +45,9 @@ class _Parser(LightningArgumentParser, ReadsFlatArguments):
 class PrivKNNCLI(LightningCLI):
     """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run."""
 
+    #: The trainer's methods that are offered. Each takes a second to describe, so a command describes itself alone.
+    methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test", "predict")
+
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser with an option for files; see :meth:`LightningCLI.init_parser`."""
         parser = _Parser(dump_header=[f"pytorch_lightning=={pl.__version__}"], **kwargs)
@@ -53,12 +56,12 @@ class PrivKNNCLI(LightningCLI):
         )
         return parser
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
+    @classmethod
+    def subcommands(cls) -> dict[str, set[str]]:
         """The trainer's methods that are offered, with the arguments that they fill in themselves."""
         return {
             name: {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
-            for name in ("fit", "validate", "test", "predict")
+            for name in cls.methods
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -197,8 +200,9 @@ def run_training(words: Sequence[str]) -> int:
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)` is deprecated")
     expanded = _expand_resume(list(words))
+    cli = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],)})
     try:
-        PrivKNNCLI(
+        cli(
             model_class=pl.LightningModule,
             datamodule_class=pl.LightningDataModule,
             subclass_mode_model=True,
@@ -212,7 +216,7 @@ def run_training(words: Sequence[str]) -> int:
             parser_kwargs={
                 "prog": "privknn",
                 "exit_on_error": False,
-                **{name: {"exit_on_error": False} for name in PrivKNNCLI.subcommands()},
+                words[0]: {"exit_on_error": False},
             },
             args=expanded,
         )
