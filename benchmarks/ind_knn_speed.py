@@ -24,6 +24,8 @@ from torch import Tensor
 from benchmarks.ind_knn_features import CLASSES, DELTA, LOG
 from benchmarks.record import Measured
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
+from pl_privknn.labelers.ind_knn.settings import RecordBudgets
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.testing import FreeLedger
 
@@ -47,7 +49,12 @@ def measure_size(options: argparse.Namespace, records: int) -> list[dict[str, An
     queries, _ = draw(max(options.batches))
     # Budgets large enough that nobody drops out, which would only make it faster.
     labelers = {
-        name: IndKNN(THRESHOLD, 0.5, budget=1e6, sigma1=50.0, hashing=hashing)
+        name: IndKNN(
+            THRESHOLD,
+            0.5,
+            budgets=RecordBudgets(budget=1e6, sigma1=50.0),
+            switches=IndKNNSwitches(hashing=hashing),
+        )
         for name, hashing in [("exact", None), ("hashing", SignProjections(options.tables, options.bits))]
     }
     fitting: dict[str, float] = {}

@@ -30,6 +30,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.record import Measured
 from pl_privknn.baselines import NoisySGD
+from pl_privknn.baselines.settings import Clipping, PoissonBatches, TrainingBudget
+from pl_privknn.baselines.updates import NoisyOptimization
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.networks import build_network
@@ -65,16 +67,10 @@ def ours(
     rate = 1 / math.ceil(count / BATCH)
     module = NoisySGD(
         network=network,
-        sampling_rate=rate,
-        batch_size=int(count * rate),
-        noise_multiplier=SIGMA,
-        clip_norm=CLIP,
-        delta=DELTA,
-        lr=LR,
-        momentum=MOMENTUM,
-        scheduler="none",
-        clipping=clipping,
-        physical_batch_size=options.physical_batch_size,
+        batches=PoissonBatches(batch_size=int(count * rate), sampling_rate=rate),
+        budget=TrainingBudget(delta=DELTA, noise_multiplier=SIGMA),
+        gradients=Clipping(CLIP, clipping, options.physical_batch_size),
+        optimization=NoisyOptimization(lr=LR, momentum=MOMENTUM, scheduler="none"),
         noise_source=SeededNoise(seed),
     )
     watch = Stopwatch()

@@ -29,11 +29,24 @@ from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.students import FixMatchStudent, Student, SupervisedStudent, UDAStudent, VATStudent
+from pl_privknn.students import (
+    FixMatchStudent,
+    LabelLoss,
+    Student,
+    SupervisedStudent,
+    UDAStudent,
+    VATStudent,
+    WeakAugmentation,
+)
 from pl_privknn.testing import FreeLedger
 
 LABELS = 1000
-SHARED: dict[str, Any] = {"network": "small_cnn", "ema_decay": 0.99, "augment": "weak", "flip": True}
+SHARED: dict[str, Any] = {
+    "network": "small_cnn",
+    "ema_decay": 0.99,
+    "augment": "weak",
+    "augmentation": WeakAugmentation(flip=True),
+}
 UNLABELED: dict[str, tuple[type[Student], dict[str, Any]]] = {
     "supervised": (SupervisedStudent, {}),
     "VAT": (VATStudent, {}),
@@ -43,10 +56,10 @@ UNLABELED: dict[str, tuple[type[Student], dict[str, Any]]] = {
 NOISE: dict[str, dict[str, Any]] = {
     "hard labels": {},
     "soft labels": {},
-    "hard, label smoothing 0.2": {"label_smoothing": 0.2},
-    "hard, generalised cross-entropy, q 0.7": {"label_robustness": 0.7},
-    "hard, confidence weighting 1": {"confidence_weighting": 1.0},
-    "soft, confidence weighting 1": {"confidence_weighting": 1.0},
+    "hard, label smoothing 0.2": {"loss": LabelLoss(label_smoothing=0.2)},
+    "hard, generalised cross-entropy, q 0.7": {"loss": LabelLoss(label_robustness=0.7)},
+    "hard, confidence weighting 1": {"loss": LabelLoss(confidence_weighting=1.0)},
+    "soft, confidence weighting 1": {"loss": LabelLoss(confidence_weighting=1.0)},
 }
 
 

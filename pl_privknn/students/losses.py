@@ -28,6 +28,14 @@ class LabelLoss(ArgumentGroup):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import LabelLoss, SupervisedStudent
+        >>> student = SupervisedStudent(image_size=8, loss=LabelLoss(label_smoothing=0.1))
+        >>> loss = student.label_loss(torch.zeros(3, 10), torch.tensor([0, 1, 2]))  # log(10) for equal logits
+        >>> round(float(loss), 3)
+        2.303
     """
 
     label_smoothing: float = 0.0

@@ -25,6 +25,12 @@ class StudentOptimization(Optimization):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> from pl_privknn.students import StudentOptimization, VATStudent
+        >>> student = VATStudent(image_size=8, optimization=StudentOptimization("sgd", lr=0.1))
+        >>> student.optimization.lr, student.optimization.scheduler
+        (0.1, 'cosine')
     """
 
     warmup_steps: int = 0
