@@ -16,6 +16,7 @@ from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
 from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import (
     RoundFeatures,
+    check_one_kind,
     extractor_of,
     features_of_rounds,
     probabilities_of,
@@ -125,6 +126,8 @@ class PrivateLabeler(ReportsRun):
                 f"adjacency={adjacency!r} is not among those of {type(labeler).__name__}: "
                 f"{', '.join(labeler.adjacencies)}"
             )
+        if labeler is not None and labeler.releases_once:
+            check_one_kind(self.features, self.queries_per_round, type(labeler).__name__)
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
         self.seed = check_int("seed", seed, minimum=0)
         self.progress = check_switch("progress", progress)

@@ -59,6 +59,22 @@ def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | Non
     return chosen
 
 
+def check_one_kind(features: Sequence[RoundFeatures], queries: Sequence[int], labeler: str) -> None:
+    """Refuse rounds that ask about different features, for a labeler whose releases are about one kind.
+
+    Raises:
+        ValueError: for two extractors, or a student that learns between them.
+    """
+    asking = [min(index, len(features) - 1) for index, count in enumerate(queries) if count]
+    kind = features[asking[0]]
+    learns = STUDENT in (kind if isinstance(kind, list | tuple) else [kind])
+    if len(set(asking)) > 1 or (learns and len(asking) > 1):
+        raise ValueError(
+            f"features: rounds ask about different ones, and {labeler} releases once, about one kind; name one "
+            "extractor for all rounds, or ask in the first round alone"
+        )
+
+
 def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
     """The extractor of a round; several side by side are each scaled to unit length."""
     if isinstance(chosen, list | tuple):

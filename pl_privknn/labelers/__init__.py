@@ -21,6 +21,8 @@ from pl_privknn.labelers.pate.teachers import SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.private_radius import PrivateRadius
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
+from pl_privknn.labelers.statistics.class_sums import ClassSums, SoftVotes
+from pl_privknn.labelers.statistics.curvature import PublicCurvature
 
 __all__ = [
     "GNMAX",
@@ -28,6 +30,7 @@ __all__ = [
     "PATE",
     "CNNTeachers",
     "ClassBalancedPartition",
+    "ClassSums",
     "ConfidentGNMAX",
     "FixedThresholds",
     "GuidedPartition",
@@ -45,10 +48,12 @@ __all__ = [
     "NoisySGDTeacher",
     "PrivateKNN",
     "PrivateRadius",
+    "PublicCurvature",
     "RandomPartition",
     "Release",
     "ReverseKNN",
     "Screening",
     "ShufflePartition",
     "SklearnTeachers",
+    "SoftVotes",
 ]

@@ -83,6 +83,8 @@ class Labeler(abc.ABC):
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
+    #: Whether releases are made once, about one kind of features, and answer the queries of all rounds.
+    releases_once: bool = False
 
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()

@@ -9,6 +9,7 @@ from typing import Any
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive, check_rate
 from pl_privknn.documents import write_yaml
+from pl_privknn.labelers.statistics.teacher import MOST_RELEASES
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
@@ -23,6 +24,7 @@ FREE: dict[str, tuple[float, float, bool, bool]] = {
     "noise_multiplier": (0.2, 1e6, False, False),
     "sampling_rate": (1e-6, 1.0, True, False),
     "budget": (1e-9, 1e6, True, False),
+    "releases": (1, MOST_RELEASES, True, True),
     **dict.fromkeys(("queries", "count", "rounds", "epochs", "steps"), (1, _MOST, True, True)),
 }
 

@@ -112,6 +112,14 @@ def _noisy_sgd_teacher(o: SimpleNamespace) -> Made:
     return Made(labelers.NoisySGDTeacher, {name: getattr(o, name) for name in names})
 
 
+def _statistics(cls: type, o: SimpleNamespace) -> Made:
+    names = ["noise_multiplier", "expected_records"]
+    if cls is labelers.PublicCurvature:
+        names.append("releases")
+    stated = {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}
+    return Made(cls, {**{name: getattr(o, name) for name in names}, **stated})
+
+
 def _noisy_sgd(o: SimpleNamespace) -> list[Charge]:
     """Poisson batches at the rate batch_size / records, in ⌈epochs / rate⌉ steps."""
     records, batch = check_int("records", o.records), check_int("batch_size", o.batch_size)
@@ -140,6 +148,11 @@ _VOTED = Option("k", int, "queries that a record votes for (1)", 1)
 _ADJACENCY = Option("adjacency", ADJACENCIES, "neighbouring relation (add_remove)", "add_remove")
 _CLASSES = Option("num_classes", int, "number of classes (10)", 10)
 _ATTRIBUTES = Option("num_classes", int, "number of attributes", None, "num-attributes", True)
+_STATISTICS = (
+    Option("noise_multiplier", float, "noise on each sum over its sensitivity"),
+    Option("expected_records", int, "a public constant, about the number of records (60000)", 60_000),
+    _ADJACENCY,
+)
 _TAU = Option("tau", float, "the most that a vote adds to all attributes together (3)", 3.0)
 _QUERIES = (
     Option("queries", int, "queries of all rounds together"),
@@ -282,6 +295,27 @@ TEACHERS: dict[str, Row] = {
         ),
         _noisy_sgd_teacher,
         lambda o: (o.sampling_rate or 1.0, (o.steps or 1) * o.rounds),
+    ),
+    **{
+        name: Row(
+            cls.__name__,
+            {"noise_multiplier": None},
+            "rounds",
+            ("*", "expected_records"),
+            (*_STATISTICS, _ROUNDS),
+            functools.partial(_statistics, cls),
+            lambda o: (1.0, 1),
+        )
+        for name, cls in (("class-sums", labelers.ClassSums), ("soft-votes", labelers.SoftVotes))
+    },
+    "public-curvature": Row(
+        "PublicCurvature",
+        {"noise_multiplier": None, "releases": 6},
+        "releases",
+        ("*", "expected_records"),
+        (*_STATISTICS, Option("releases", int, "sums of gradients of all rounds together")),
+        functools.partial(_statistics, labelers.PublicCurvature),
+        lambda o: (1.0, o.releases or 1),
     ),
     "noisy-sgd": Row(
         "NoisySGD",

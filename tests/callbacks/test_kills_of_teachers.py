@@ -21,9 +21,11 @@ from pl_privknn.labelers import (
     LinearTeachers,
     NoisySGDTeacher,
     PrivateKNN,
+    PublicCurvature,
     ReverseKNN,
     Screening,
 )
+from pl_privknn.labelers.statistics.teacher import ReleaseLostError
 from pl_privknn.privacy.ledger.audit import audit_ledger
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -39,6 +41,7 @@ TEACHERS = {
     "noisy_sgd_teacher": lambda: NoisySGDTeacher(
         0.5, 30, 10, noise_multiplier=2.0, components=None, steps_per_charge=3
     ),
+    "public_curvature": lambda: PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=3),
 }
 
 
@@ -59,7 +62,7 @@ def fit(folder, name):
             folder, TEACHERS[name](), 0.15, private=60, public=24, delta=1e-5, queries_per_round=12,
             query_batch_size=4,
         )  # fmt: skip
-    except LabelStoreError:
+    except (LabelStoreError, ReleaseLostError):
         # A teacher that answers all queries of a round at once may be killed between its only charge and its
         # answers: it says so, and asks nothing again.
         assert released(folder) == {}

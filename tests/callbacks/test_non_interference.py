@@ -20,6 +20,7 @@ from pl_privknn.features import Extractor
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
+    ClassSums,
     ConfidentGNMAX,
     FixedThresholds,
     GuidedPartition,
@@ -32,6 +33,7 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PrivateKNN,
     PrivateRadius,
+    PublicCurvature,
     ReverseKNN,
     Screening,
     ShufflePartition,
@@ -206,6 +208,12 @@ RUNS = {
     ),
     "noisy_sgd teacher": fit_teacher(
         lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, noise_source=noise(), components=None)
+    ),
+    "class_sums": fit_teacher(
+        lambda: ClassSums(noise_multiplier=0.5, expected_records=40, noise_source=noise()), rounds=2
+    ),
+    "public_curvature": fit_teacher(
+        lambda: PublicCurvature(noise_multiplier=0.5, expected_records=40, releases=3, noise_source=noise())
     ),
     "multilabel_knn": attributes(lambda: MultiLabelKNN(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
     "multilabel_pate": attributes(

@@ -15,7 +15,16 @@ from pl_privknn.cli import main
 from pl_privknn.cli.errors import mistake
 from pl_privknn.configuration import ConfigurationError, instantiate
 from pl_privknn.datamodules import ArraysDataModule
-from pl_privknn.labelers import GNMAX, PATE, IndKNN, NoisySGDTeacher, PrivateKNN, ReverseKNN, Screening
+from pl_privknn.labelers import (
+    GNMAX,
+    PATE,
+    IndKNN,
+    NoisySGDTeacher,
+    PrivateKNN,
+    PublicCurvature,
+    ReverseKNN,
+    Screening,
+)
 from pl_privknn.privacy.accountant import account
 from pl_privknn.privacy.mechanisms import Charge
 
@@ -279,6 +288,7 @@ def told_or_made(make, arguments):
         (ReverseKNN, {"k": 1, "epsilon": 1.0}),
         (IndKNN, {"epsilon": 2.0, "delta": 1e-4, "num_queries": 100, "threshold": 0.1, "sigma2": 0.6}),
         (NoisySGDTeacher, {"sampling_rate": 0.2, "batch_size": 20, "steps": 3, "noise_multiplier": 2.0}),
+        (PublicCurvature, {"noise_multiplier": 2.0, "releases": 3}),
         (PATE, {"num_teachers": 10}),
         (GNMAX, {"sigma": 4.0}),
         (PrivateLabeler, {}),

@@ -15,6 +15,7 @@ from . import (
     report_faults,
     reverse_knn_faults,
     run_faults,
+    statistics_faults,
 )
 from .fault import Fault
 
@@ -31,4 +32,5 @@ FAULTS: tuple[Fault, ...] = (
     *ind_knn_faults.FAULTS,
     *noisy_sgd_faults.FAULTS,
     *run_faults.FAULTS,
+    *statistics_faults.FAULTS,
 )

@@ -9,12 +9,14 @@ from ind_knn_setup import PARAMETERS, C, D
 
 from pl_privknn.labelers import (
     PATE,
+    ClassSums,
     IndKNN,
     MultiLabelKNN,
     MultiLabelPATE,
     MultiLabelReverseKNN,
     NoisySGDTeacher,
     PrivateKNN,
+    PublicCurvature,
     ReverseKNN,
 )
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
@@ -52,6 +54,9 @@ LABELERS = {
     "reverse_knn_local": lambda: ReverseKNN(epsilon=1.0, trust="local"),
     "ind_knn": lambda: IndKNN(0.5, 0.5, epsilon=1.0),
     "noisy_sgd": lambda: NoisySGDTeacher(steps=3, noise_multiplier=1.0, components=None),
+    "class_sums": lambda: ClassSums(noise_multiplier=1.0),
+    "class_sums_replaced": lambda: ClassSums(noise_multiplier=1.0, adjacency="replace_one"),
+    "public_curvature": lambda: PublicCurvature(noise_multiplier=1.0, releases=2),
     "multilabel_knn": lambda: MultiLabelKNN(5, 1.0),
     "multilabel_pate": lambda: MultiLabelPATE(teachers=LinearAttributeTeachers(steps=2), **FEW),
     "multilabel_reverse_knn": lambda: MultiLabelReverseKNN(epsilon=1.0),
@@ -79,6 +84,7 @@ def fitted(labeler, count=40, skew=False):
     if "multilabel" in labeler.tasks:
         labels = torch.stack([labels == 0, labels == 1, labels > 0], dim=1).long()
     labeler.noise_source = SeededNoise(0)
+    labeler.fit_public(torch.randn(20, 4, generator=torch.Generator().manual_seed(2)))
     labeler.fit(features, labels, 3)
     return labeler
 

@@ -15,6 +15,7 @@ from pl_privknn.labelers import (
     LNMAX,
     PATE,
     ClassBalancedPartition,
+    ClassSums,
     ConfidentGNMAX,
     GuidedPartition,
     IndKNN,
@@ -28,10 +29,12 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PrivateKNN,
     PrivateRadius,
+    PublicCurvature,
     ReverseKNN,
     Screening,
     ShufflePartition,
     SklearnTeachers,
+    SoftVotes,
     ind_knn_engine,
 )
 from pl_privknn.labelers.base import Labeler, Release
@@ -160,6 +163,22 @@ HONEST = {
     "noisy sgd": (
         NoisySGDTeacher(0.3, 10, steps=6, noise_multiplier=1.0, steps_per_charge=4, components=4, soft=True),
         {"gaussian (L2)": 0.25},
+    ),
+    "class sums": (ClassSums(noise_multiplier=2.0, expected_records=30), {"gaussian (L2)": math.hypot(1, 0.3)}),
+    "class sums replaced": (
+        ClassSums(
+            noise_multiplier=2.0, expected_records=30, fit="maximum_likelihood", components=3,
+            adjacency="replace_one",
+        ),
+        {"gaussian (L2)": 2.0},
+    ),
+    "soft votes": (
+        SoftVotes(noise_multiplier=2.0, expected_records=30, centers=5, adjacency="replace_one"),
+        {"gaussian (L2)": ROOT2},
+    ),
+    "public curvature": (
+        PublicCurvature(noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5]),
+        {"gaussian (L2)": 0.5},
     ),
     "attributes": (MultiLabelKNN(5, 1.0, 2.5, Gaussian(3.0)), {"gaussian (L2)": None}),
     "attributes sampled": (MultiLabelKNN(5, 0.5, None, Laplace(3.0)), {"laplace (L1)": 5.0}),

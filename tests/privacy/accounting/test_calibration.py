@@ -203,6 +203,9 @@ SMALL = {
     "multilabel-reverse-knn": {"rounds": 2, "num_classes": 6, "adjacency": "replace_one"},
     "ind-knn": {"queries": 300},
     "noisy-sgd-teacher": {"steps": 50, "sampling_rate": 0.1, "rounds": 2},
+    "class-sums": {},
+    "soft-votes": {"adjacency": "replace_one"},
+    "public-curvature": {"releases": 4, "adjacency": "replace_one"},
 }
 
 

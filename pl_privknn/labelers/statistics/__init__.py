@@ -1,0 +1,1 @@
+"""Teachers that release statistics of the private records once, and make a model of them by public data."""

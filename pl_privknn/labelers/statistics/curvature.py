@@ -1,0 +1,104 @@
+"""Softmax regression by few full-batch releases, its curvature from public examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_positive
+from pl_privknn.labelers.statistics.fits import fit_maximum_likelihood
+from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
+from pl_privknn.privacy.mechanisms import Adjacency
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.noisy_steps import clip_factors
+
+# Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.
+_NORMS = (1.0, 0.5, 0.5, 0.25)
+
+
+class PublicCurvature(StatisticsTeacher):
+    """A softmax regression from a handful of noisy full-batch gradients; what needs no label is public.
+
+    The gradient Σ (p_W(x) − y) xᵀ needs private records for its label part alone. Release t is the sum of the clipped
+    gradients of all records at the model W_t, plus noise; over N that is G_t. With public examples it tells the
+    moment E[y xᵀ] by M_t = E_public[p_{W_t}(x) xᵀ] − G_t. The next model maximises the likelihood with the mean of
+    all M so far, weighted by the inverse of their variances (see
+    :func:`~pl_privknn.labelers.statistics.fits.fit_maximum_likelihood`). Gradients shrink as the model learns, and
+    with them clipping norms and noise.
+
+    **Cost.** T Gaussian releases compose to one Gaussian, exactly. **Sensitivity.** A sum of gradients clipped to C
+    moves by C under ``add_remove`` and by 2C under ``replace_one``; the model at which they are taken is public.
+
+    Args:
+        target_epsilon: find the least noise with which all releases cost at most this at ``delta``. Give it or
+            ``noise_multiplier``.
+        noise_multiplier: standard deviation of each release's noise over its sensitivity.
+        delta: δ of ``target_epsilon``.
+        expected_records: N, a public constant, about the number of private records.
+        releases: T.
+        clip_norms: C of each release, public constants; by default 1, 0.5, 0.5 and then 0.25.
+        ridge: the penalty is λ = ridge · σ₁ / N, σ₁ the noise over the sensitivity if there were one release.
+        bias: a constant beside the unit features.
+        components: keep so many principal directions of the public features; None takes features as they are.
+        whitening: divide each direction by its public standard deviation to this power.
+        adjacency: neighbouring relation.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+
+    Raises:
+        ValueError: for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float = 1e-5,
+        expected_records: int = 60_000,
+        releases: int = 6,
+        clip_norms: Sequence[float] | None = None,
+        ridge: float = 0.4,
+        bias: float = 0.3,
+        components: int | None = None,
+        whitening: float = 0.5,
+        adjacency: Adjacency = "add_remove",
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(
+            releases, target_epsilon, noise_multiplier, delta, expected_records, ridge, bias, components, whitening,
+            adjacency, noise_source,
+        )  # fmt: skip
+        if clip_norms is None:
+            clip_norms = [*_NORMS, *_NORMS[-1:] * self.releases][: self.releases]
+        self.clip_norms = [check_positive("clip_norms", norm) for norm in clip_norms]
+        if len(self.clip_norms) != self.releases:
+            raise ValueError(
+                f"clip_norms={list(clip_norms)!r}: want one for each of releases={self.releases}"
+            )
+
+    def sensitivity(self, release: int) -> float:
+        """C, or 2C."""
+        return self.clip_norms[release] * (1.0 if self.adjacency == "add_remove" else 2.0)
+
+    def private_sum(self, release: int, weights: Tensor) -> Tensor:
+        """Σ of the clipped gradients (p_W(x) − y) xᵀ."""
+        total = torch.zeros_like(weights)
+        for inputs, labels in self.private_parts():
+            errors = (inputs @ weights.T).softmax(dim=1)
+            errors[torch.arange(len(labels)), labels] -= 1
+            # The norm of an outer product is the product of the norms.
+            norms = errors.norm(dim=1) * inputs.norm(dim=1)
+            total += (errors * clip_factors(norms, self.clip_norms[release])[:, None]).T @ inputs
+        return total
+
+    def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:
+        """Maximum likelihood at the mean of all moments."""
+        total, precision = torch.zeros_like(releases[min(releases)].noisy), 0.0
+        for number, taken in releases.items():
+            expected = (public @ taken.weights.T).softmax(dim=1).T @ public / len(public)
+            weight = self.clip_norms[number] ** -2
+            total += weight * (expected - taken.noisy / self.expected_records)
+            precision += weight
+        start = releases[max(releases)].weights
+        return fit_maximum_likelihood(public, total / precision, self.penalty, start)

@@ -1,0 +1,156 @@
+"""Teachers that release statistics: one release for all rounds, and what a crash leaves of it."""
+
+import pytest
+import torch
+from statistics_setup import MADE, fitted, table
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.features import HOG, Pixels
+from pl_privknn.labelers import ClassSums, PublicCurvature, SoftVotes
+from pl_privknn.labelers.statistics.teacher import ReleaseLostError
+from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
+
+NAMES = pytest.mark.parametrize("name", MADE)
+
+
+@NAMES
+def test_later_queries_are_free_and_a_resumed_run_draws_nothing(tmp_path, name):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    make, queries = MADE[name], table(30, seed=5)[0]
+    teacher = fitted(make(noise_multiplier=2.0))
+    run = ledger.run("a", plan=teacher.plan(30, 30, 3))
+    teacher.join_run(tmp_path / "kept", run)
+    first = teacher.label(queries[:10], run)
+    assert run.num_charges == teacher.releases
+    teacher.join_run(tmp_path / "kept", run)
+    again = fitted(teacher).label(queries, run)
+    torch.testing.assert_close(again.soft[:10], first.soft)
+    teacher.leave_run()
+    # Another process.
+    handle = ledger.run("a")
+    resumed = make(noise_multiplier=2.0)
+    resumed.join_run(tmp_path / "kept", handle)
+    torch.testing.assert_close(fitted(resumed).label(queries, handle).soft, again.soft, atol=1e-4, rtol=0)
+    assert handle.num_charges == teacher.releases
+    assert (tmp_path / "kept" / "releases.pt").stat().st_mode & 0o077 == 0
+
+
+def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    queries = table(30, seed=5)[0]
+
+    class Killed(Exception):
+        pass
+
+    def die(*arguments):
+        raise Killed
+
+    def begin(release, releases):
+        teacher = fitted(PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=releases))
+        handle = ledger.run(f"{releases}", plan=teacher.plan(30, 30, 3))
+        teacher.join_run(tmp_path / f"{releases}", handle)
+        keep = teacher._keep
+        teacher._keep = lambda: die() if teacher._charged > release else keep()
+        with pytest.raises(Killed):
+            teacher.label(queries, handle)
+        assert handle.num_charges == release + 1
+        resumed = PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=releases)
+        return resumed, ledger.run(f"{releases}")
+
+    resumed, handle = begin(release=1, releases=3)  # the second of three was lost
+    resumed.join_run(tmp_path / "3", handle)
+    fitted(resumed).label(queries, handle)
+    assert handle.num_charges == 3
+    assert sorted(resumed._taken) == [0, 2]
+    resumed, handle = begin(release=0, releases=1)  # the only one was lost
+    with pytest.raises(ReleaseLostError, match=r"not drawn again. Start a new run"):
+        resumed.join_run(tmp_path / "1", handle)
+
+
+def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
+    teacher = fitted(ClassSums(noise_multiplier=2.0))
+    handle = Ledger(tmp_path / "one.sqlite").run("a")
+    teacher.join_run(tmp_path / "kept", handle)
+    teacher.label(table()[0], handle)
+    with pytest.raises(ReleaseLostError, match=r"did not pay for"):
+        ClassSums(noise_multiplier=2.0).join_run(tmp_path / "kept", Ledger(tmp_path / "two.sqlite").run("a"))
+
+
+def test_another_ledger_pays_anew():
+    teacher, ledgers = fitted(ClassSums(noise_multiplier=2.0)), (FreeLedger(), FreeLedger())
+    soft = [teacher.label(table()[0], ledger).soft for ledger in ledgers]
+    assert [len(ledger.rows) for ledger in ledgers] == [1, 1]
+    assert not torch.equal(*soft)
+
+
+def test_a_refused_charge_releases_nothing_and_later_ones_go_on():
+    teacher, ledger = fitted(PublicCurvature(noise_multiplier=2.0, releases=3)), FreeLedger(limit=1)
+    with pytest.raises(BudgetExceeded):
+        teacher.label(table()[0], ledger)
+    ledger.limit = None
+    teacher.label(table()[0], ledger)
+    assert sum(charge.count for charge in ledger.rows) == 3
+
+
+def test_no_answer_asked_for_costs_nothing():
+    teacher, ledger = fitted(ClassSums(noise_multiplier=2.0)), FreeLedger()
+    assert (teacher.label(table()[0], ledger, max_answers=0).labels == -1).all()
+    assert teacher.label(torch.empty(0, 5), ledger).labels.shape == (0,)
+    assert not ledger.rows
+    assert (teacher.label(table()[0], ledger, max_answers=7).labels[7:] == -1).all()
+
+
+def test_other_features_in_a_later_round_are_refused():
+    teacher, ledger = fitted(ClassSums(noise_multiplier=2.0)), FreeLedger()
+    teacher.label(table()[0], ledger)
+    teacher.fit_public(-table(40, seed=7)[0])
+    with pytest.raises(ReleaseLostError, match=r"same features in all rounds"):
+        teacher.label(table()[0], ledger)
+    for features in (None, [HOG(), Pixels()]):
+        with pytest.raises(ValueError, match=r"features: rounds ask about different ones, and ClassSums"):
+            PrivateLabeler(ClassSums(noise_multiplier=2.0), rounds=2, features=features)
+    PrivateLabeler(ClassSums(noise_multiplier=2.0), rounds=2, features=[HOG()])
+    PrivateLabeler(ClassSums(noise_multiplier=2.0), rounds=2, queries_per_round=[9, 0])
+
+
+# ---------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: ClassSums(), "give exactly one"),
+        (lambda: ClassSums(1.0, 2.0), "give exactly one"),
+        (lambda: ClassSums(1.0, fit="median"), "fit='median'"),
+        (lambda: ClassSums(1.0, expected_records=0), "expected_records=0"),
+        (lambda: ClassSums(1.0, ridge=0.0), "ridge=0"),
+        (lambda: SoftVotes(1.0, gamma=0.0), "gamma=0"),
+        (lambda: PublicCurvature(1.0, releases=2, clip_norms=[1.0]), r"clip_norms=\[1.0\]"),
+        (lambda: PublicCurvature(1.0, adjacency="none"), "adjacency='none'"),
+    ],
+)
+def test_bad_arguments_are_named(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_asked_too_early():
+    with pytest.raises(RuntimeError, match=r"call fit_public\(features\)"):
+        ClassSums(1.0).label(torch.ones(2, 3), FreeLedger())
+
+
+@NAMES
+def test_a_refused_charge_draws_nothing(name):
+    class Silent(SeededNoise):
+        def normal(self, shape, scale):
+            raise AssertionError("noise was drawn")
+
+        def stream(self, *key):
+            return self
+
+    with pytest.raises(BudgetExceeded):
+        fitted(MADE[name](noise_multiplier=1.0, noise_source=Silent(0))).label(
+            torch.ones(1, 5), FreeLedger(limit=0)
+        )
