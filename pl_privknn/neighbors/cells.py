@@ -25,8 +25,8 @@ class Cells:
     moves the votes of the k nearest candidates by √2 at most, and the price of a release is the same. (An index that
     is trained on private records, or one that stops after so many candidates, has no such guarantee.)
 
-    What is found is exact within the cells; a near record just outside is missed. ``docs/methods/private_knn.md`` has
-    the recall and the speed that were measured.
+    What is found is exact within the cells; a near record just outside is missed. It pays where hundreds of queries share
+    a cell; ``docs/methods/private_knn.md`` has the recall and the speed that were measured.
 
     Args:
         number: cells; at most as many as there are public examples.
@@ -37,8 +37,8 @@ class Cells:
         ValueError: for numbers below 1, or more probes than cells.
     """
 
-    number: int = 64
-    probes: int = 8
+    number: int = 16
+    probes: int = 4
     seed: int = 0
 
     def __post_init__(self) -> None:

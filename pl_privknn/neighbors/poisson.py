@@ -83,7 +83,7 @@ class PoissonTotals(abc.ABC):
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.width = width
         wanted = _list_length(self.k, self.sampling_rate) if list_length is None else list_length
-        self._among, self._records = among, len(table) if among is None else len(among)
+        self.among, self._records = among, len(table) if among is None else len(among)
         self.list_length = min(max(check_int("list_length", wanted), self.k), self._records)
         self._table, self._block_size, self._device = table, block_size, device
 
@@ -167,7 +167,7 @@ class PoissonTotals(abc.ABC):
         return further
 
     def _nearest(self, queries: Tensor, length: int) -> Tensor:
-        table = self._table if self._among is None else self._table[self._among]
+        table = self._table if self.among is None else self._table[self.among]
         return nearest(queries, table, length, block_size=self._block_size, device=self._device)
 
 
