@@ -25,8 +25,8 @@ class Cells:
     moves the votes of the k nearest candidates by √2 at most, and the price of a release is the same. (An index that
     is trained on private records, or one that stops after so many candidates, has no such guarantee.)
 
-    What is found is exact within the cells; a near record just outside is missed. It pays where hundreds of queries share
-    a cell; ``docs/methods/private_knn.md`` has the recall and the speed that were measured.
+    What is found is exact within the cells; a near record just outside is missed. It pays where hundreds of queries
+    share a cell; ``docs/methods/private_knn.md`` has the recall and the speed that were measured.
 
     Args:
         number: cells; at most as many as there are public examples.
