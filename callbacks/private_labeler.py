@@ -10,11 +10,13 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
 
-from pl_privknn._checks import check_int, check_open_unit, check_positive, check_switch
+from pl_privknn._checks import check_int, check_switch
+from pl_privknn.argument_groups import read_groups
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
 from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import (
+    LabelingBudget,
     RoundFeatures,
     check_one_kind,
     extractor_of,
@@ -28,8 +30,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger.run_folder import resumed_folder
 from pl_privknn.privacy.logged import check_declared
-from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.settings import RunFiles
 
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
@@ -49,11 +50,9 @@ class PrivateLabeler(ReportsRun):
         epochs_per_round: epochs of student training between two rounds.
         queries_per_round: queries of each round, one number or one for each round. A later round of 0 queries
             only smooths earlier noisy counts anew (see ``selection``), which costs no privacy.
-        delta: δ of the guarantee.
-        max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
-            limit, the ε is only stated.
         max_answers: the most answers that all rounds may give together. The guarantee covers exactly this
             many, whatever happens. None: as many as there are queries.
+        budget: ε and δ, and the neighbouring relation.
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
             ``"student"`` stands for the student's own backbone, and a list within the list for several kinds of
             features side by side. Default: HOG first, then the student.
@@ -62,16 +61,11 @@ class PrivateLabeler(ReportsRun):
             public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over
             neighbouring clusters) or a :class:`~pl_privknn.callbacks.selection.Selector`.
         retrain: start the student afresh at each later round, as in the paper; False continues it.
-        ledger_path: the ledger; may be shared by several runs over the same private data. Default:
-            ``ledger.sqlite`` in the run's folder.
-        ledger_head_path: a file, best in another place than the ledger, in which the ledger's head is noted after
-            each charge; a ledger that was put back or rewritten is then refused.
-        run_dir: the run's folder; default: the trainer's log folder. Repeating a run in the folder of an
-            interrupted one continues it.
-        adjacency: neighbouring relation of the guarantee.
+        files: the run's folder and its ledger.
         query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
         seed: for the random choice of queries, a public matter; never for protective noise.
         progress: show a progress bar while labelling.
+        **flat: arguments of ``budget`` and ``files`` by themselves, for one release more.
 
     Raises:
         ValueError: for arguments out of range.
@@ -90,26 +84,23 @@ class PrivateLabeler(ReportsRun):
         rounds: int = 1,
         epochs_per_round: int = 10,
         queries_per_round: int | list[int] = 1000,
-        delta: float = 1e-5,
-        max_epsilon: float | None = None,
         max_answers: int | None = None,
         features: list[RoundFeatures] | Extractor | None = None,
         selection: str | Selector = "random",
         retrain: bool = True,
-        ledger_path: str | Path | None = None,
-        ledger_head_path: str | Path | None = None,
-        run_dir: str | Path | None = None,
-        adjacency: Adjacency = "add_remove",
+        budget: LabelingBudget = LabelingBudget(),
+        files: RunFiles = RunFiles(),
         query_batch_size: int = 256,
         seed: int = 0,
         progress: bool = True,
+        **flat: Any,
     ) -> None:
+        budget, files = read_groups(PrivateLabeler, flat, budget=budget, files=files).values()
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
         self.queries_per_round = queries_of_rounds(queries_per_round, self.rounds)
-        self.delta = check_open_unit("delta", delta)
-        self.max_epsilon = None if max_epsilon is None else check_positive("max_epsilon", max_epsilon)
+        self.delta, self.max_epsilon, self.adjacency = budget.delta, budget.max_epsilon, budget.adjacency
         self.max_answers = None if max_answers is None else check_int("max_answers", max_answers)
         self.features = features_of_rounds(features)
         if selection not in SELECTORS if isinstance(selection, str) else not callable(selection):
@@ -117,13 +108,10 @@ class PrivateLabeler(ReportsRun):
         self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
         self.selects_all = selection == "all"
         self.retrain = check_switch("retrain", retrain)
-        self.ledger_path = None if ledger_path is None else Path(ledger_path)
-        self.ledger_head_path = None if ledger_head_path is None else Path(ledger_head_path)
-        self.run_dir = None if run_dir is None else Path(run_dir)
-        self.adjacency = check_adjacency(adjacency)
+        self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
         if labeler is not None and self.adjacency not in labeler.adjacencies:
             raise ValueError(
-                f"adjacency={adjacency!r} is not among those of {type(labeler).__name__}: "
+                f"adjacency={self.adjacency!r} is not among those of {type(labeler).__name__}: "
                 f"{', '.join(labeler.adjacencies)}"
             )
         if labeler is not None and labeler.releases_once:

@@ -1,7 +1,8 @@
-"""What a run's rounds ask and look at, read from a user's arguments."""
+"""What a run's rounds may cost, ask and look at, read from a user's arguments."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -12,12 +13,36 @@ from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.privacy.mechanisms import Adjacency
+from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.settings import Budget
 
 #: Stands for the student's own backbone in a list of features.
 STUDENT = "student"
 
 #: An extractor, the word ``"student"``, or several of them side by side.
 RoundFeatures = Extractor | str | list[Extractor | str]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelingBudget(Budget):
+    """What all rounds together may cost.
+
+    Args:
+        delta: δ of the guarantee.
+        max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
+            limit, the ε is only stated.
+        adjacency: neighbouring relation of the guarantee.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    adjacency: Adjacency = "add_remove"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_adjacency(self.adjacency)
 
 
 def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:

@@ -10,8 +10,12 @@ import yaml
 from jsonargparse import Namespace
 
 from pl_privknn.argument_groups import in_groups, place_of
+from pl_privknn.baselines import NoisyOptimization, NoisySGD, PoissonBatches, TrainingBudget
+from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli.main import main
 from pl_privknn.configuration import ReadsFlatArguments
+from pl_privknn.labelers.ind_knn import IndKNN, IndKNNSwitches, PublicDensity
+from pl_privknn.planning.configuration_plan import plan_of_config
 from pl_privknn.students import (
     LabelLoss,
     StudentOptimization,
@@ -152,3 +156,55 @@ def test_a_section_of_a_parser_takes_both_forms():
     assert words == plain
     assert isinstance(words, Namespace)
     assert words.student.optimization.lr == 0.5
+
+
+def test_private_trainings_and_teachers_take_both_forms():
+    with pytest.warns(FutureWarning, match=r"IndKNN.*budgets\.conversion"):
+        flat = IndKNN(0.5, 0.4, 1.0, conversion="rdp", density=PublicDensity(9, 99), kernel="rbf", ids=[3, 1])
+    grouped = IndKNN(
+        0.5,
+        0.4,
+        epsilon=1.0,
+        budgets={"conversion": "rdp"},
+        switches=IndKNNSwitches(density=PublicDensity(9, 99)),
+        similarity={"kernel": "rbf"},
+        records={"ids": [3, 1]},
+    )
+    assert flat.parameters == grouped.parameters
+    assert flat.parameters.min_count == 9
+    assert (flat.switches, flat.ids) == (grouped.switches, grouped.ids)
+    with pytest.warns(FutureWarning, match=r"PrivateLabeler.*budget\.delta.*files\.run_dir"):
+        labeling = PrivateLabeler(delta=1e-6, max_epsilon=2.0, run_dir="here", rounds=2)
+    assert (labeling.delta, labeling.max_epsilon, labeling.run_dir) == (1e-6, 2.0, Path("here"))
+    arguments = {
+        "batch_size": 50,
+        "expected_records": 1000,
+        "noise_multiplier": 2.0,
+        "delta": 1e-6,
+        "lr": 2.0,
+    }
+    with pytest.warns(FutureWarning, match=r"NoisySGD.*batches\.batch_size.*budget\.delta"):
+        flat = NoisySGD("tanh_cnn", **arguments, clip_norm=0.5, ledger_path="ledger.sqlite")
+    grouped = NoisySGD(
+        "tanh_cnn",
+        batches=PoissonBatches(50, expected_records=1000),
+        budget=TrainingBudget(delta=1e-6, noise_multiplier=2.0),
+        optimization=NoisyOptimization(lr=2.0),
+        gradients={"clip_norm": 0.5},
+        files={"ledger_path": Path("ledger.sqlite")},
+    )
+    assert flat.hparams == grouped.hparams
+    assert (flat.sampling_rate, flat.delta, flat.batch_size) == (0.05, 1e-6, 50)
+    assert flat.ledger_path == grouped.ledger_path == Path("ledger.sqlite")
+    assert type(flat.configure_optimizers()) is torch.optim.SGD
+
+
+def test_a_file_costs_the_same_in_both_forms():
+    knn = {"class_path": "PrivateKNN", "init_args": {"k": 30, "sampling_rate": 0.5}}
+    asked = {"labeler": knn, "queries_per_round": 40}
+    flat = {"labeling": {**asked, "delta": 1e-6, "adjacency": "add_remove"}}
+    grouped = {"labeling": {**asked, "budget": {"delta": 1e-6, "adjacency": "add_remove"}}}
+    with pytest.warns(FutureWarning, match=r"PrivateLabeler.*budget\.delta"):
+        stated = plan_of_config(flat, "flat.yaml", 10)
+    assert stated == plan_of_config(grouped, "grouped.yaml", 10)
+    assert stated.delta == 1e-6

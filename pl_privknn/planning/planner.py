@@ -130,9 +130,11 @@ def _labeling(
         "labeler": made.config(),
         "rounds": o.rounds,
         **asked,
-        "delta": delta,
-        **({"adjacency": o.adjacency} if stated else {}),
-        **({} if epsilon is None else {"max_epsilon": epsilon}),
+        "budget": {
+            "delta": delta,
+            **({"adjacency": o.adjacency} if stated else {}),
+            **({} if epsilon is None else {"max_epsilon": epsilon}),
+        },
     }
 
 

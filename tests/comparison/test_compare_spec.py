@@ -157,12 +157,13 @@ def test_everything_shared_is_the_same_in_all_runs():
             assert made["trainer"]["max_epochs"] == 2
         if run.method.kind == "labeler":
             labeling = made["labeling"]
-            assert (labeling["delta"], labeling["adjacency"], labeling["seed"]) == (
+            budget = labeling["budget"]
+            assert (budget["delta"], budget["adjacency"], labeling["seed"]) == (
                 1e-4,
                 "add_remove",
                 run.seed,
             )
-            assert labeling.get("max_epsilon") == (run.epsilon if run.private else None)
+            assert budget.get("max_epsilon") == (run.epsilon if run.private else None)
         assert made["data"]["init_args"].get("train_on_truth", False) == (run.method.kind == "true_labels")
         for path in ("labeling.labeler.init_args.noise_source", "model.init_args.noise_source"):
             if (source := get(made, path)) is not None:
@@ -176,7 +177,7 @@ def test_everything_shared_is_the_same_in_all_runs():
     assert get(without.document, SIGMA) == 0.5
     adjacent = comparison_of(document(adjacency="replace_one", methods=[REVERSE]))
     made = next(runs_of(adjacent)).document["labeling"]
-    assert made["adjacency"] == made["labeler"]["init_args"]["adjacency"] == "replace_one"
+    assert made["budget"]["adjacency"] == made["labeler"]["init_args"]["adjacency"] == "replace_one"
 
 
 def test_wandb_is_outside_the_fingerprint_and_budgets_of_records_lie_beside_the_run(tmp_path):

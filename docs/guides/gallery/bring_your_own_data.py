@@ -12,6 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from pl_privknn import HOG, Gaussian, PrivateKNN, PrivateLabeler, VATStudent
+from pl_privknn.callbacks import LabelingBudget
 from pl_privknn.datamodules import ArraysDataModule
 
 pl.seed_everything(0)
@@ -51,8 +52,7 @@ labeling = PrivateLabeler(
     queries_per_round=40,
     selection="clusters",
     features=HOG(),
-    delta=1e-4,
-    max_epsilon=4.0,
+    budget=LabelingBudget(delta=1e-4, max_epsilon=4.0),
     progress=False,
 )
 student = VATStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20, ema_decay=0.99)

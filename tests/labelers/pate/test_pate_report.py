@@ -145,7 +145,7 @@ def test_configs_make_the_labeler_that_their_name_says(name):
     guided = isinstance(pate.partitioner, GuidedPartition)
     assert guided == ("guided" in name)
     rows = pate.plan(section["queries_per_round"], section["max_answers"], 10)
-    report = account(rows, delta=section["delta"], exact=not guided)
+    report = account(rows, delta=section["budget"]["delta"], exact=not guided)
     assert report.guarantee == ("conditional" if guided else "unconditional")
     if not guided:  # the figures of the documentation
         assert report.epsilon == pytest.approx(

@@ -316,7 +316,7 @@ def test_one_setting_of_any_configuration_is_found(tmp_path, capsys):
     path = tmp_path / "pate.yaml"
     aggregator = "{class_path: GNMAX, init_args: {sigma: 5}}"
     labeler = f"{{class_path: PATE, init_args: {{num_teachers: 50, aggregator: {aggregator}}}}}"
-    path.write_text(f"labeling: {{delta: 1e-5, queries_per_round: 30, labeler: {labeler}}}")
+    path.write_text(f"labeling: {{budget: {{delta: 1e-5}}, queries_per_round: 30, labeler: {labeler}}}")
     place = "labeling.labeler.init_args.aggregator.init_args.sigma"
     words = ["plan", "config", str(path), "--find", place, "--epsilon", "1", "--num-classes", "10"]
     assert main(words) == 0

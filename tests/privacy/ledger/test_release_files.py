@@ -73,7 +73,7 @@ def test_a_training_configuration_states_its_plan_without_data(capsys):
         Gaussian(**arguments["noise"]["init_args"]),
     )
     plan = labeler.plan(2 * labeling["queries_per_round"], labeling["max_answers"], 10)
-    assert report["epsilon"] == account(plan, delta=labeling["delta"], exact=False).epsilon
+    assert report["epsilon"] == account(plan, delta=labeling["budget"]["delta"], exact=False).epsilon
 
 
 @pytest.mark.parametrize(
