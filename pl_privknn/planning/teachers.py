@@ -92,9 +92,13 @@ def _multilabel_pate(o: SimpleNamespace) -> Made:
     return Made(labelers.MultiLabelPATE, arguments)
 
 
+def _adjacency(o: SimpleNamespace) -> dict[str, str]:
+    """The argument of labelers that hold under either adjacency; none where it is their default."""
+    return {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}
+
+
 def _reverse(cls: type, o: SimpleNamespace, **more: Any) -> Made:
-    stated = {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}
-    return Made(cls, {"k": o.k, **more, "noise": _noise(o), **stated})
+    return Made(cls, {"k": o.k, **more, "noise": _noise(o), **_adjacency(o)})
 
 
 def _multilabel_reverse(o: SimpleNamespace) -> Made:
@@ -116,8 +120,7 @@ def _statistics(cls: type, o: SimpleNamespace) -> Made:
     names = ["noise_multiplier", "expected_records"]
     if cls is labelers.PublicCurvature:
         names.append("releases")
-    stated = {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}
-    return Made(cls, {**{name: getattr(o, name) for name in names}, **stated})
+    return Made(cls, {**{name: getattr(o, name) for name in names}, **_adjacency(o)})
 
 
 def _noisy_sgd(o: SimpleNamespace) -> list[Charge]:

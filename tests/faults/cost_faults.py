@@ -188,7 +188,7 @@ FAULTS = (
         "Plans of reverse kNN count a replaced record as an added one.",
         "pl_privknn.planning.teachers",
         {
-            'stated = {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}': "stated: dict[str, Any] = {}",
+            'return {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}': "return {}",
         },
         ("test_calibration::test_the_configuration_of_reverse_knn_charges_what_was_planned",),
     ),
