@@ -107,10 +107,8 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     if epsilon < math.inf:
         for path in method.epsilon_to:
             put(document, path, epsilon)
-    document["model"] = _in_groups(document["model"])
+    document = grouped(document)
     if method.labeling is not None:
-        labeling = in_groups(PrivateLabeler, document["labeling"])
-        document["labeling"] = {**labeling, "labeler": _in_groups(labeling["labeler"])}
         values = {
             "delta": comparison.delta,
             "adjacency": comparison.adjacency,
@@ -123,6 +121,15 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
             put(document, ".".join(("labeling", *(place_of(PrivateLabeler, name) or ()))), value)
     _fill_in(document, comparison, method, epsilon, seed)
     return document
+
+
+def grouped(document: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with arguments of groups in their groups, with a warning for those that were not."""
+    result = {**document, "model": _in_groups(document["model"])}
+    if "labeling" in document:
+        labeling = in_groups(PrivateLabeler, document["labeling"])
+        result["labeling"] = {**labeling, "labeler": _in_groups(labeling["labeler"])}
+    return result
 
 
 def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
