@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,6 +77,13 @@ def check_int(name: str, value: Any, minimum: int = 1, maximum: int = MAX_INT) -
     if value > maximum:
         raise ValueError(f"{name}={shown(value)} must be a whole number of at most {maximum}")
     return int(value)
+
+
+def check_path(name: str, value: Any) -> str:
+    """Return a path as text, or raise ``ValueError`` unless ``value`` is a path or text that is not empty."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise ValueError(f"{name}={shown(value)} must be the path of a file or folder")
+    return str(os.fspath(value))
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:

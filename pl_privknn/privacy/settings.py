@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pl_privknn._checks import check_open_unit, check_positive
+from pl_privknn._checks import check_open_unit, check_path, check_positive
 from pl_privknn.argument_groups import ArgumentGroup
 
 
@@ -51,7 +51,7 @@ class RunFiles(ArgumentGroup):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # checkpoints hold plain types alone
             if (value := getattr(self, field.name)) is not None:
-                object.__setattr__(self, field.name, str(value))
+                object.__setattr__(self, field.name, check_path(field.name, value))
 
     @property
     def paths(self) -> tuple[Path | None, Path | None, Path | None]:

@@ -268,6 +268,10 @@ def test_bad_arguments_are_named():
         callback(selection="best")
     with pytest.raises(ValueError, match="adjacency='replace_one'"):
         callback(adjacency="replace_one")
+    with pytest.raises(ValueError, match="ledger_head_path=7 must be the path"):
+        callback(ledger_head_path=7)
+    with pytest.raises(ValueError, match="ledger_path='' must be the path"):
+        callback(ledger_path="")
 
 
 def test_selections(tmp_path):
