@@ -13,6 +13,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.callbacks.released_head import save_head
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.learned import learn_publicly
 from pl_privknn.labelers.base import Labeler
@@ -98,6 +99,8 @@ class LabelingRound:
                 features = means[positions]
             store.mark_asked(index, positions, ledger.num_charges)
             release = privately(self.labeler.label, features, ledger, max_answers=answers_left)
+            if start == 0:
+                save_head(store.path.parent, self.labeler, self.extractor)
             store.put(index, positions, release)
             if release.scores is None and store.has_spread(index):
                 rank_zero_warn(

@@ -10,15 +10,16 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
 
-from pl_privknn._checks import check_int, check_switch
+from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn.argument_groups import read_groups
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
+from pl_privknn.callbacks.released_head import MODELS
 from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import (
     LabelingBudget,
     RoundFeatures,
-    check_one_kind,
+    check_fits,
     extractor_of,
     features_of_rounds,
     probabilities_of,
@@ -65,6 +66,7 @@ class PrivateLabeler(ReportsRun):
         query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
         seed: for the random choice of queries, a public matter; never for protective noise.
         progress: show a progress bar while labelling.
+        released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
         **flat: arguments of ``budget`` and ``files`` by themselves, for one release more.
 
     Raises:
@@ -93,6 +95,7 @@ class PrivateLabeler(ReportsRun):
         query_batch_size: int = 256,
         seed: int = 0,
         progress: bool = True,
+        released: str = "student",
         **flat: Any,
     ) -> None:
         budget, files = read_groups(PrivateLabeler, flat, budget=budget, files=files).values()
@@ -109,13 +112,9 @@ class PrivateLabeler(ReportsRun):
         self.selects_all = selection == "all"
         self.retrain = check_switch("retrain", retrain)
         self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
-        if labeler is not None and self.adjacency not in labeler.adjacencies:
-            raise ValueError(
-                f"adjacency={self.adjacency!r} is not among those of {type(labeler).__name__}: "
-                f"{', '.join(labeler.adjacencies)}"
-            )
-        if labeler is not None and labeler.releases_once:
-            check_one_kind(self.features, self.queries_per_round, type(labeler).__name__)
+        if labeler is not None:
+            check_fits(labeler, self.adjacency, self.features, self.queries_per_round)
+        self.released = check_choice("released", released, MODELS)
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
         self.seed = check_int("seed", seed, minimum=0)
         self.progress = check_switch("progress", progress)

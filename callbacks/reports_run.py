@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytorch_lightning as pl
 
 from pl_privknn.callbacks.label_run import LabelRun
@@ -46,6 +48,11 @@ class ReportsRun(pl.Callback):
     def report(self, exact: bool = True) -> tuple[PrivacyReport, PrivacyReport] | None:
         """The guarantee and what was spent, or None before the fit; ``exact`` takes some seconds."""
         return None if self._run is None else self._run.reports(exact)
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, once the fit has started, on global rank 0."""
+        return None if self._run is None else self._run.store.path.parent
 
     def label_counts(self) -> dict[str, int]:
         """Numbers of queries: queried, answered, refused, lost to a crash."""

@@ -13,6 +13,7 @@ from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.settings import Budget
@@ -84,20 +85,37 @@ def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | Non
     return chosen
 
 
-def check_one_kind(features: Sequence[RoundFeatures], queries: Sequence[int], labeler: str) -> None:
-    """Refuse rounds that ask about different features, for a labeler whose releases are about one kind.
+def check_fits(
+    labeler: Labeler, adjacency: Adjacency, features: Sequence[RoundFeatures], queries: Sequence[int]
+) -> None:
+    """Refuse a labeler whose cost does not hold, or whose releases do not serve all rounds.
 
     Raises:
-        ValueError: for two extractors, or a student that learns between them.
+        ValueError: for another adjacency than the labeler's; for rounds that ask about different features, two
+            extractors or a student that learns between them, of a labeler whose releases are about one kind.
     """
-    asking = [min(index, len(features) - 1) for index, count in enumerate(queries) if count]
-    kind = features[asking[0]]
-    learns = STUDENT in (kind if isinstance(kind, list | tuple) else [kind])
-    if len(set(asking)) > 1 or (learns and len(asking) > 1):
+    name = type(labeler).__name__
+    if adjacency not in labeler.adjacencies:
         raise ValueError(
-            f"features: rounds ask about different ones, and {labeler} releases once, about one kind; name one "
+            f"adjacency={adjacency!r} is not among those of {name}: {', '.join(labeler.adjacencies)}"
+        )
+    asking = [min(index, len(features) - 1) for index, count in enumerate(queries) if count]
+    learns = STUDENT in _parts(features[asking[0]])
+    if labeler.releases_once and (len(set(asking)) > 1 or (learns and len(asking) > 1)):
+        raise ValueError(
+            f"features: rounds ask about different ones, and {name} releases once, about one kind; name one "
             "extractor for all rounds, or ask in the first round alone"
         )
+
+
+def lasting_extractor(features: Sequence[RoundFeatures]) -> Extractor | None:
+    """The extractor of the first round; None where the student is part of it, which goes on learning."""
+    first = features[0]
+    return None if STUDENT in _parts(first) else extractor_of(first, nn.Identity())
+
+
+def _parts(features: RoundFeatures) -> Sequence[Extractor | str]:
+    return features if isinstance(features, list | tuple) else [features]
 
 
 def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:

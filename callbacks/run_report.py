@@ -13,6 +13,8 @@ import torch
 from pl_privknn import __version__
 from pl_privknn._files import write_durably
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
+from pl_privknn.callbacks.released_head import MODELS, Judged, load_head
+from pl_privknn.callbacks.round_settings import lasting_extractor
 from pl_privknn.privacy.logged import check_declared
 
 
@@ -31,6 +33,7 @@ class RunReport(pl.Callback):
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.summary: dict[str, Any] = {}
         self._started = time.monotonic()
+        self._judged: Judged | None = None
 
     @property
     def path(self) -> Path | None:
@@ -59,11 +62,45 @@ class RunReport(pl.Callback):
         }
         self._write()
 
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Look for a head to judge beside the student; with several processes none sees all test images."""
+        self._judged = None
+        labeling = _labeling(trainer)
+        if not self.summary or trainer.world_size > 1 or labeling is None or labeling.folder is None:
+            return
+        extractor = lasting_extractor(labeling.features)
+        if labeling.labeler is not None and extractor is not None:
+            head = load_head(labeling.folder, labeling.labeler, extractor)
+            self._judged = None if head is None else Judged(head)
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Judge the head on the batch."""
+        if self._judged is not None:
+            self._judged.add(pl_module, batch[0], batch[1])
+
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Add the accuracy on the test set, if a training of this process came before."""
-        if self.summary and trainer.is_global_zero:
-            self.summary["test_accuracy"] = _metric(trainer, "test/accuracy")
-            self._write()
+        """Add the accuracy on the test set, if a training of this process came before.
+
+        Where a teacher's releases make a model, that of student, head and their mean too; ``test_accuracy`` is then
+        that of the one which :class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler` says is released.
+        """
+        if not self.summary or not trainer.is_global_zero:
+            return
+        self.summary["test_accuracy"] = _metric(trainer, "test/accuracy")
+        labeling = _labeling(trainer)
+        if self._judged is not None and labeling is not None:
+            accuracies = self._judged.accuracies(self.summary["test_accuracy"])
+            self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
+            self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
+        self._write()
 
     def table(self) -> list[tuple[str, str]]:
         """The summary in the few lines that people look for, as (name, value) pairs."""
@@ -87,6 +124,9 @@ class RunReport(pl.Callback):
             rows.append(("label accuracy", f"{summary['label_accuracy']:.3f}"))
         if summary.get("test_accuracy") is not None:
             rows.append(("test accuracy", f"{summary['test_accuracy']:.3f}"))
+        for name in MODELS:
+            if summary.get(f"{name}_test_accuracy") is not None:
+                rows.append((f"… of {name}", f"{summary[f'{name}_test_accuracy']:.3f}"))
         rows.append(("seconds", f"{summary['seconds']:.1f}"))
         return rows
 
@@ -95,6 +135,11 @@ class RunReport(pl.Callback):
         check_declared(self.summary, "summary")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(self.path, json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
+
+
+def _labeling(trainer: pl.Trainer) -> PrivateLabeler | None:
+    found = [part for part in trainer.callbacks if isinstance(part, PrivateLabeler)]  # type: ignore[attr-defined]
+    return found[0] if found else None
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

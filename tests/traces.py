@@ -14,7 +14,7 @@ import torch
 
 #: Of summary.json: answers, what was learnt from them, and what no two runs have alike.
 ANSWERS = {"answered", "refused", "epsilon_spent", "label_accuracy", "label_accuracy_last_round"}
-LEARNT = {"val_accuracy", "test_accuracy"}
+LEARNT = {"val_accuracy", "test_accuracy"} | {f"{name}_test_accuracy" for name in ("student", "head", "mean")}
 OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time"}
 #: Of metrics.csv.
 ANSWERED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -167,6 +167,21 @@ class Labeler(abc.ABC):
             ValueError: where the ledger counts under another adjacency.
         """
         return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
+
+    def head_state(self) -> dict[str, Tensor] | None:
+        """The model that this labeler's releases make, as tensors; None where they make none, or nothing is released.
+
+        Post-processing of what was paid for and of public features: it may be saved and shown.
+        """
+        return None
+
+    def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """Class probabilities ``(n, c)`` of features ``(n, d)``, by the model of :meth:`head_state`.
+
+        Raises:
+            NotImplementedError: for labelers whose releases make no model.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no model of its releases")
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:

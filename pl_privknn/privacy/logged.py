@@ -40,6 +40,8 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("answered", "refused", "lost"), _ANSWERS),
         **dict.fromkeys(("label_accuracy", "label_accuracy_last_round"), _JUDGED),
         **dict.fromkeys(("val_accuracy", "test_accuracy"), _JUDGED),
+        **dict.fromkeys((f"{name}_test_accuracy" for name in ("student", "head", "mean")), _JUDGED),
+        "released": _PUBLIC,
     },
 }
 

@@ -153,6 +153,14 @@ class SoftVotes(ClassSums):
             features = features[torch.randperm(len(features), generator=generator)[: self.centers]]
         self._centers = functional.normalize(features.double(), dim=1)
 
+    def learned(self) -> dict[str, Tensor]:
+        """The centres."""
+        return {} if self._centers is None else {"centers": self._centers}
+
+    def relearn(self, learned: dict[str, Tensor]) -> None:
+        """Take the centres."""
+        self._centers = learned["centers"]
+
     def transformed(self, features: Tensor) -> Tensor:
         """Kernel weights at the centres, the largest of them 1."""
         assert self._centers is not None

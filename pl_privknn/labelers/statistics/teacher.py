@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import copy
+import functools
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,6 +154,19 @@ class StatisticsTeacher(Labeler):
             kept = min(self.components, *features.shape)
             self._change = PublicWhitening(features.shape[1], kept, self.whitening).fit(features)
 
+    def learned(self) -> dict[str, Tensor]:
+        """What :meth:`learn_publicly` learned, as tensors."""
+        change = self._change
+        return {} if change is None else {"mean": change.mean, "directions": change.directions}
+
+    def relearn(self, learned: dict[str, Tensor]) -> None:
+        """Take what :meth:`learned` gave."""
+        self._change = None
+        if "directions" in learned:
+            width, kept = learned["directions"].shape
+            self._change = PublicWhitening(width, kept, self.whitening)
+            self._change.load_state_dict({**learned, "fitted": torch.tensor(True)})
+
     # ------------------------------------------------------------------ costs
 
     def mechanism(self, release: int) -> Gaussian:
@@ -236,6 +251,18 @@ class StatisticsTeacher(Labeler):
             soft[: len(asked)] = probabilities.float()
         return Release(released, soft)
 
+    def head_state(self) -> dict[str, Tensor] | None:
+        """Weights, float64 ``(c, p)``, and what public features were learned; see :meth:`Labeler.head_state`."""
+        return None if self._weights is None else {"weights": self._weights, **self.learned()}
+
+    def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """The model of a state, apart from this labeler and its private table; see :meth:`Labeler.head`."""
+        model, learned = copy.copy(self), dict(state)
+        model._table = model._paid_by = model._place = None
+        weights = learned.pop("weights")
+        model.relearn(learned)
+        return functools.partial(model.predict, weights=weights)
+
     # ------------------------------------------------------------------ work
 
     def inputs(self, features: Tensor) -> Tensor:
@@ -247,8 +274,8 @@ class StatisticsTeacher(Labeler):
 
     def predict(self, features: Tensor, weights: Tensor) -> Tensor:
         """Class probabilities of features ``(n, d)`` under a model, float64 ``(n, c)``."""
-        if self._public is None or features.ndim != 2:
-            raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d), after fit_public")
+        if features.ndim != 2:
+            raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d)")
         return self.probabilities(self.inputs(features) @ weights.T)
 
     def private_parts(self) -> Sequence[tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ from statistics_setup import MADE, fitted, table
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
-from pl_privknn.labelers import ClassSums, PublicCurvature, SoftVotes
+from pl_privknn.labelers import ClassSums, PrivateKNN, PublicCurvature, SoftVotes
 from pl_privknn.labelers.statistics.teacher import ReleaseLostError
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -35,6 +35,22 @@ def test_later_queries_are_free_and_a_resumed_run_draws_nothing(tmp_path, name):
     torch.testing.assert_close(fitted(resumed).label(queries, handle).soft, again.soft, atol=1e-4, rtol=0)
     assert handle.num_charges == teacher.releases
     assert (tmp_path / "kept" / "releases.pt").stat().st_mode & 0o077 == 0
+
+
+@NAMES
+def test_the_head_is_the_model_that_answers(tmp_path, name):
+    teacher, queries = fitted(MADE[name](noise_multiplier=0.5)), table(30, seed=5)[0]
+    assert teacher.head_state() is None
+    answers = teacher.label(queries, FreeLedger())
+    torch.save(teacher.head_state(), tmp_path / "head.pt")
+    state = torch.load(tmp_path / "head.pt", weights_only=True)
+    # A labeler of the same settings, which has seen nothing; and the one that has, which goes on.
+    for labeler in (MADE[name](noise_multiplier=0.5), teacher):
+        head = labeler.head(state)
+        torch.testing.assert_close(head(queries).float(), answers.soft)
+        assert head.func.__self__._table is None
+    with pytest.raises(NotImplementedError, match="PrivateKNN makes no model"):
+        PrivateKNN(5).head({})
 
 
 def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path):

@@ -1,0 +1,82 @@
+"""The head of a run: saved, judged beside the student, averaged with it."""
+
+import json
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from noisy_sgd_setup import make_data
+
+from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.callbacks.released_head import load_head
+from pl_privknn.features import Pixels, PublicPCA
+from pl_privknn.labelers import ClassSums, PublicCurvature, ReverseKNN
+from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.students import SupervisedStudent
+
+
+def run(folder, labeler, features, released="student", data=None):
+    """A short run and its test; the student, the data module and the summary."""
+    pl.seed_everything(0)
+    labeling = PrivateLabeler(
+        labeler, queries_per_round=20, epochs_per_round=2, features=features, files=RunFiles(run_dir=folder),
+        progress=False, released=released,
+    )  # fmt: skip
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, default_root_dir=folder, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, callbacks=[labeling, RunReport(folder)],
+    )  # fmt: skip
+    student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8)
+    data = data or make_data()
+    trainer.fit(student, data)
+    trainer.test(student, data, verbose=False)
+    return student, data, json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("released", ["student", "head", "mean"])
+def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
+    student, data, summary = run(
+        tmp_path, ClassSums(noise_multiplier=0.5, expected_records=90), PublicPCA(Pixels(), 6), released
+    )
+    # Another process, with the same settings and the files of the run.
+    labeler = ClassSums(noise_multiplier=0.5, expected_records=90)
+    head = load_head(tmp_path, labeler, PublicPCA(Pixels(), 6))
+    images, truth = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
+    student.eval()
+    with torch.no_grad():
+        models = {"student": student(images).softmax(dim=1), "head": head(images)}
+    models["mean"] = (models["student"] + models["head"]) / 2
+    for name, probabilities in models.items():
+        accuracy = float((probabilities.argmax(dim=1) == truth).double().mean())
+        assert summary[f"{name}_test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert summary["released"] == released
+    assert summary["test_accuracy"] == summary[f"{released}_test_accuracy"]
+    assert summary["head_test_accuracy"] > 0.8
+
+
+def test_a_resumed_run_has_its_head(tmp_path):
+    features = PublicPCA(Pixels(), 6)
+    _, _, first = run(
+        tmp_path, PublicCurvature(noise_multiplier=0.5, expected_records=90, releases=2), features
+    )
+    _, _, second = run(
+        tmp_path, PublicCurvature(noise_multiplier=0.5, expected_records=90, releases=2), features
+    )
+    assert second["head_test_accuracy"] == first["head_test_accuracy"]
+    assert second["epsilon_spent"] == first["epsilon_spent"]
+
+
+def test_without_lasting_features_or_a_model_there_is_no_head(tmp_path):
+    for name, labeler, features in (
+        ("votes", ReverseKNN(1, 4.0), Pixels()),
+        ("student", ClassSums(noise_multiplier=0.5), ["student"]),
+    ):
+        *_, summary = run(tmp_path / name, labeler, features)
+        assert not (tmp_path / name / "head.pt").exists()
+        assert summary["test_accuracy"] is not None
+        assert "head_test_accuracy" not in summary
+
+
+def test_what_is_released_is_named():
+    with pytest.raises(ValueError, match="released='teacher'"):
+        PrivateLabeler(released="teacher")
