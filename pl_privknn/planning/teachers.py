@@ -117,9 +117,7 @@ def _noisy_sgd_teacher(o: SimpleNamespace) -> Made:
 
 
 def _statistics(cls: type, o: SimpleNamespace) -> Made:
-    names = ["noise_multiplier", "expected_records"]
-    if cls is labelers.PublicCurvature:
-        names.append("releases")
+    names = [name for name in ("noise_multiplier", "expected_records", "releases") if hasattr(o, name)]
     return Made(cls, {**{name: getattr(o, name) for name in names}, **_adjacency(o)})
 
 
@@ -156,6 +154,7 @@ _STATISTICS = (
     Option("expected_records", int, "a public constant, about the number of records (60000)", 60_000),
     _ADJACENCY,
 )
+_RELEASES = Option("releases", int, "sums of gradients of all rounds together")
 _TAU = Option("tau", float, "the most that a vote adds to all attributes together (3)", 3.0)
 _QUERIES = (
     Option("queries", int, "queries of all rounds together"),
@@ -302,24 +301,19 @@ TEACHERS: dict[str, Row] = {
     **{
         name: Row(
             cls.__name__,
-            {"noise_multiplier": None},
-            "rounds",
+            {"noise_multiplier": None, **free},
+            counted,
             ("*", "expected_records"),
-            (*_STATISTICS, _ROUNDS),
+            (*_STATISTICS, option),
             functools.partial(_statistics, cls),
-            lambda o: (1.0, 1),
+            lambda o: (1.0, getattr(o, "releases", None) or 1),
         )
-        for name, cls in (("class-sums", labelers.ClassSums), ("soft-votes", labelers.SoftVotes))
+        for name, cls, free, counted, option in (
+            ("class-sums", labelers.ClassSums, {}, "rounds", _ROUNDS),
+            ("soft-votes", labelers.SoftVotes, {}, "rounds", _ROUNDS),
+            ("public-curvature", labelers.PublicCurvature, {"releases": 6}, "releases", _RELEASES),
+        )
     },
-    "public-curvature": Row(
-        "PublicCurvature",
-        {"noise_multiplier": None, "releases": 6},
-        "releases",
-        ("*", "expected_records"),
-        (*_STATISTICS, Option("releases", int, "sums of gradients of all rounds together")),
-        functools.partial(_statistics, labelers.PublicCurvature),
-        lambda o: (1.0, o.releases or 1),
-    ),
     "noisy-sgd": Row(
         "NoisySGD",
         {"noise_multiplier": None, "epochs": 10},
