@@ -9,6 +9,7 @@ maximum over all, and the exact worst case over an adversary who may choose anot
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,18 @@ from pl_privknn.privacy.mechanisms import Charge, NoisyScreening
 
 SCREENING = {"k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10}
 DELTA = 1e-5
+_SHOWN = (30, 120, 210, 255, 300)
 
 
-def curves(mechanism: NoisyScreening, orders: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
-    """ε(α) for each largest vote count, the larger one of its two neighbours."""
+def curves(
+    mechanism: NoisyScreening, orders: NDArray[np.float64], counts: Iterable[int] | None = None
+) -> dict[int, NDArray[np.float64]]:
+    """ε(α) for each largest vote count, or for some, the larger one of its two neighbours."""
     log_p, log_q = mechanism.log_outcome_pairs("add_remove")
     steps = len(log_p) // 2
     lowest = mechanism.k - steps
     found: dict[int, NDArray[np.float64]] = {}
-    for count in range(lowest, mechanism.k + 1):
+    for count in range(lowest, mechanism.k + 1) if counts is None else counts:
         # Pairs are (t, t+1) for all t, then (t+1, t); a count is in up to two of either.
         places = [t - lowest for t in (count - 1, count) if lowest <= t < mechanism.k]
         both = [*places, *(place + steps for place in places)]
@@ -55,8 +59,8 @@ def draw(path: Path) -> None:
     figure.colorbar(mesh, ax=left, label="ε(α)")
 
     far = np.geomspace(2, 3000, 80)
-    shown = curves(NoisyScreening(**SCREENING), far)
-    for count in (30, 120, 210, 255, 300):
+    shown = curves(NoisyScreening(**SCREENING), far, _SHOWN)
+    for count in _SHOWN:
         middle.plot(far, shown[count], label=f"n* = {count}")
     middle.set(xscale="log", yscale="log", xlabel="order α", ylabel="ε(α)", title="five vote counts")
     middle.legend()
@@ -64,8 +68,8 @@ def draw(path: Path) -> None:
     sampled = NoisyScreening(**SCREENING, sampling_rate=0.25)
     numbers = np.unique(np.geomspace(64, 8192, 8).astype(int))
     wide = 1 + np.geomspace(0.1, 1000, 300)
-    each = curves(sampled, wide)
-    for count in (30, 120, 210, 255, 300):
+    each = curves(sampled, wide, _SHOWN)
+    for count in _SHOWN:
         right.plot(
             numbers, [epsilon_classic(wide, n * each[count], DELTA) for n in numbers], label=f"n* = {count}"
         )

@@ -3,18 +3,18 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
+from ledger_setup import needs_fork
 from noisy_sgd_setup import PRIVATE, charged, fit, keep_last, make
 
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import (
     step_mechanism,
 )
@@ -52,36 +52,48 @@ def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_pat
     assert len(drawn) == 15
 
 
+class DyingNoise(SeededNoise):
+    """Notes each step before its noise is drawn, and dies before the fifth if it is told to."""
+
+    folder: Path
+    dies = False
+
+    def stream(self, *key):
+        child = SeededNoise.stream(self, *key)
+        child.__class__ = DyingNoise
+        return child
+
+    def normal(self, shape, scale):
+        with (self.folder / "drawn").open("a") as file:
+            file.write("x")
+            file.flush()
+            os.fsync(file.fileno())
+        if self.dies and (self.folder / "drawn").stat().st_size == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().normal(shape, scale)
+
+
+def train_in_a_child(folder, dies):
+    """Train, going on from the last checkpoint; how the child ended."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            DyingNoise.folder, DyingNoise.dies = folder, dies
+            last = folder / "ckpt" / "last.ckpt"
+            module = make(steps_per_charge=2, noise_source=DyingNoise(0))
+            fit(module, folder, 3, callbacks=[keep_last(folder)], ckpt_path=last if last.exists() else None)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@needs_fork
 def test_killed_process_forgets_nothing(tmp_path):
-    script = """
-        import os, signal, sys
-        from pathlib import Path
-        sys.path.insert(0, sys.argv[2])
-        import noisy_sgd_setup as t
-        folder = Path(sys.argv[1])
-        class Dying(t.SeededNoise):
-            def stream(self, *key):
-                child = t.SeededNoise.stream(self, *key)
-                child.__class__ = Dying
-                return child
-            def normal(self, shape, scale):
-                with open(folder / "drawn", "a") as file:
-                    file.write("x")
-                    file.flush()
-                    os.fsync(file.fileno())
-                if sys.argv[3] == "die" and (folder / "drawn").stat().st_size == 5:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return super().normal(shape, scale)
-        last = folder / "ckpt" / "last.ckpt"
-        module = t.make(steps_per_charge=2, noise_source=Dying(0))
-        t.fit(module, folder, 3, callbacks=[t.keep_last(folder)], ckpt_path=last if last.exists() else None)
-    """
-    here = os.path.dirname(os.path.dirname(__file__))  # where the set-up lies
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), here]
-    assert subprocess.run([*command, "die"], capture_output=True, check=False).returncode == -signal.SIGKILL
+    assert train_in_a_child(tmp_path, dies=True) == -signal.SIGKILL
     assert sum(count for _, count in charged(tmp_path)) == 6  # the fifth step is the first of the third pair
-    ended = subprocess.run([*command, "go on"], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert train_in_a_child(tmp_path, dies=False) == 0
     ((mechanism, count),) = charged(tmp_path)
     assert count == 9 >= (tmp_path / "drawn").stat().st_size == 5 + 3
     report = Ledger.open_readonly(tmp_path / "ledger.sqlite").report()
