@@ -1,11 +1,11 @@
 import importlib
 import json
-import struct
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from wandb_files import wandb_records
 
 import pl_privknn
 from pl_privknn.cli.main import main
@@ -117,27 +117,6 @@ def test_own_labeler_by_class_path(tmp_path, monkeypatch):
 def test_fast_dev_run_leaves_nothing(tmp_path):
     assert main(["fit", *DIGITS, *SMALL, "--trainer.fast_dev_run", "true", "--run_dir", "runs/dry"]) == 0
     assert not list(Path("runs").rglob("*.sqlite"))
-
-
-def wandb_records(path):
-    """Records of an offline run: a LevelDB log (blocks of 32 KiB, 7-byte chunk headers) after 7 bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, place, whole = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
-    while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # a full chunk, or the last of several
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            whole = b""
-            yield record
 
 
 def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):

@@ -23,7 +23,7 @@ from compare_setup import (
     sgd,
     write,
 )
-from test_cli import wandb_records
+from wandb_files import wandb_records
 
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import read_results

@@ -17,9 +17,9 @@ FAULTS = (
     Fault(
         "adjacency-of-the-callback-not-checked",
         "A teacher runs under a neighbouring relation for which it has no plan.",
-        "pl_privknn.callbacks.private_labeler",
+        "pl_privknn.callbacks.round_settings",
         {
-            "if labeler is not None and self.adjacency not in labeler.adjacencies:": "if False:",
+            "    if adjacency not in labeler.adjacencies:": "    if False:",
         },
         ("test_private_labeler::test_bad_arguments_are_named",),
     ),

@@ -43,6 +43,13 @@ class ClassSums(StatisticsTeacher):
 
     Raises:
         ValueError: for arguments out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import ClassSums
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = ClassSums(noise_multiplier=4.0)
+        >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
+        0.926
     """
 
     def __init__(
@@ -117,6 +124,13 @@ class SoftVotes(ClassSums):
 
     Raises:
         ValueError: for arguments out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import SoftVotes
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = SoftVotes(noise_multiplier=8.0)
+        >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
+        0.434
     """
 
     def __init__(

@@ -48,6 +48,13 @@ class PublicCurvature(StatisticsTeacher):
 
     Raises:
         ValueError: for arguments out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import PublicCurvature
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PublicCurvature(noise_multiplier=4.0)
+        >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
+        2.502
     """
 
     def __init__(
