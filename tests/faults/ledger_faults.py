@@ -6,6 +6,15 @@ from .fault import Fault
 
 FAULTS = (
     Fault(
+        "full-disk-swallowed",
+        "A charge that never reached the disk counts as paid, and its noise is drawn.",
+        "pl_privknn.privacy.ledger.store",
+        {
+            """        raise OSError(f"{path} can't be {doing}: {error}. {hint}") from error""": "        pass",
+        },
+        ("test_ledger_disk::test_a_disk_that_fails_loses_no_charge",),
+    ),
+    Fault(
         "charge-calls-its-noise-cryptographic",
         "Seeded noise stands in the ledger as cryptographic.",
         "pl_privknn.privacy.ledger.ledger",
