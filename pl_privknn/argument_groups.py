@@ -70,22 +70,23 @@ def in_groups(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_groups(owner: type, flat: Mapping[str, Any], **given: Any) -> dict[str, Any]:
-    """The groups that a constructor was given, each as its dataclass, in the order of ``given``.
+    """The groups that a constructor was given, each as its dataclass: those in ``given`` first, in its order.
 
     Args:
         owner: the class whose constructor it is.
-        flat: what the constructor was given beyond its arguments.
+        flat: what the constructor was given beyond its arguments: those in groups, and groups of a subclass.
         **given: each group as a dataclass, or a mapping that changes some of the defaults.
 
     Raises:
         TypeError: for an argument in ``flat`` that is in no group.
         ValueError: for a group that is neither, or has an argument that is not among its own.
     """
-    found = in_groups(owner, {**given, **flat})
-    if unknown := found.keys() - given.keys():
-        raise TypeError(f"{owner.__name__} has no argument {min(unknown)!r}")
     defaults = group_defaults(owner)
-    return {name: _made(name, found[name], defaults[name]) for name in given}
+    found = in_groups(owner, {**given, **flat})
+    # Only what was given: a group that the owner's own constructor keeps to itself is not read here.
+    if unknown := found.keys() - ({*given, *flat} & defaults.keys()):
+        raise TypeError(f"{owner.__name__} has no argument {min(unknown)!r}")
+    return {name: _made(name, found[name], defaults[name]) for name in found}
 
 
 def plain_groups(groups: Mapping[str, ArgumentGroup]) -> dict[str, Any]:

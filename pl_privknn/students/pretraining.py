@@ -11,18 +11,23 @@ from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_positive
 from pl_privknn.students.augment import StrongAugmentation
-from pl_privknn.students.base import Student
+from pl_privknn.students.losses import LabelLoss
+from pl_privknn.students.module import StudentModule
 
 
-class PretrainingStudent(Student):
+class PretrainingStudent(StudentModule, abc.ABC):
     """Trains a network's features on unlabelled public images; subclasses say by what task.
 
-    Labels are neither needed nor read. The classifier of ``network`` stays untrained: take the features with
-    :class:`~pl_privknn.features.checkpoint.CheckpointFeatures` from the run's last checkpoint. Evaluation logs the
-    task's loss on the images of that part.
+    A training batch is ``{"unlabeled": x}``; validation and test batches are ``(x, …)``, of which the task's loss
+    is logged. The classifier of ``network`` stays untrained: take the features with
+    :class:`~pl_privknn.features.checkpoint.CheckpointFeatures` from the run's last checkpoint.
 
     Args:
-        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
+        loss: of labels, not read: the arguments of students that do read labels are taken, so that a
+            configuration serves both stages.
+        augment: of labelled images, not read either.
+        task: of labels, not read either.
+        **kwargs: arguments of :class:`~pl_privknn.students.module.StudentModule`.
 
     Raises:
         TypeError: if the network has no ``features`` method.
@@ -36,8 +41,10 @@ class PretrainingStudent(Student):
     #: Read by the data module: batches hold unlabelled images alone.
     needs_labels = False
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self, loss: LabelLoss = LabelLoss(), augment: str = "none", task: str = "multiclass", **kwargs: Any
+    ) -> None:
+        super().__init__(loss=loss, **kwargs)
         if not callable(getattr(self.network, "features", None)):
             raise TypeError(
                 f"network: {type(self.network).__name__} has no features(x) -> (n, d) to train; use a network by name"
@@ -52,10 +59,6 @@ class PretrainingStudent(Student):
     def pretext_loss(self, images: Tensor) -> Tensor:
         """The loss of the task on images ``(n, channels, height, width)``, a scalar."""
 
-    def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None) -> dict[str, Tensor]:
-        """The task's loss on all images of the batch; labels are not read."""
-        return {"pretext": self.pretext_loss(x if unlabeled is None else torch.cat([x, unlabeled]))}
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The task's loss on the unlabelled images; logs ``train/loss``."""
         images = batch["unlabeled"] if isinstance(batch, dict) else batch[0]
@@ -63,8 +66,13 @@ class PretrainingStudent(Student):
         self.log_training({"loss": loss}, len(images))
         return loss
 
-    def _evaluate(self, batch: Any, stage: str, accuracy: Any) -> None:
-        self.log(f"{stage}/loss", self.pretext_loss(batch[0]), batch_size=len(batch[0]), sync_dist=True)
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the task's loss as ``val/loss``."""
+        self.log("val/loss", self.pretext_loss(batch[0]), batch_size=len(batch[0]), sync_dist=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the task's loss as ``test/loss``."""
+        self.log("test/loss", self.pretext_loss(batch[0]), batch_size=len(batch[0]), sync_dist=True)
 
 
 class SimCLRStudent(PretrainingStudent):
@@ -77,7 +85,7 @@ class SimCLRStudent(PretrainingStudent):
         magnitude: likewise.
         photometric: likewise.
         cutout: likewise.
-        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``augmentation`` holds for the views.
+        **kwargs: arguments of :class:`PretrainingStudent`; ``augmentation`` holds for the views.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -123,7 +131,7 @@ class RotationStudent(PretrainingStudent):
     Suits images with a natural upright position. Images must be square.
 
     Args:
-        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
+        **kwargs: arguments of :class:`PretrainingStudent`.
 
     Example:
         >>> import torch

@@ -8,7 +8,7 @@ import torch
 
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import CheckpointFeatures
-from pl_privknn.students import RotationStudent, SimCLRStudent
+from pl_privknn.students import RotationStudent, SimCLRStudent, Student
 from pl_privknn.students.pretraining import contrastive_loss
 
 SMALL = {"network": "small_cnn", "num_classes": 10, "in_channels": 1, "image_size": 20}
@@ -83,3 +83,15 @@ def test_training_reads_no_label_and_leaves_a_checkpoint_of_features(kind, tmp_p
 def test_a_network_without_features_is_refused():
     with pytest.raises(TypeError, match="features"):
         SimCLRStudent(network=torch.nn.Linear(2, 2))
+
+
+def test_arguments_of_labels_are_taken_and_stay_in_checkpoints_unread():
+    with pytest.warns(FutureWarning, match="loss.label_smoothing"):
+        student = RotationStudent(**SMALL, label_smoothing=0.1, augment="weak", task="multilabel")
+    assert not isinstance(student, Student)
+    assert student.hparams["loss"]["label_smoothing"] == 0.1
+    assert (student.hparams["augment"], student.hparams["task"]) == ("weak", "multilabel")
+    assert not hasattr(student, "label_loss")
+    assert not hasattr(student, "val_accuracy")
+    with pytest.raises(TypeError, match="RotationStudent has no argument 'nonsense'"):
+        RotationStudent(**SMALL, nonsense=1)
