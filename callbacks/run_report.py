@@ -15,6 +15,7 @@ from pl_privknn._files import write_durably
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.callbacks.released_head import MODELS, Judged, load_head
 from pl_privknn.callbacks.round_settings import lasting_extractor
+from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.logged import check_declared
 
 
@@ -115,6 +116,8 @@ class RunReport(pl.Callback):
                 rows.append(
                     ("because" if summary["guarantee"] == "none" else "holds only if", summary["reason"])
                 )
+            if "advantage" in summary:
+                rows.append(("best attack, at most", attack_in_words(summary)))
             rows.append(("spent in fact", f"ε = {summary['epsilon_spent']:.4g}"))
             if "queried" in summary:
                 rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
@@ -147,16 +150,18 @@ def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, An
         if isinstance(callback, PrivateLabeler) and (reports := callback.report(exact=True)) is not None:
             guarantee, spent = reports
             counts = callback.label_counts()
-            head = None if callback.ledger is None else callback.ledger.report().head
+            assert callback.ledger is not None
+            whole = callback.ledger.report(guarantee.delta, exact=True)
             return {
                 **guarantee.to_dict(),
+                **whole.trade_off().to_dict(),
                 "epsilon_spent": spent.epsilon,
                 "max_epsilon": callback.max_epsilon,
                 **counts,
                 "label_accuracy": callback.metrics.get("labels/accuracy"),
                 "label_accuracy_last_round": callback.metrics.get("labels/accuracy_last_round"),
                 "labeler": type(callback.labeler).__name__,
-                "ledger_head": head,
+                "ledger_head": whole.head,
             }
     # A module that trains on the private records itself has its own ledger.
     tells = getattr(pl_module, "privacy_summary", None)

@@ -194,6 +194,7 @@ class TrainingRun:
         report = self.ledger.report(delta=self.plan.delta, exact=True)
         return {
             **report.guarantee.to_dict(),
+            **report.trade_off().to_dict(),
             "epsilon_spent": report.spent.epsilon,
             "max_epsilon": self.ledger.max_epsilon,
             "steps": self.charged,

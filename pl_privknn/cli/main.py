@@ -100,6 +100,14 @@ def _parser(words: Sequence[str]) -> CommandParser:
         "--num-classes", type=int, default=None, help="for a plan of a labeler without a data section"
     )
     epsilon.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
+    epsilon.add_argument(
+        "--tradeoff",
+        action="store_true",
+        help="also the error rates of the best attack, and μ of Gaussian DP",
+    )
+    epsilon.add_argument(
+        "--plot", metavar="FILE", default=None, help="draw the best attack's error rates; with --tradeoff"
+    )
     epsilon.add_argument("--json", action="store_true", help="print one JSON object")
     epsilon.set_defaults(run=_epsilon)
 
@@ -127,15 +135,26 @@ def _parser(words: Sequence[str]) -> CommandParser:
 
 
 def _epsilon(parsed: argparse.Namespace) -> int:
-    from pl_privknn.privacy.ledger.audit import epsilon_of_files, total
+    from pl_privknn.privacy.ledger.audit import epsilon_of_files, releases_of, total
 
     exact = not parsed.fast
+    if parsed.plot is not None and not parsed.tradeoff:
+        raise ValueError(f"--plot {parsed.plot} draws the error rates of attacks; give --tradeoff too")
     if parsed.num_classes is not None:
         check_int("--num-classes", parsed.num_classes, minimum=2)
     if (plans := _config_plans(parsed.files, parsed.num_classes)) is not None:
         report = total(plans, parsed.delta, parsed.adjacency, exact)
     else:
         report = epsilon_of_files(parsed.files, parsed.delta, parsed.adjacency, exact)
+    if parsed.tradeoff:
+        from pl_privknn.privacy.accounting.tradeoff import trade_off
+
+        parts = plans if plans is not None else [(file, releases_of(file)) for file in parsed.files]
+        charges = [charge for _, part in parts for charge in part.charges]
+        found = trade_off(charges, delta=report["delta"], adjacency=report["adjacency"], exact=exact)
+        report |= found.to_dict()
+        if parsed.plot is not None:
+            found.plot(parsed.plot)
     _print(report, parsed.json)
     return 0
 

@@ -33,6 +33,8 @@ _HOMES = {
     "SystemNoise": "noise",
     "default_noise": "noise",
     "exact_epsilon": "accounting.exact",
+    "trade_off": "accounting.tradeoff",
+    "TradeOff": "accounting.tradeoff",
 }
 
 __all__ = sorted(_HOMES)

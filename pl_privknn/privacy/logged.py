@@ -35,6 +35,8 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("sampling_rate", "batch_size", "clip_norm"), _PUBLIC),
         **dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld"), _PLAN),
         **dict.fromkeys(("epsilon_exact", "guarantee", "reason", "conditional"), _PLAN),
+        **dict.fromkeys(("tpr_at_fpr_0.001", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1"), _PLAN),
+        **dict.fromkeys(("advantage", "gaussian_dp_mu"), _PLAN),
         **dict.fromkeys(("noise_multiplier", "steps_planned"), _PLAN),
         **dict.fromkeys(("epsilon_spent", "steps", "ledger_head"), _CHARGES),
         **dict.fromkeys(("answered", "refused", "lost"), _ANSWERS),

@@ -242,6 +242,7 @@ def test_run_report(tmp_path):
         assert summary[name] > 0
     assert summary["epsilon"] <= labeler.epsilon
     assert summary["delta"] == 1e-4
+    assert 0.01 < summary["tpr_at_fpr_0.01"] < 1
     assert (summary["adjacency"], summary["guarantee"]) == ("add_remove", "unconditional")
     assert (summary["queried"], summary["answered"], summary["lost"]) == (20, 16, 0)
     assert 0 <= summary["test_accuracy"] <= 1

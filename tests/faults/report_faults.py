@@ -6,6 +6,24 @@ from .fault import Fault
 
 FAULTS = (
     Fault(
+        "attack-asked-one-way",
+        "The best attack is stated for the direction in which a sampled record shows less.",
+        "pl_privknn.privacy.accounting.tradeoff",
+        {
+            "return np.max([np.min(way, axis=0) for way in ways], axis=0)": "return np.min([np.min(way, axis=0) for way in ways], axis=0)",
+        },
+        ("test_tradeoff::test_sampled_release_differs_by_direction[0.5]",),
+    ),
+    Fault(
+        "attack-rates-forget-mass",
+        "Outcomes that give the record away are left out of the best attack's rate.",
+        "pl_privknn.privacy.accounting.tradeoff",
+        {
+            "found = np.minimum(found + ahead.infinity, 1.0)": "found = np.minimum(found, 1.0)",
+        },
+        ("test_tradeoff::test_nothing_and_everything",),
+    ),
+    Fault(
         "guarantee-of-the-strongest",
         "One unconditional part makes the whole unconditional.",
         "pl_privknn.privacy.guarantee",

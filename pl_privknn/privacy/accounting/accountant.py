@@ -168,12 +168,12 @@ def delta_for_epsilon(
     by_rdp = math.exp(log_delta)
     if method == "rdp":
         return by_rdp
-    mu, parts = _parts(releases, adjacency)
+    mu, parts = gaussian_and_others(releases, adjacency)
     # The composition is accurate near the δ that RDP points to.
     near = math.exp(min(max(log_delta - 1, -600.0), -1.0))
     by_pld = _carried(
         lambda: (
-            float(_compose(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
+            float(compose_charges(releases, near, adjacency, epsilon).delta(np.array([epsilon]))[0])
             if parts
             else pld.gaussian_delta(mu, epsilon)
         )
@@ -243,7 +243,7 @@ def _carried(total: Callable[[], float]) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _parts(charges: Sequence[Charge], adjacency: Adjacency) -> tuple[float, list[Charge]]:
+def gaussian_and_others(charges: Sequence[Charge], adjacency: Adjacency) -> tuple[float, list[Charge]]:
     """Split into exactly Gaussian releases, as one total μ, and all others."""
     squares, others = 0.0, []
     for charge in charges:
@@ -255,29 +255,34 @@ def _parts(charges: Sequence[Charge], adjacency: Adjacency) -> tuple[float, list
     return math.sqrt(squares), others
 
 
-def _pure_epsilon(charges: Sequence[Charge], adjacency: Adjacency) -> float:
+def total_pure_epsilon(charges: Sequence[Charge], adjacency: Adjacency) -> float:
     """Largest possible total loss: the divergence of order ∞, and the end of the loss distribution."""
     return sum(charge.count * charge.mechanism.pure_epsilon(adjacency) for charge in charges)
 
 
 def _rdp_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> float:
     by_orders = rdp.epsilon_improved(rdp.ORDERS, total_rdp(charges, adjacency), delta)
-    return min(by_orders, _pure_epsilon(charges, adjacency))
+    return min(by_orders, total_pure_epsilon(charges, adjacency))
 
 
 def _pld_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) -> float:
-    mu, parts = _parts(charges, adjacency)
+    mu, parts = gaussian_and_others(charges, adjacency)
     if not parts:
         return _carried(lambda: pld.gaussian_epsilon(mu, delta))
-    by_grid = _carried(lambda: _compose(charges, delta, adjacency).epsilon(delta))
+    by_grid = _carried(lambda: compose_charges(charges, delta, adjacency).epsilon(delta))
     # The grid may round the largest loss up.
-    return min(by_grid, _pure_epsilon(charges, adjacency))
+    return min(by_grid, total_pure_epsilon(charges, adjacency))
 
 
-def _compose(
+def compose_charges(
     charges: Sequence[Charge], delta: float, adjacency: Adjacency, epsilon: float | None = None
 ) -> composition.Composition:
-    mu, parts = _parts(charges, adjacency)
+    """Total loss of merged charges, accurate near ``delta`` (see :func:`composition.compose`).
+
+    Raises:
+        ArithmeticError, MemoryError: where float64 or memory can't carry it.
+    """
+    mu, parts = gaussian_and_others(charges, adjacency)
     # Mechanisms that only have an RDP curve compose as curves, which is tighter than as pairs made of them.
     curves = [charge for charge in parts if type(charge.mechanism).pld is Mechanism.pld]
     parts = [charge for charge in parts if type(charge.mechanism).pld is not Mechanism.pld]

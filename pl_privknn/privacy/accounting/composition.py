@@ -62,7 +62,7 @@ class Direction:
         return cls(losses, masses, infinity)
 
     @functools.cached_property
-    def _above(self) -> tuple[Floats, Floats]:
+    def above(self) -> tuple[Floats, Floats]:
         """Upper and lower mass at and above each grid point, each with a closing 0."""
         lower = self.masses * np.exp(-self.losses)
         closing: Floats = np.zeros(1)
@@ -71,7 +71,7 @@ class Direction:
 
     def delta(self, epsilon: Floats) -> Floats:
         """Hockey-stick divergence at each ε ≥ 0."""
-        upper, lower = self._above
+        upper, lower = self.above
         at = np.searchsorted(self.losses, epsilon, side="right")
         value = upper[at] - _scaled(lower[at], np.asarray(epsilon, dtype=np.float64))
         return np.clip(self.infinity + np.maximum(value, 0.0), 0.0, 1.0)
@@ -80,7 +80,7 @@ class Direction:
         """Smallest ε ≥ 0 with δ(ε) ≤ delta; inf where there is none."""
         if not self.infinity <= delta or not np.isfinite(self.masses).all():
             return math.inf
-        upper, lower = self._above
+        upper, lower = self.above
         # δ at each grid point, where only the points beyond it count; 0 beyond the last.
         beyond = self.infinity + np.maximum(upper[1:] - _scaled(lower[1:], self.losses), 0.0)
         first = int(np.argmax(beyond <= delta))

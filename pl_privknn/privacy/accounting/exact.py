@@ -147,6 +147,7 @@ def exact_compositions(
     adjacency: Adjacency = "add_remove",
     work: float = WORK,
     coarsen: float = 1.0,
+    near: float | None = None,
 ) -> list[composition.Composition]:
     """Total losses that each dominate the composition, one for each family taken in blocks.
 
@@ -156,6 +157,7 @@ def exact_compositions(
         adjacency: as in :func:`exact_epsilon`.
         work: as in :func:`exact_epsilon`.
         coarsen: as in :func:`exact_epsilon`.
+        near: δ near which the whole is accurate, where that is another than the tails' δ.
 
     Returns:
         The totals; empty where no charge has a family.
@@ -187,7 +189,7 @@ def exact_compositions(
         if gaussian > 0:
             parts.append((pld.to_distribution(pld.gaussian_losses(gaussian, 1.0, step), None, step), 1))
         parts += [(pld.to_distribution(m, m.reversed(), step), n) for m, n in blocks]
-        totals.append(composition.compose(parts, delta))
+        totals.append(composition.compose(parts, delta if near is None else near))
     return totals
 
 

@@ -74,7 +74,7 @@ def epsilon_of_files(
     """
     if len(paths) == 1:
         return epsilon_of_file(paths[0], delta, adjacency, exact)
-    parts = [(path, _releases_of(path)) for path in map(_existing, paths)]
+    parts = [(path, releases_of(path)) for path in paths]
     return total(parts, delta, adjacency, exact)
 
 
@@ -210,7 +210,15 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _releases_of(path: Path) -> Releases:
+def releases_of(path: str | Path) -> Releases:
+    """The releases that a file is about: of a ledger, the most that its runs may release together.
+
+    Raises:
+        ValueError: for a bad record.
+        LedgerCorrupt: for a ledger whose rows do not fit their hashes.
+        FileNotFoundError: if there is no such file.
+    """
+    path = _existing(path)
     if not _is_ledger(path):
         return read_releases(path)
     ledger = Ledger.open_readonly(path)

@@ -11,6 +11,7 @@ from typing import Any
 from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
+from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
 from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.ledger.balance import Balance
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
@@ -81,6 +82,12 @@ class LedgerReport:
     def epsilon_spent(self) -> float:
         """ε of what was charged in fact."""
         return self.spent.epsilon
+
+    def trade_off(self) -> TradeOff:
+        """What the guarantee means in error rates of an attacker; exact where the report is."""
+        stated = self.guarantee
+        exact = stated.epsilon_exact is not None
+        return trade_off(self.guaranteed, delta=stated.delta, adjacency=stated.adjacency, exact=exact)
 
 
 def check_known(charge: Charge) -> None:
