@@ -32,6 +32,8 @@ class Optimization(ArgumentGroup):
 
     #: Optimizers to choose from.
     optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam", "adamw")
+    #: Schedules to choose from.
+    schedulers: ClassVar[tuple[str, ...]] = SCHEDULERS
     #: Whether SGD's momentum is Nesterov's.
     nesterov: ClassVar[bool] = True
 
@@ -47,10 +49,10 @@ class Optimization(ArgumentGroup):
         if not 0 <= check_finite("momentum", self.momentum) < 1:
             raise ValueError(f"momentum={self.momentum!r} must lie in [0, 1)")
         check_non_negative("weight_decay", self.weight_decay)
-        check_choice("scheduler", self.scheduler, SCHEDULERS)
+        check_choice("scheduler", self.scheduler, self.schedulers)
 
-    def over(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters."""
+    def over(self, parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of these parameters, or groups of parameters."""
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         if self.optimizer == "sgd":
             nesterov = self.nesterov and self.momentum > 0

@@ -8,7 +8,7 @@ from torch import nn
 
 from pl_privknn.networks.dense import linear_probe, mlp
 from pl_privknn.networks.papers import cifar_cnn, mnist_cnn, svhn_cnn
-from pl_privknn.networks.small import small_cnn
+from pl_privknn.networks.small import small_cnn, wide_cnn
 
 Builder = Callable[[int, int, "int | tuple[int, int]"], nn.Module]
 
@@ -31,7 +31,7 @@ def register_network(name: str, builder: Builder) -> None:
     _BUILDERS[name] = builder
 
 
-for _builder in (small_cnn, mnist_cnn, svhn_cnn, cifar_cnn, linear_probe, mlp):
+for _builder in (small_cnn, wide_cnn, mnist_cnn, svhn_cnn, cifar_cnn, linear_probe, mlp):
     register_network(_builder.__name__, _builder)
 
 

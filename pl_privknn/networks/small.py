@@ -1,4 +1,4 @@
-"""A network for demos and tests on the CPU."""
+"""Networks for small images: one for demos and tests on the CPU, and a wider one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ def small_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, i
     Raises:
         ValueError: if a side is shorter than 4 pixels.
     """
-    channels, height, width = image_shape(in_channels, image_size)
-    if min(height, width) < 4:
-        raise ValueError(
-            f"image_size={(height, width)} does not fit network='small_cnn'; it needs 4×4 or more"
-        )
+    channels = _channels("small_cnn", in_channels, image_size)
     encoder = nn.Sequential(
         *_block(channels, 32),
         nn.MaxPool2d(2),
@@ -38,6 +34,43 @@ def small_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, i
         nn.ReLU(),
     )
     return FeatureNetwork(encoder, 128, num_classes)
+
+
+def wide_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
+    """Four 3×3 convolutions (32, 96, 96, 192) with batch normalisation, and 256 features.
+
+    Eight times the weights of ``small_cnn``: a student that does not fall behind a good teacher. At 28×28 one image
+    costs 30 million multiply-adds.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: number of colour channels.
+        image_size: side of square images, or (height, width).
+
+    Raises:
+        ValueError: if a side is shorter than 4 pixels.
+    """
+    channels = _channels("wide_cnn", in_channels, image_size)
+    encoder = nn.Sequential(
+        *_block(channels, 32),
+        nn.MaxPool2d(2),
+        *_block(32, 96),
+        *_block(96, 96),
+        nn.MaxPool2d(2),
+        *_block(96, 192),
+        nn.AdaptiveAvgPool2d(3),
+        nn.Flatten(),
+        nn.Linear(192 * 9, 256),
+        nn.ReLU(),
+    )
+    return FeatureNetwork(encoder, 256, num_classes)
+
+
+def _channels(name: str, in_channels: int, image_size: int | tuple[int, int]) -> int:
+    channels, height, width = image_shape(in_channels, image_size)
+    if min(height, width) < 4:
+        raise ValueError(f"image_size={(height, width)} does not fit network={name!r}; it needs 4×4 or more")
+    return channels
 
 
 def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

@@ -30,16 +30,19 @@ _PHOTOMETRIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class WeakAugmentation(ArgumentGroup):
-    """Shifts by whole pixels, and mirrors where that is asked for.
+    """Shifts by whole pixels; mirrored halves and squares cut out where that is asked for.
 
     Args:
         shift: largest shift in either direction, as a fraction of the side, and at least one pixel where it
             isn't 0. (FixMatch has 0.125 for photographs; centred objects want less.)
         flip: mirror half of the images. Off unless asked for: it turns digits and letters into others.
         fill: value of pixels from outside the image.
+        cutout: side of the square that is cut out of each image, about a pixel of its own, as a fraction of the
+            longer side; 0 cuts nothing.
+        cutout_fill: value of pixels in that square, for instance the mean of public images; ``fill`` if None.
 
     Raises:
-        ValueError: if ``shift`` or ``fill`` lies outside [0, 1].
+        ValueError: if ``shift``, ``fill``, ``cutout`` or ``cutout_fill`` lies outside [0, 1].
 
     Example:
         >>> import torch
@@ -51,10 +54,14 @@ class WeakAugmentation(ArgumentGroup):
     shift: float = 0.04
     flip: bool = False
     fill: float = 0.0
+    cutout: float = 0.0
+    cutout_fill: float | None = None
 
     def __post_init__(self) -> None:
-        _check_unit("shift", self.shift)
-        _check_unit("fill", self.fill)
+        for name in ("shift", "fill", "cutout"):
+            _check_unit(name, getattr(self, name))
+        if self.cutout_fill is not None:
+            _check_unit("cutout_fill", self.cutout_fill)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -71,7 +78,19 @@ class WeakAugmentation(ArgumentGroup):
             for reach, draw in ((self._reach(width), draws[0]), (self._reach(height), draws[1]))
         )
         moved = image_ops.shift(images, dx, dy, self.fill)
-        return image_ops.flip(moved, draws[2] < 0.5) if self.flip else moved
+        if self.flip:
+            moved = image_ops.flip(moved, draws[2] < 0.5)
+        if not self.cutout:
+            return moved
+        x, y = _uniform((2, len(images)), images, generator)
+        # About the middle of a pixel, or between two, so that each square has as many pixels.
+        side = max(1, round(self.cutout * max(height, width)))
+        middle = 0.5 * (side % 2)
+        size = torch.full_like(x, side)
+        fill = self.fill if self.cutout_fill is None else self.cutout_fill
+        return image_ops.cut_out(
+            moved, (x * width).floor() + middle, (y * height).floor() + middle, size, fill
+        )
 
     def _reach(self, side: int) -> int:
         return max(1, int(self.shift * side)) if self.shift else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class ConsistencyStudent(Student):
         cutout: likewise.
         augment: ``"weak"`` or ``"none"``, for labelled images.
         **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``augmentation`` holds for both
-            views.
+            views, but for its ``cutout``, which labelled images alone have.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -53,6 +54,8 @@ class ConsistencyStudent(Student):
         self.strong = StrongAugmentation(
             num_ops, magnitude, photometric, cutout, self.weak.shift, self.weak.flip, self.weak.fill
         )
+        # What teaches must be seen whole.
+        self._whole = dataclasses.replace(self.weak, cutout=0.0)
 
     @abc.abstractmethod
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +76,7 @@ class ConsistencyStudent(Student):
         # First, since autocast caches 16-bit weights: cast in a pass without gradient, they would have none.
         supervised = self.supervised(self.logits(x), y)
         with torch.no_grad(), deterministic(self.network):
-            weak_logits = self.logits(self.weak(images))
+            weak_logits = self.logits(self._whole(images))
         with frozen_statistics(self.network):
             strong_logits = self.logits(self.strong(images))
         losses, confident = self.consistency(weak_logits, strong_logits)

@@ -209,8 +209,9 @@ class StudentModule(pl.LightningModule):
         step -= self._schedule_start
         warmup, scheduler = self.optimization.warmup_steps, self.optimization.scheduler
         if step <= 0 or scheduler == "none":
-            # The length isn't asked for at step 0: it would build the loaders before labels exist.
-            return lr_factor("none", max(0, step), 0.0, warmup)
+            # The length isn't asked for at step 0: it would build the loaders before labels exist. No schedule begins
+            # differently for it.
+            return lr_factor(scheduler, max(0, step), math.inf, warmup)
         return lr_factor(scheduler, step, self._schedule_length(), warmup)
 
     def _schedule_length(self) -> float:

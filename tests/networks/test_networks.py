@@ -18,7 +18,7 @@ def dense(network):
     return [module.out_features for module in network.modules() if isinstance(module, nn.Linear)]
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "mnist_cnn", "svhn_cnn", "cifar_cnn"])
+@pytest.mark.parametrize("name", ["small_cnn", "wide_cnn", "mnist_cnn", "svhn_cnn", "cifar_cnn"])
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 32), (1, (9, 14))])
 def test_logits_are_the_classifier_on_the_features(name, channels, size):
     network = build_network(name, num_classes=7, in_channels=channels, image_size=size).eval()
@@ -44,13 +44,26 @@ def test_layers_are_those_of_the_supplement():
     assert convolutions(build_network("cifar_cnn", 10, 3, 32)) == [(32, 3, 3), (64, 3, 3), (128, 3, 3)]
 
 
+def test_layers_of_the_wide_network():
+    wide = build_network("wide_cnn", 10, 1, 28)
+    assert convolutions(wide) == [(32, 3, 3), (96, 3, 3), (96, 3, 3), (192, 3, 3)]
+    assert dense(wide) == [256, 10]
+    # Kernels, a scale and a shift a filter, and two dense layers.
+    kernels = 9 * (1 * 32 + 32 * 96 + 96 * 96 + 96 * 192)
+    assert sum(p.numel() for p in wide.parameters()) == kernels + 2 * (32 + 96 + 96 + 192) + (
+        (9 * 192 + 1) * 256 + 257 * 10
+    )
+
+
 def test_unknown_name_lists_the_known_ones():
-    known = "cifar_cnn, linear_probe, mlp, mnist_cnn, small_cnn, svhn_cnn"
+    known = "cifar_cnn, linear_probe, mlp, mnist_cnn, small_cnn, svhn_cnn, wide_cnn"
     with pytest.raises(ValueError, match=rf"'resnet'.*{known}.*timm:NAME"):
         build_network("resnet")
 
 
-@pytest.mark.parametrize(("name", "size"), [("small_cnn", 3), ("mnist_cnn", 3), ("cifar_cnn", 7)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("small_cnn", 3), ("wide_cnn", 3), ("mnist_cnn", 3), ("cifar_cnn", 7)]
+)
 def test_too_small_images_are_named(name, size):
     with pytest.raises(ValueError, match=rf"image_size=\({size}, {size}\) does not fit network='{name}'"):
         build_network(name, 10, 1, size)

@@ -5,7 +5,12 @@ import torchvision.transforms.v2.functional as reference
 from pl_privknn.students import StrongAugmentation, WeakAugmentation, image_ops
 
 FULL = StrongAugmentation(magnitude=1.0, photometric=True, cutout=0.5, shift=0.125)
-AUGMENTATIONS = [WeakAugmentation(shift=0.125), FULL, StrongAugmentation(cutout=0)]
+AUGMENTATIONS = [
+    WeakAugmentation(shift=0.125),
+    WeakAugmentation(shift=0.125, cutout=0.3),
+    FULL,
+    StrongAugmentation(cutout=0),
+]
 
 
 def eight_bit(*shape):
@@ -91,6 +96,32 @@ def test_small_shifts_are_at_least_a_pixel():
     places = WeakAugmentation(shift=0.04)(image).flatten(1).argmax(dim=1)
     assert sorted(set(places.tolist())) == [27, 28, 29, 35, 36, 37, 43, 44, 45]
     assert torch.equal(WeakAugmentation(shift=0)(image), image)
+
+
+def test_a_weak_view_loses_a_square_about_any_pixel():
+    images = torch.rand(20_000, 1, 6, 7).clamp(0.01, 0.99)
+    views = WeakAugmentation(shift=0, cutout=3 / 7, cutout_fill=0.0)(images)
+    assert torch.equal(views[views != 0], images[views != 0])
+    cut = (views == 0).flatten(1).double()
+    # Literal squares of 3 pixels, clipped at the borders, about each of the 42 pixels.
+    squares = torch.zeros(42, 6, 7, dtype=torch.float64)
+    for number in range(42):
+        row, column = divmod(number, 7)
+        squares[number, max(0, row - 1) : row + 2, max(0, column - 1) : column + 2] = 1
+    matches = (cut[:, None] == squares.flatten(1)).all(dim=2)
+    assert bool(matches.any(dim=1).all())
+    # 42 equally likely places: chi-square with 41 degrees of freedom passes 93 less than once in 1e5.
+    counts = matches.double().sum(dim=0)
+    assert ((counts - 20_000 / 42) ** 2 / (20_000 / 42)).sum() < 93
+
+
+def test_the_square_has_the_fill_unless_it_has_its_own():
+    images = torch.full((50, 1, 8, 8), 0.5)
+    assert set(WeakAugmentation(shift=0, cutout=0.25, fill=0.25)(images).unique().tolist()) == {0.25, 0.5}
+    own = WeakAugmentation(shift=0, cutout=0.25, fill=0.25, cutout_fill=1.0)
+    assert set(own(images).unique().tolist()) == {0.5, 1.0}
+    with pytest.raises(ValueError, match=r"cutout_fill=2 must lie in \[0, 1\]"):
+        WeakAugmentation(cutout_fill=2)
 
 
 def test_strong_views_without_operations_are_weak_ones():

@@ -264,6 +264,19 @@ def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics
     assert parts["consistency"].requires_grad
 
 
+def test_what_teaches_is_seen_whole():
+    module = FixMatchStudent(
+        image_size=8, cutout=0, magnitude=0, augmentation={"cutout": 0.5, "shift": 0, "cutout_fill": 1.0}
+    )
+    images, seen = torch.full((16, 1, 8, 8), 0.5), []
+    logits = module.logits
+    module.logits = lambda x: seen.append(x) or logits(x)
+    module.training_step({"labeled": (images, torch.zeros(16, dtype=torch.int64)), "unlabeled": images}, 0)
+    labelled, weak, _strong = seen
+    assert bool((labelled == 1).flatten(1).any(dim=1).all())
+    assert torch.equal(weak, images)
+
+
 def test_alignment_follows_the_labels():
     module = FixMatchStudent(image_size=8, num_classes=3, alignment=True, threshold=0.5)
     for _ in range(600):

@@ -165,6 +165,64 @@ def test_schedules():
     assert lr_factor("cosine", 5, 10, 0) == pytest.approx(0.5)
 
 
+def test_one_cycle_is_that_of_torch():
+    total = 40
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1.0, total_steps=total + 1, pct_start=0.3 + 0.7 / 41, cycle_momentum=False,
+        final_div_factor=1e12,
+    )  # fmt: skip
+    want = []
+    for _ in range(total + 1):
+        want.append(cycle.get_last_lr()[0])
+        optimizer.step()
+        if len(want) <= total:
+            cycle.step()
+    # The rise of torch ends one step before its share of all steps: at 12 of 40 here too.
+    assert want.index(max(want)) == 12
+    assert [lr_factor("one_cycle", step, total, 0) for step in range(total + 1)] == pytest.approx(
+        want, abs=1e-9
+    )
+
+
+def test_a_training_follows_one_cycle(digits, tmp_path):
+    retrain = Retrain(epoch=9)
+    module = SupervisedStudent(image_size=8, optimization={"lr": 0.1, "scheduler": "one_cycle"})
+    trainer(tmp_path, max_epochs=2, callbacks=[retrain]).fit(module, loaders(digits))
+    assert retrain.rates == pytest.approx([0.1 * lr_factor("one_cycle", step, 8, 0) for step in range(8)])
+    assert retrain.rates[0] == pytest.approx(0.1 / 25)
+
+
+def test_one_cycle_has_its_own_rise():
+    with pytest.raises(ValueError, match=r"warmup_steps=3: scheduler='one_cycle'"):
+        SupervisedStudent(image_size=8, optimization={"scheduler": "one_cycle", "warmup_steps": 3})
+
+
+def test_decay_leaves_biases_and_norms_alone():
+    choice = {
+        "optimizer": "adamw",
+        "weight_decay": 0.5,
+        "lr": 0.1,
+        "decay_vectors": False,
+        "scheduler": "none",
+    }
+    module = SupervisedStudent(network="wide_cnn", image_size=8, optimization=choice)
+    optimizer = module.configure_optimizers()
+    before = {name: value.detach().clone() for name, value in module.network.named_parameters()}
+    for value in module.network.parameters():
+        value.grad = torch.zeros_like(value)
+    optimizer.step()
+    shrunk = {
+        name for name, value in module.network.named_parameters()
+        if torch.allclose(value, before[name] * (1 - 0.1 * 0.5)) and not torch.equal(value, before[name])
+    }  # fmt: skip
+    matrices = {name for name, value in before.items() if name.endswith("weight") and value.ndim > 1}
+    assert shrunk == matrices
+    assert all(
+        torch.equal(value, before[n]) for n, value in module.network.named_parameters() if n not in matrices
+    )
+
+
 def test_a_schedule_without_an_end_is_refused(digits, tmp_path):
     with pytest.raises(ValueError, match=r"set max_epochs or max_steps, or the student's schedule_epochs"):
         trainer(tmp_path, max_epochs=-1).fit(SupervisedStudent(image_size=8), loaders(digits))
