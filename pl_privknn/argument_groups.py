@@ -100,6 +100,17 @@ def flat_names(owner: type) -> list[str]:
     return [name for name in fields if place_of(owner, name) != (name,)]
 
 
+def argument_names(owner: type) -> list[str]:
+    """What a constructor takes by name; arguments in groups as ``group.name``."""
+    kinds = inspect.Parameter
+    named = [
+        name
+        for name, parameter in _parameters(owner).items()
+        if name != "self" and parameter.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)
+    ]
+    return named + [".".join(place_of(owner, name) or (name,)) for name in flat_names(owner)]
+
+
 def _made(name: str, given: Any, default: ArgumentGroup) -> ArgumentGroup:
     if isinstance(given, type(default)):
         return given

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace, get_loader, s
 from pl_privknn._checks import shown
 from pl_privknn.argument_groups import in_groups, place_of
 from pl_privknn.documents import DocumentError, check_yaml, read_yaml, write_yaml
+from pl_privknn.parser_messages import in_one_line
 
 #: Rooms whose classes YAML may name, bare or by their path.
 ROOMS = (
@@ -170,26 +170,9 @@ def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
     return parser
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error without line breaks; that of a parser shortened to what is wrong and what is wanted."""
-    lines = [line.strip().removeprefix("- ") for line in str(error).splitlines()]
-    if not any(line.startswith(_OF_PARSERS) for line in lines):
-        return " ".join(part for line in lines for part in line.split()) or type(error).__name__
-    key, wanted, given = "", [], ""
-    for line in lines:
-        if match := re.match(r'Parser key "(.+?)":\s*(.*)', line):
-            key, line = match[1], match[2]
-        value = re.match(r"(.*?)\.? ?(?:Got|Given) value: (.*)", line)
-        if value is not None:
-            line, given = value[1], given or value[2]
-        for pattern, words in _REWORDED:
-            line = re.sub(pattern, words, line)
-        if line and not line.startswith(_NOISE) and line not in wanted:
-            wanted.append(line)
-    if nested := re.match(r"NestedArg\(key='(.*?)', val=(.*)\)", given):
-        key, given = f"{key}.{nested[1]}", nested[2]
-    text = ", or ".join(wanted) or "is not what is wanted here"
-    return f"{key}{f'={_cut(given)}' if given else ''}: {text}" if key else text
+def one_line(error: BaseException, options: Collection[str] = ()) -> str:
+    """The message of an error in one line; see :func:`~pl_privknn.parser_messages.in_one_line`."""
+    return in_one_line(error, options, known_classes)
 
 
 def strict_yaml() -> None:
@@ -207,39 +190,12 @@ def strict_yaml() -> None:
     set_dumper("yaml", write_yaml)
 
 
-_OF_PARSERS = (
-    "Parser key",
-    "Does not validate against any",
-    "Problem with given class_path",
-    "Given value type",
-)
-_REWORDED = (
-    (r"Expected an? <class '([\w.]+)'>", r"want \1"),
-    (r"Expected an? typing\.Literal\[(.*)\]", r"want one of \1"),
-    (r"Expected an? (\S+\[.*\])", r"want \1"),
-    (
-        r"Expected a dot import path string: .*",
-        "no class has this name; give the name of one of the project's, or another's whole path, "
-        "as in my_package.MyClass",
-    ),
-)
-_NOISE = (
-    "Does not validate against any", "Problem with given class_path", "Subtypes:", "Errors:", "want NoneType",
-    "Expected a path but", "Given value type", "Subclass types expect one of", "a class path (str)", "a dict with",
-    "a dict without",
-)  # fmt: skip
-
-
 def _plain(section: Any) -> dict[str, Any]:
     return dict(vars(section)) if isinstance(section, Namespace) else dict(section)
 
 
 def _with_groups(owner: type, section: Any) -> Any:
     return in_groups(owner, _plain(section)) if isinstance(section, Mapping | Namespace) else section
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:80]}…"
 
 
 def _in_rooms(module: str) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sqlite3
 import traceback
 from pathlib import Path
 from typing import NoReturn
+
+from pl_privknn.parser_messages import did_you_mean
 
 _PACKAGE = str(Path(__file__).parents[1])
 _CHECKED = (ValueError, TypeError, ArithmeticError, RuntimeError)
@@ -25,7 +28,10 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             CommandError: always.
         """
-        raise CommandError(f"{message}; see {self.prog} --help")
+        if match := re.match(r"argument (.+?): invalid choice: '(.+?)' \(choose from (.+)\)", message):
+            known = [name.strip(" '") for name in match[3].split(",")]
+            message = f"{match[1]} {match[2]!r} is unknown; {did_you_mean(match[2], known)}"
+        raise CommandError(message if message.endswith("?") else f"{message}; see {self.prog} --help")
 
 
 def mistake(error: BaseException, anywhere: bool = False) -> str | None:

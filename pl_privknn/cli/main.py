@@ -13,6 +13,7 @@ from pl_privknn import __version__
 from pl_privknn._checks import check_int
 from pl_privknn.cli import compare as cli_compare
 from pl_privknn.cli import privacy as cli_privacy
+from pl_privknn.cli.completion import add_completion
 from pl_privknn.cli.errors import CommandParser, mistake, shown_text
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _TRAINING = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
-_COMMANDS = ("epsilon", "plan", "compare", "audit")
+_COMMANDS = ("epsilon", "plan", "compare", "audit", "completion")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -131,6 +132,8 @@ def _parser(words: Sequence[str]) -> CommandParser:
     audit.add_argument("--export", metavar="FILE", default=None, help="also write the ledger as JSON")
     cli_privacy.add_empirical(audit)
     audit.set_defaults(run=_audit)
+
+    add_completion(commands, _parser, _TRAINING)
     return parser
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -9,9 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
-from jsonargparse import ActionConfigFile, ArgumentError, Namespace
+from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentError, Namespace
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -19,11 +20,13 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pl_privknn._checks import check_int
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, RunReport
-from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, usable_checkpoint
+from pl_privknn.callbacks.checkpoints import DurableCheckpointIO
 from pl_privknn.cli.errors import mistake, shown_text
+from pl_privknn.cli.run_folder import keep_last_checkpoint, new_folder, run_loggers
+from pl_privknn.cli.training_parser import TrainingParser
+from pl_privknn.cli.training_words import check_files, expand_resume, help_topic, importable, values_of
 from pl_privknn.configuration import (
     ConfigurationError,
-    ReadsFlatArguments,
     known_classes,
     one_line,
     strict_yaml,
@@ -32,14 +35,11 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.ledger.run_folder import FolderLock
 
+#: The exit status after Ctrl-C, as shells count it.
+INTERRUPTED = 130
+
 known_classes()  # YAML may name them without a module path
 strict_yaml()
-
-_CHECKPOINT = Path("checkpoints") / "last.ckpt"
-
-
-class _Parser(LightningArgumentParser, ReadsFlatArguments):
-    """Lightning's parser, which reads arguments of groups by themselves too."""
 
 
 class PrivKNNCLI(LightningCLI):
@@ -47,10 +47,33 @@ class PrivKNNCLI(LightningCLI):
 
     #: The trainer's methods that are offered. Each takes a second to describe, so a command describes itself alone.
     methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test", "predict")
+    #: Whose options help shows: the toolkit's, or the trainer's.
+    topic: ClassVar[str | None] = None
+    #: The command at work, for who has to say where it stopped.
+    at_work: ClassVar[PrivKNNCLI | None] = None
+
+    @classmethod
+    def run_words(cls, words: list[str]) -> None:
+        """Run the command that the words name."""
+        cls(
+            model_class=pl.LightningModule,
+            datamodule_class=pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=_SaveRunConfig,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"max_epochs": 20, "logger": None},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_kwargs={"prog": "privknn", "exit_on_error": False, words[0]: {"exit_on_error": False}},
+            args=words,
+        )
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser with an option for files; see :meth:`LightningCLI.init_parser`."""
-        parser = _Parser(dump_header=[f"pytorch_lightning=={pl.__version__}"], **kwargs)
+        parser = TrainingParser(dump_header=[f"pytorch_lightning=={pl.__version__}"], **kwargs)
+        parser.topic = self.topic
         parser.add_argument(
             "-c", "--config", action=ActionConfigFile, help="a file with configuration, YAML or JSON"
         )
@@ -68,7 +91,10 @@ class PrivKNNCLI(LightningCLI):
         """Add the ``labeling`` section, the run's folder, and what the data says of the network."""
         parser.add_lightning_class_args(PrivateLabeler, "labeling")
         parser.add_argument(
-            "--run_dir", type=str | None, default=None, help="folder of the run; runs/NAME/NUMBER by default"
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="folder of the run; runs/NAME/NUMBER by default, or NAME/NUMBER in --trainer.default_root_dir",
         )
         parser.add_argument(
             "--attach_ledger", type=bool, default=False, help="attach the ledger to a W&B run as an artifact"
@@ -92,9 +118,13 @@ class PrivKNNCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except (ArgumentError, ArithmeticError) as error:
             words = args if isinstance(args, list) else []
-            files = ", ".join(_values_of("config", words))
-            text = one_line(error).replace("Problems parsing config", f"--config {files}")
-            raise ConfigurationError(f"{text}; see privknn {words[0] if words else 'fit'} --help") from error
+            files = ", ".join(values_of("config", words))
+            options = [] if not words else [a.dest for a in self._subcommand_parsers[words[0]]._actions]
+            text = one_line(error, options).replace("Problems parsing config", f"--config {files}")
+            if text.startswith("the following arguments are required") and not files:
+                text += "; give --config FILE, as in --config configs/digits_reverse_knn.yaml"
+            see = "" if "did you mean" in text else f"; see privknn {words[0] if words else 'fit'} --help"
+            raise ConfigurationError(f"{text}{see}") from error
         seed = self.config[self.config.subcommand].seed_everything
         if not isinstance(seed, bool):
             check_int("seed_everything", seed, minimum=0, maximum=2**32 - 1)
@@ -119,20 +149,21 @@ class PrivKNNCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Give the run its folder, and the loggers and checkpoints their place in it."""
         config = self._subconfig()
-        folder = Path(config.run_dir) if config.run_dir else _new_folder(_name_of(config))
+        folder = Path(config.run_dir) if config.run_dir else new_folder(config)
         config.run_dir = str(folder)
+        type(self).at_work = self
         if (
             self.subcommand == "fit"
             and not config.trainer.fast_dev_run
             and getattr(rank_zero_only, "rank", 0) == 0
         ):
             self._lock = FolderLock(folder, shared=True)  # before anything in the folder is touched
-        config.trainer.default_root_dir = str(folder)
+        config.trainer.default_root_dir = config.trainer.default_root_dir or str(folder)
         if self.subcommand != "fit":
             # An evaluation must not start the run's metrics.csv anew.
             config.trainer.logger = config.trainer.logger or False
         elif config.trainer.logger is not False and not config.trainer.fast_dev_run:
-            config.trainer.logger = _loggers(config.trainer.logger, folder)
+            config.trainer.logger = run_loggers(config.trainer.logger, folder)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with a checkpoint after every epoch (and its query) and a report at the end."""
@@ -141,7 +172,7 @@ class PrivKNNCLI(LightningCLI):
         self.run_report = RunReport(folder)
         trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            _keep_last_checkpoint(trainer, folder)
+            keep_last_checkpoint(trainer, folder)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
         return trainer
@@ -199,32 +230,22 @@ def run_training(words: Sequence[str]) -> int:
     # Said of Lightning's own workings, not of the user's run.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)` is deprecated")
-    expanded = _expand_resume(list(words))
-    cli = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],)})
+    words, topic = help_topic(words)
+    expanded = expand_resume(list(words))
+    check_files(values_of("config", expanded) + values_of("c", expanded))
+    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],), "topic": topic})
     try:
-        cli(
-            model_class=pl.LightningModule,
-            datamodule_class=pl.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            save_config_callback=_SaveRunConfig,
-            save_config_kwargs={"overwrite": True},
-            trainer_defaults={"max_epochs": 20, "logger": None},
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={
-                "prog": "privknn",
-                "exit_on_error": False,
-                words[0]: {"exit_on_error": False},
-            },
-            args=expanded,
-        )
+        with importable(values_of("config", expanded) + values_of("c", expanded)):
+            cli.run_words(expanded)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if (status := _interrupted(stop, cli.at_work)) is None:
+            raise
+        return status
     except MisconfigurationException as error:
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
         if mistake(error) is None and _restoring(error):
-            checkpoint = ", ".join(_values_of("ckpt_path", expanded))
+            checkpoint = ", ".join(values_of("ckpt_path", expanded))
             # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
             why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
             raise ConfigurationError(
@@ -234,84 +255,47 @@ def run_training(words: Sequence[str]) -> int:
     return 0
 
 
+def options_of(command: str) -> list[tuple[list[str], str]]:
+    """The options of a training command, each with its first words of help; nothing is run."""
+    found: list[tuple[list[str], str]] = []
+
+    class Described(PrivKNNCLI):
+        methods = (command,)
+
+        def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+            for action in self._subcommand_parsers[command]._actions:
+                if action.option_strings and action.help != SUPPRESS:
+                    found.append((list(action.option_strings), str(action.help or "").split(". ")[0]))
+            raise ConfigurationError("only the parser is wanted")
+
+    with contextlib.suppress(ConfigurationError):
+        Described.run_words([command])
+    return found
+
+
+def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
+    """Say how a run that was stopped by Ctrl-C goes on; None for an end of another kind."""
+    trainer = getattr(cli, "trainer", None)
+    if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
+        return None
+    folder = None if cli is None else Path(cli._subconfig().run_dir)
+    if (
+        cli is not None
+        and cli.subcommand == "fit"
+        and folder is not None
+        and (folder / "config.yaml").is_file()
+    ):
+        text = f"interrupted; what was paid for is kept. Continue with: privknn fit --resume {folder}"
+    else:
+        text = "interrupted before anything was asked; the same command starts afresh"
+    print(f"privknn: {text}", file=sys.stderr)
+    return INTERRUPTED
+
+
 def _restoring(error: Exception) -> bool:
     """Whether an error came up while a checkpoint was read."""
     files = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
     return "checkpoint_connector.py" in files
-
-
-def _values_of(option: str, words: list[str]) -> list[str]:
-    """What the command line gives for an option, for messages."""
-    found = []
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.lstrip("-") == option:
-            found += [value] if equals else words[place + 1 : place + 2]
-    return found
-
-
-def _expand_resume(words: list[str]) -> list[str]:
-    if "--resume" not in words:
-        return words
-    place = words.index("--resume")
-    if place + 1 >= len(words):
-        raise FileNotFoundError("--resume needs the folder of the run to continue")
-    folder = Path(words[place + 1])
-    config = folder / "config.yaml"
-    if not config.is_file():
-        raise FileNotFoundError(f"--resume {folder}: there is no config.yaml; give the folder of a run")
-    resumed = [words[0], "--config", str(config), "--run_dir", str(folder)]
-    if (checkpoint := usable_checkpoint(folder / _CHECKPOINT)) is not None:
-        resumed += ["--ckpt_path", str(checkpoint)]
-    return resumed + words[1:place] + words[place + 2 :]
-
-
-def _name_of(config: Namespace) -> str:
-    """The stem of the first config file, or the student's name where there is none."""
-    files = [str(path) for path in (config.get("config") or [])]
-    if files:
-        return Path(files[0]).stem
-    return str(config.model.class_path).rsplit(".", 1)[-1]
-
-
-def _new_folder(name: str) -> Path:
-    """``runs/NAME/NUMBER`` with the first number that is free."""
-    number = 0
-    while True:
-        folder = Path("runs") / name / str(number)
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-
-
-def _loggers(chosen: Any, folder: Path) -> list[Namespace]:
-    """The CSV logger, whose file every run leaves, and those that the user chose, all in the run's folder."""
-    csv = Namespace(
-        class_path="pytorch_lightning.loggers.CSVLogger",
-        init_args=Namespace(
-            save_dir=str(folder), name="", version="", prefix="", flush_logs_every_n_steps=100
-        ),
-    )
-    others = [] if chosen in (None, True) else chosen if isinstance(chosen, list) else [chosen]
-    for logger in others:
-        arguments = logger.get("init_args")
-        if arguments is not None and str(arguments.get("save_dir")) in (".", "None"):
-            arguments.save_dir = str(folder)
-    return [csv, *[logger for logger in others if "CSVLogger" not in logger.class_path]]
-
-
-def _keep_last_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
-    """Make the trainer's own default checkpoint one that a resume can rely on; a user's stays as it is."""
-    for place, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
-        if type(callback) is ModelCheckpoint and callback.dirpath is None and callback.monitor is None:
-            trainer.callbacks[place] = ModelCheckpoint(  # type: ignore[attr-defined]
-                dirpath=folder / _CHECKPOINT.parent,
-                filename=_CHECKPOINT.stem,
-                enable_version_counter=False,
-                save_on_train_epoch_end=True,
-            )
 
 
 def _ledger_of(trainer: pl.Trainer, model: pl.LightningModule) -> Path | None:

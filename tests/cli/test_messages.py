@@ -1,0 +1,87 @@
+"""What the command line says of usual mistakes: the table of docs/reference/messages.md, row by row."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pl_privknn.argument_groups import argument_names
+from pl_privknn.cli.main import main
+from pl_privknn.labelers import PrivateKNN
+from pl_privknn.nested_settings import put
+from pl_privknn.parser_messages import did_you_mean, in_one_line
+from pl_privknn.students import VATStudent
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "messages.md"
+CONFIG = yaml.safe_load((ROOT / "configs" / "digits_private_knn.yaml").read_text(encoding="utf-8"))
+RUN = "fit --config run.yaml"
+KNN = "labeling.labeler.init_args"
+MISTAKES = {
+    "a misspelt teacher": {"labeling.labeler.class_path": "PrivateKNNN"},
+    "a misspelt data module": {"data.class_path": "DigitDataModule"},
+    "a misspelt student": {"model.class_path": "VATStudents"},
+    "misspelt noise of a teacher": {f"{KNN}.noise.class_path": "Gausian"},
+    "an argument that a teacher has not": {f"{KNN}.kk": 90},
+    "an argument that its noise has not": {f"{KNN}.noise.init_args.sigm": 14},
+    "an argument beside `class_path`": {"labeling.labeler.k": 90},
+    "a key of `labeling` that is none": {"labeling.round": 2},
+    "a section that is none": {"labelling.rounds": 2},
+    "an option of the trainer that is none": {"trainer.max_epoch": 2},
+    "a word for a number": {"labeling.rounds": "two"},
+    "a threshold above k": {f"{KNN}.screening.threshold": 300},
+    "an unknown network": {"model.init_args.network": "small"},
+    "a module that is not there": {"labeling.labeler": {"class_path": "my_teacher.Guess"}},
+    "an option that is none": f"{RUN} --labeling.rouns 2",
+    "a file that is not there": "fit --config nothing.yaml",
+    "no file at all": "fit",
+    "a misspelt command": "fitt",
+    "a misspelt teacher of a plan": "plan private-knnn",
+}
+
+
+def rows():
+    found = re.findall(
+        r"^\| (.+?) \| (\d+) \| (\d+) \| `(.+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {mistake: (int(before), int(now), message) for mistake, before, now, message in found}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_page_shows_what_is_printed(mistake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    change, config = MISTAKES[mistake], copy.deepcopy(CONFIG)
+    for path, value in change.items() if isinstance(change, dict) else ():
+        put(config, path, value)
+    Path("run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert main((RUN if isinstance(change, dict) else change).split()) == 2
+    printed = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("Seed set")]
+    before, now, message = rows()[mistake]
+    assert (now, message) == (len(printed), "\n".join(printed))
+    assert before > now
+
+
+def test_every_mistake_is_on_the_page():
+    assert list(rows()) == list(MISTAKES)
+
+
+def test_a_name_is_meant_whatever_its_case_and_nothing_is_guessed_of_others():
+    names = ["PrivateKNN", "IndKNN", "PATE"]
+    assert did_you_mean("privateknn", names) == "did you mean PrivateKNN?"
+    assert did_you_mean("zzz", names) == "known are IndKNN, PATE, PrivateKNN"
+    assert did_you_mean("lr", ["network", "optimization.lr"]) == "did you mean optimization.lr?"
+    assert did_you_mean("x", []) == "leave it out"
+
+
+def test_arguments_of_groups_are_among_the_names():
+    assert {"k", "sampling_rate", "screening", "noise"} <= set(argument_names(PrivateKNN))
+    names = argument_names(VATStudent)
+    assert "optimization.lr" in names
+    assert not {"self", "flat", "kwargs"} & set(names)
+
+
+def test_other_messages_stay_as_they_are():
+    assert in_one_line(ValueError("sigma=-1 must be\n  above 0"), ["sigma"]) == "sigma=-1 must be above 0"
+    assert in_one_line(ValueError("")) == "ValueError"

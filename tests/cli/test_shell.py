@@ -1,0 +1,110 @@
+"""The training commands as a shell gives them: help, folders, loggers, own modules, Ctrl-C, completion."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pl_privknn.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ["--config", "configs/digits_reverse_knn.yaml"]
+SHORT = [
+    "--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--trainer.accelerator", "cpu",
+    "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
+    "--labeling.epochs_per_round", "1", "--labeling.progress", "false",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)  # Lightning ignores it after the first
+
+
+def helped(capsys, *words):
+    with pytest.raises(SystemExit) as stopped:
+        main(list(words))
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_toolkits_options_and_lightnings_behind_a_word(capsys):
+    own, trainers = helped(capsys, "fit", "--help"), helped(capsys, "fit", "--help", "trainer")
+    places = [
+        own.index(word)
+        for word in ("--config", "--data ", "--model ", "--labeling.labeler", "--labeling.budget")
+    ]
+    assert places == sorted(places)
+    assert "--trainer." not in own.replace("--trainer.default_root_dir", "")
+    assert "--help trainer" in own
+    assert "--resume" in own
+    assert "--trainer.max_epochs" in trainers
+    assert "--labeling" not in trainers
+    assert own.count("\n") < 250
+    assert "--trainer.max_epochs" not in helped(capsys, "test", "-h")
+
+
+def test_own_module_beside_the_config_and_loggers_and_folders_where_they_were_asked_for(tmp_path, capsys):
+    beside = tmp_path / "elsewhere"
+    beside.mkdir()
+    (beside / "my_callback_of_a_test.py").write_text(
+        "import pytorch_lightning as pl\n"
+        "class Stops(pl.Callback):\n"
+        "    def __init__(self, at: int = 0):\n"
+        "        self.at = at\n"
+        "    def on_train_epoch_start(self, trainer, pl_module):\n"
+        "        if trainer.current_epoch == self.at:\n"
+        "            raise KeyboardInterrupt\n"
+    )
+    (beside / "run.yaml").write_text(
+        (ROOT / "configs" / "digits_reverse_knn.yaml").read_text(encoding="utf-8")
+        + "  callbacks: [{class_path: my_callback_of_a_test.Stops, init_args: {at: 1}}]\n"
+    )
+    path = list(sys.path)
+    words = ["fit", "--config", str(beside / "run.yaml"), *SHORT, "--trainer.default_root_dir", "deep/root"]
+    assert main([*words, "--trainer.logger", "TensorBoardLogger"]) == 130
+    assert sys.path == path
+    folder = Path("deep/root/run/0")
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.endswith(f"privknn fit --resume {folder}")
+    assert not Path("runs").exists()
+    (events,) = folder.rglob("events.out.tfevents.*")
+    assert b"privacy/epsilon" in events.read_bytes()
+    assert not list(Path().glob("lightning_logs"))
+    # What the message says goes on, and asks nothing again.
+    again = told[told.index("fit") :].split()
+    assert main([*again, "--trainer.callbacks", "null"]) == 0
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["epochs"], summary["queried"]) == (2, 30)
+
+
+def test_an_interruption_before_the_run_says_so(monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pl_privknn.cli.train.PrivKNNCLI.instantiate_classes", stop)
+    assert main(["fit", *CONFIG]) == 130
+    assert "starts afresh" in capsys.readouterr().err
+
+
+def test_a_shell_completes_commands_and_options(capsys):
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    Path("script").write_text(capsys.readouterr().out, encoding="utf-8")
+    ask = "source ./script; COMP_WORDS=({}); COMP_CWORD={}; _shtab_privknn; echo ${{COMPREPLY[@]}}"
+    for words, found in (("privknn ep", "epsilon"), ("privknn fit --labeling.rou", "--labeling.rounds")):
+        command = ask.format(words, words.count(" "))
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [found]
+
+
+def test_completion_without_its_package_names_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "zsh"]) == 2
+    assert "pip install shtab" in capsys.readouterr().err
