@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test names faults lint docs install clean
 

@@ -45,7 +45,9 @@ def guided():
                 "init_args": {
                     "num_teachers": 20,
                     "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
-                    "partitioner": {"class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200}},
+                    "partitioner": {
+                        "class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200, "steps": 5},
+                    },
                     "aggregator": {"class_path": "GNMAX"},
                 },
             },

@@ -1,10 +1,10 @@
 import json
-import os
 import signal
 import sqlite3
 
 import killed_run
 import pytest
+from forked import in_child
 from ledger_setup import needs_fork
 
 from pl_privknn.privacy.accounting.accountant import account
@@ -16,15 +16,7 @@ pytestmark = needs_fork
 
 def run(folder, die_at=-1, die_on=""):
     """Fit in a child; how it ended, negative for a signal."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            killed_run.main(folder, die_at, die_on)
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return in_child(lambda: killed_run.main(folder, die_at, die_on))
 
 
 def released(folder):
