@@ -28,6 +28,7 @@ BENCHMARKS = {
     "pretraining": "features of a first stage on public images",
     "reverse_knn": "reverse kNN: speed, smoothing, balance",
     "reverse_knn_local": "reverse kNN under local and shuffle privacy",
+    "statistics": "head and student of a teacher that releases statistics, at several values of ε",
     "students": "students with 1,000 labels, and with wrong labels",
     "updates": "Ind-KNN and NoisySGD while records come and go",
 }

@@ -1,0 +1,200 @@
+"""Head, student and their mean on Fashion-MNIST, of configs/fashion_mnist_statistics.yaml at several values of ε.
+
+One part a run: a split, an ε and a seed. Noise is the operating system's, so that no run can be had again; the seed
+is that of the student. Features depend on public images alone and are kept in ``--cache``, with the answers of each run,
+so that a run that stops goes on where it was. ``--heads`` leaves the students for a later call, which adds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from benchmarks.record import ROOT, Measured, entries
+from pl_privknn._files import write_durably
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.comparison.marks import stated
+from pl_privknn.configuration import instantiate
+from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.documents import read_document
+from pl_privknn.nested_settings import put
+from pl_privknn.privacy.guarantee import weakest
+from pl_privknn.students import SupervisedStudent
+from pl_privknn.testing import FreeLedger
+
+CONFIG = "configs/fashion_mnist_statistics.yaml"
+#: Of each ε: components of the kernel, releases, and epochs of the student.
+SETTINGS = {0.1: (200, 5, 18), 0.5: (400, 6, 28), 1.0: (600, 8, 28), 2.0: (600, 8, 28)}
+_LEARNED = "labeling.features.0.init_args.components"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+    parser.add_argument(
+        "--cache", type=Path, default=Path("runs/statistics"), help="for features and answers"
+    )
+    parser.add_argument("--splits", type=int, nargs="+", default=[0])
+    parser.add_argument("--epsilons", type=float, nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--heads", action="store_true", help="no students")
+    parser.add_argument("--threads", type=int, default=1)
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """Run what is missing, seed by seed."""
+    torch.set_num_threads(options.threads)
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    for split in options.splits:
+        tables: dict[str, Tensor] = {}
+        for seed in options.seeds:
+            for epsilon in options.epsilons:
+                part = f"split {split}, ε {epsilon:g}, seed {seed}"
+                stored = entries("statistics").get(part, {}).get("results", {})
+                if "student" in stored or (stored and options.heads):
+                    continue
+                sections = _sections(epsilon, split, options.root)
+                tables = tables or _features(sections, options.cache / f"features_{split}.pt")
+                answers = _answers(sections, tables, options.cache / f"{part}.pt")
+                truth = tables["test_labels"]
+                results: dict[str, Any] = {
+                    "epsilon": epsilon,
+                    "delta": sections["labeling"]["labeler"]["init_args"]["delta"],
+                    "adjacency": "add_remove",
+                    **answers["guarantee"],
+                    "label_accuracy": _accuracy(answers["soft"], tables["public_labels"]),
+                    "head": _accuracy(answers["test"], truth),
+                }
+                if not options.heads:
+                    student = _student(sections, answers, seed)
+                    results["student"] = _accuracy(student, truth)
+                    results["mean"] = _accuracy((student + answers["test"]) / 2, truth)
+                components, releases, epochs = SETTINGS[epsilon]
+                settings = {
+                    "config": Path(CONFIG).name,
+                    "split_seed": split,
+                    "components": components,
+                    "releases": releases,
+                    **({} if options.heads else {"epochs": epochs}),
+                }
+                yield Measured(results, [seed], part, settings)
+
+
+def _sections(epsilon: float, split: int, root: str) -> dict[str, Any]:
+    """The configuration at an ε, on a split."""
+    components, releases, epochs = SETTINGS[epsilon]
+    document: dict[str, Any] = read_document(ROOT / CONFIG)
+    put(document, "data.init_args.root", root)
+    put(document, "data.init_args.split_seed", split)
+    put(document, "labeling.labeler.init_args.target_epsilon", epsilon)
+    put(document, "labeling.labeler.init_args.releases", releases)
+    put(document, _LEARNED, components)
+    put(document, "trainer.max_epochs", epochs)
+    return document
+
+
+def _labeling(sections: dict[str, Any]) -> PrivateLabeler:
+    made: PrivateLabeler = instantiate(
+        {"labeling": sections["labeling"]}, {"labeling": PrivateLabeler}
+    ).labeling
+    return made
+
+
+def _data(sections: dict[str, Any]) -> FashionMNISTDataModule:
+    data = FashionMNISTDataModule(**sections["data"]["init_args"])
+    data.setup("fit")
+    return data
+
+
+def _features(sections: dict[str, Any], path: Path) -> dict[str, Tensor]:
+    """Features and labels of all images, with as many components as any ε takes.
+
+    Fewer components are the first ones: the teacher scales what it takes to unit length.
+    """
+    if not path.is_file():
+        data = _data(sections)
+        document = {**sections, "labeling": dict(sections["labeling"])}
+        put(document, _LEARNED, max(components for components, _, _ in SETTINGS.values()))
+        started = time.process_time()
+        extractor: Any = _labeling(document).features[0]
+        extractor.fit_public(data.public.images())
+        found = {
+            "public": _mapped(extractor, data.public.images()),
+            "test": _mapped(extractor, data.test.images()),
+            "private": torch.cat([extractor(images) for images, _ in data.private_batches()]),
+        }
+        assert data.public.truth is not None
+        found |= {
+            "public_labels": data.public.truth,
+            "test_labels": data.test.labels,
+            "private_labels": data.private.labels,
+            "seconds": torch.tensor(time.process_time() - started),
+        }
+        _save(found, path)
+    loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
+    return loaded
+
+
+def _mapped(extractor: Any, images: Tensor) -> Tensor:
+    return torch.cat([extractor(part) for part in images.split(1024)])
+
+
+def _answers(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) -> dict[str, Any]:
+    """What one release of the teacher says of public and of test images, drawn once."""
+    if not path.is_file():
+        teacher: Any = _labeling(sections).labeler
+        components = sections["labeling"]["features"][0]["init_args"]["components"]
+        public, test, private = (tables[name][:, :components] for name in ("public", "test", "private"))
+        ledger = FreeLedger()
+        teacher.fit_public(public)
+        teacher.fit(private, tables["private_labels"], 10)
+        release = teacher.label(public, ledger)
+        head = teacher.head(teacher.head_state())
+        guarantee = stated(weakest(charge.guarantee for charge in ledger.rows))
+        _save({"soft": release.soft, "test": head(test).float(), "guarantee": guarantee}, path)
+    loaded: dict[str, Any] = torch.load(path, weights_only=True)
+    return loaded
+
+
+def _student(sections: dict[str, Any], answers: dict[str, Any], seed: int) -> Tensor:
+    """Class probabilities of the test images, by a student of the answers."""
+    data, soft = _data(sections), answers["soft"]
+    data.public.set_labels(slice(None), soft.argmax(dim=1), soft)
+    pl.seed_everything(seed, verbose=False)
+    student = SupervisedStudent(**sections["model"]["init_args"])
+    trainer = pl.Trainer(
+        max_epochs=sections["trainer"]["max_epochs"],
+        precision=sections["trainer"]["precision"],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(student, data)
+    student.eval()
+    with torch.no_grad():
+        return torch.cat([student(part).float().softmax(dim=1) for part in data.test.images().split(500)])
+
+
+def _accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    return round(float((probabilities.argmax(dim=1) == labels).double().mean()), 6)
+
+
+def _save(content: dict[str, Any], path: Path) -> None:
+    """Whole, or not at all."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_durably(path, buffer.getvalue())
