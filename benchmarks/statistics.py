@@ -1,8 +1,8 @@
 """Head, student and their mean on Fashion-MNIST, of configs/fashion_mnist_statistics.yaml at several values of ε.
 
 One part a run: a split, an ε and a seed. Noise is the operating system's, so that no run can be had again; the seed
-is that of the student. Features depend on public images alone and are kept in ``--cache``, with the answers of each run,
-so that a run that stops goes on where it was. ``--heads`` leaves the students for a later call, which adds them.
+is that of the student. Features depend on public images alone. They are kept in ``--cache`` with the answers of each
+run, so that a run that stops goes on where it was. ``--heads`` leaves the students for a later call, which adds them.
 """
 
 from __future__ import annotations
