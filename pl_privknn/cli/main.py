@@ -102,6 +102,9 @@ def _parser(words: Sequence[str]) -> CommandParser:
     )
     epsilon.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
     epsilon.add_argument(
+        "--bounds", action="store_true", help="also epsilon_lower, below which no accountant can state ε"
+    )
+    epsilon.add_argument(
         "--tradeoff",
         action="store_true",
         help="also the error rates of the best attack, and μ of Gaussian DP",
@@ -149,12 +152,18 @@ def _epsilon(parsed: argparse.Namespace) -> int:
         report = total(plans, parsed.delta, parsed.adjacency, exact)
     else:
         report = epsilon_of_files(parsed.files, parsed.delta, parsed.adjacency, exact)
+    if parsed.tradeoff or parsed.bounds:
+        parts = plans if plans is not None else [(file, releases_of(file)) for file in parsed.files]
+        charges = [charge for _, part in parts for charge in part.charges]
+        stated = {"delta": report["delta"], "adjacency": report["adjacency"]}
+    if parsed.bounds:
+        from pl_privknn.privacy.accounting.from_below import epsilon_lower
+
+        report["epsilon_lower"] = epsilon_lower(charges, **stated)
     if parsed.tradeoff:
         from pl_privknn.privacy.accounting.tradeoff import trade_off
 
-        parts = plans if plans is not None else [(file, releases_of(file)) for file in parsed.files]
-        charges = [charge for _, part in parts for charge in part.charges]
-        found = trade_off(charges, delta=report["delta"], adjacency=report["adjacency"], exact=exact)
+        found = trade_off(charges, **stated, exact=exact)
         report |= found.to_dict()
         if parsed.plot is not None:
             found.plot(parsed.plot)

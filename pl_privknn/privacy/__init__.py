@@ -33,6 +33,7 @@ _HOMES = {
     "SystemNoise": "noise",
     "default_noise": "noise",
     "exact_epsilon": "accounting.exact",
+    "epsilon_lower": "accounting.from_below",
     "trade_off": "accounting.tradeoff",
     "TradeOff": "accounting.tradeoff",
 }

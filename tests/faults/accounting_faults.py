@@ -6,6 +6,24 @@ from .fault import Fault
 
 FAULTS = (
     Fault(
+        "below-rounded-up",
+        "The lower bound on ε rounds losses up, and lies above the truth.",
+        "pl_privknn.privacy.accounting.pld",
+        {
+            "indices = np.floor(self.losses[finite] / discretization).astype(np.int64)\n        low = int(indices.min())": "indices = np.ceil(self.losses[finite] / discretization).astype(np.int64)\n        low = int(indices.min())",
+        },
+        ("test_from_below::test_laplace_in_closed_form",),
+    ),
+    Fault(
+        "below-takes-dominating-rows",
+        "The lower bound on ε counts arg-max pairs that no record brings about.",
+        "pl_privknn.privacy.accounting.from_below",
+        {
+            "present = (1 - mechanism.sampling_rate) * absent + mechanism.sampling_rate * present": "present = present + 0.0",
+        },
+        ("test_from_below::test_members_of_the_argmax_family_are_real",),
+    ),
+    Fault(
         "conversion-loses-delta",
         "The conversion of Rényi DP states an ε that is too small.",
         "pl_privknn.privacy.accounting.rdp",

@@ -6,10 +6,18 @@ import math
 
 import numpy as np
 import pytest
-from error_bounds import coarsened_gaussian, exact_bracket, steady_epsilon
+from error_bounds import exact_bracket
 
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
-from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
+from pl_privknn.privacy.accounting.from_below import coarsened_gaussian, epsilon_lower
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+    DiscreteGaussian,
+    ExponentialArgmax,
+    Gaussian,
+    Laplace,
+    NoisyScreening,
+)
 
 DELTA = 1e-5
 
@@ -34,9 +42,12 @@ def test_coarsened_gaussian_is_dominated(mu, rate):
 def test_gaussian_releases_from_below(sigma, rate, count):
     charges = [Charge(Gaussian(sigma=sigma, l2_sensitivity=math.sqrt(2), sampling_rate=rate), count)]
     truth = epsilon_for_delta(charges, DELTA, method="pld")
-    assert 0.998 * truth <= steady_epsilon(charges, delta=DELTA) <= truth
-    # Releases without a lower bound of their own are left out.
-    assert steady_epsilon([*charges, Charge(Laplace(1.0))], delta=DELTA) <= truth
+    assert 0.998 * truth <= epsilon_lower(charges, delta=DELTA) <= truth
+    # Another release beside them, and one without a lower bound of its own, which counts as nothing.
+    beside = [*charges, Charge(Laplace(1.0))]
+    assert truth < epsilon_lower(beside, delta=DELTA) <= epsilon_for_delta(beside, DELTA, method="pld")
+    counted = [*charges, Charge(DiscreteGaussian(1.0))]
+    assert epsilon_lower(counted, delta=DELTA) == epsilon_lower(charges, delta=DELTA)
 
 
 @pytest.mark.parametrize("votes", ["add", "swap"])

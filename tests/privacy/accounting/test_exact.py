@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from error_bounds import exact_bracket, steady_epsilon
+from error_bounds import exact_bracket
 from scipy.stats import binom
 
 from pl_privknn.privacy.accounting import composition, pld, rdp
@@ -17,6 +17,7 @@ from pl_privknn.privacy.accounting.exact import (
     exact_compositions,
     exact_epsilon,
 )
+from pl_privknn.privacy.accounting.from_below import epsilon_lower
 from pl_privknn.privacy.accounting.induction import spread, worst_profiles
 from pl_privknn.privacy.mechanisms import (
     Charge,
@@ -177,7 +178,7 @@ def test_blocks_only_add_and_longer_ones_add_less():
             exact_epsilon([Charge(mechanism, count)], delta=DELTA, work=1.001 * unit * 16 * size**1.5)
         )
     assert epsilon == sorted(epsilon, reverse=True)
-    lower = steady_epsilon([Charge(mechanism, count)], delta=DELTA)
+    lower = epsilon_lower([Charge(mechanism, count)], delta=DELTA)
     assert lower <= epsilon[-1] <= 1.01 * lower
     assert epsilon[2] <= 1.03 * lower
     # Blocks of one release are the envelope that the ordinary PLD composes.
@@ -198,7 +199,7 @@ def test_a_finer_grid_lowers_the_bound_towards_the_truth():
     charges = [Charge(NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3), 40)]
     values = [exact_epsilon(charges, delta=DELTA, work=1e8, coarsen=c) for c in (32, 16, 8, 4, 1, 0.25)]
     assert values == sorted(values, reverse=True)
-    assert values[-1] >= steady_epsilon(charges, delta=DELTA)
+    assert values[-1] >= epsilon_lower(charges, delta=DELTA)
     # Second order: halving the spacing takes about three quarters of the error away.
     errors = np.array(values[:4]) - values[-1]
     assert np.all(errors[1:] < 0.4 * errors[:-1])
@@ -312,7 +313,7 @@ def test_extreme_noise(sigma, rate, count):
     """Probabilities down to 1e-300, losses from 1e-9 to hundreds, rare outcomes of large loss."""
     charges = [Charge(NoisyScreening(40, 24, sigma, 10, rate), count)]
     found = exact_epsilon(charges, delta=DELTA, work=2e8)
-    lower = steady_epsilon(charges, delta=DELTA)
+    lower = epsilon_lower(charges, delta=DELTA)
     assert 0 <= lower <= found <= 1.05 * lower + 1e-9
 
 
@@ -343,6 +344,6 @@ def test_papers_parameters(case):
     charges = charges_of(case)
     found = exact_epsilon(charges, delta=DELTA)
     assert floor <= found <= 1.01 * value
-    lower = steady_epsilon(charges, delta=DELTA)
+    lower = epsilon_lower(charges, delta=DELTA)
     assert lower <= found <= 1.002 * lower
     assert found < account(charges, delta=DELTA, exact=False).epsilon

@@ -1,0 +1,122 @@
+"""ε from below, against closed forms and against every transcript of small cases."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from pl_privknn.cli.main import main
+from pl_privknn.privacy import (
+    Charge,
+    Conditional,
+    ExponentialArgmax,
+    FixedTotal,
+    Gaussian,
+    Laplace,
+    NoisyScreening,
+    PureDP,
+    RandomizedResponse,
+    account,
+    epsilon_lower,
+)
+from pl_privknn.privacy.accounting.from_below import _candidates, _pairs
+from pl_privknn.privacy.accounting.pld import gaussian_epsilon
+
+DELTA = 1e-5
+
+
+def epsilon_of(p, q, delta):
+    """Literal: δ at each ε over all outcomes, in both directions; bisection."""
+
+    def profile(epsilon):
+        ahead, back = np.maximum(p - math.exp(epsilon) * q, 0), np.maximum(q - math.exp(epsilon) * p, 0)
+        return max(ahead.sum(), back.sum())
+
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if profile(middle) > delta else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("mu", [0.3, 2.0])
+def test_gaussian_composition_in_closed_form(mu):
+    truth = gaussian_epsilon(mu, DELTA)
+    releases = [Charge(Gaussian(sigma=8 / mu), 32), Charge(FixedTotal(mu=mu / math.sqrt(2)))]
+    found = epsilon_lower(releases, delta=DELTA)
+    assert 0.998 * truth <= found <= truth
+    hidden = [Charge(Conditional(Gaussian(sigma=8 / mu), "so it is"), 64)]
+    assert epsilon_lower(hidden, delta=DELTA) == pytest.approx(found)
+
+
+def test_laplace_in_closed_form():
+    for scale in (0.4, 3.0):
+        truth = 1 / scale + 2 * math.log1p(-DELTA)  # δ(ε) = 1 − e^{(ε − ε₀)/2}
+        assert 0.98 * truth <= epsilon_lower([Charge(Laplace(scale))], delta=DELTA) <= truth
+
+
+@pytest.mark.parametrize("count", [1, 9, 400])
+def test_coins_against_the_binomial_law(count):
+    heads = np.arange(count + 1)
+    likely = 1 / (1 + math.exp(-0.2))
+    truth = epsilon_of(binom.pmf(heads, count, likely), binom.pmf(heads, count, 1 - likely), DELTA)
+    assert truth * 0.998 <= epsilon_lower([Charge(PureDP(0.2), count)], delta=DELTA) <= truth * (1 + 1e-9)
+
+
+def test_several_kinds_of_coins_against_all_transcripts():
+    coins = [Charge(PureDP(0.7), 3), Charge(RandomizedResponse(flip_probability=0.4, differing=1), 4)]
+    sides = [math.exp(0.7) / (1 + math.exp(0.7))] * 3 + [0.6] * 4
+    transcripts = np.array(list(itertools.product((0, 1), repeat=7)))
+    p = np.where(transcripts == 1, sides, 1 - np.array(sides)).prod(axis=1)
+    q = np.where(transcripts == 0, sides, 1 - np.array(sides)).prod(axis=1)
+    truth = epsilon_of(p, q, 0.01)
+    found = epsilon_lower(coins, delta=0.01)
+    assert 0.99 * truth <= found <= truth * (1 + 1e-9)
+
+
+def test_two_families_against_all_transcripts():
+    screening = NoisyScreening(k=6, threshold=4, sigma=1.0, num_classes=3)
+    argmax = ExponentialArgmax(scale=2.0)
+    truth = 0.0
+    pairs = [_candidates(*_pairs(mechanism, "add_remove")) for mechanism in (screening, argmax)]
+    transcripts = np.array(list(itertools.product((0, 1), repeat=5)))
+    for (a, b), (c, d) in itertools.product(*pairs):
+        p, q = (
+            np.where(transcripts == 1, side, 1 - np.array(side)).prod(axis=1)
+            for side in ([a] * 2 + [c] * 3, [b] * 2 + [d] * 3)
+        )
+        truth = max(truth, epsilon_of(p, q, 0.01))
+    charges = [Charge(screening, 2), Charge(argmax, 3)]
+    found = epsilon_lower(charges, delta=0.01)
+    assert 0.97 * truth <= found <= truth * (1 + 1e-9)
+    assert truth <= account(charges, delta=0.01).epsilon
+
+
+def test_members_of_the_argmax_family_are_real():
+    """Votes and Gumbel noise: the winner's share by its closed form, with the record and without it."""
+    gain = math.exp(1 / 3.0)
+    p, q = _pairs(ExponentialArgmax(scale=3.0, votes="add", sampling_rate=0.25), "add_remove")
+    odds = q[:, 0] / q[:, 1]
+    assert p[:, 0] == pytest.approx(0.75 * q[:, 0] + 0.25 * odds * gain / (1 + odds * gain))
+    assert p.sum(axis=1) == pytest.approx(np.ones(len(p)))
+
+
+def test_a_mixture_of_families_lies_within_its_own_bounds():
+    charges = [
+        Charge(NoisyScreening(k=100, threshold=60, sigma=25, num_classes=10, sampling_rate=0.15), 300),
+        Charge(ExponentialArgmax(scale=10.0, sampling_rate=0.15), 120),
+    ]
+    found, stated = epsilon_lower(charges, delta=DELTA), account(charges, delta=DELTA).epsilon
+    assert found <= stated <= 1.1 * found
+
+
+def test_the_command_prints_both(tmp_path, capsys):
+    records = tmp_path / "records.json"
+    records.write_text(json.dumps([Charge(Gaussian(sigma=4.0)).to_record()]))
+    assert main(["epsilon", str(records), "--delta", "1e-5", "--bounds", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0.998 * told["epsilon"] <= told["epsilon_lower"] <= told["epsilon"]
+    assert epsilon_lower([], delta=DELTA) == 0.0
