@@ -13,14 +13,14 @@ _CHUNK = 1024
 
 
 class ChosenImages(ImageStore):
-    """Some images of a tensor, in an order of their own.
+    """Some images of another store, in an order of their own; some may be there several times.
 
     Args:
         store: where the images are.
         rows: int64 ``(n,)``, which of them; within range.
     """
 
-    def __init__(self, store: TensorImages, rows: Tensor) -> None:
+    def __init__(self, store: ImageStore, rows: Tensor) -> None:
         self.store, self.rows = store, rows
         self.shape = store.shape
 
@@ -37,7 +37,8 @@ class ChosenImages(ImageStore):
         return [digest for part in parts for digest in part.digests()]
 
     def preload(self) -> None:
-        """See :meth:`ImageStore.preload`; there is nothing left to read."""
+        """See :meth:`ImageStore.preload`."""
+        self.store.preload()
 
 
 class JoinedImages(ImageStore):

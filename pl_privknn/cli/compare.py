@@ -60,15 +60,15 @@ def run_compare(parsed: argparse.Namespace) -> int:
         return 0
     if parsed.config is None:
         raise ValueError("name the YAML of a comparison, or --render DIR")
-    from pl_privknn.comparison.runner import run_comparison
+    from pl_privknn.comparison.runner import choose, run_comparison
     from pl_privknn.comparison.specification_file import read_comparison
 
     comparison = read_comparison(parsed.config, dict(map(_override, parsed.set)))
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
     if parsed.dry_run:
         return _dry_run(comparison, output, parsed)
-    shown = _Progress(comparison, parsed)
-    with _interruptible(), shown:
+    shown = Progress(comparison.name, len(choose(comparison, parsed.only, parsed.seeds, parsed.epsilons)))
+    with interruptible(), shown:
         outcome = run_comparison(
             comparison,
             output,
@@ -161,7 +161,7 @@ def _override(text: str) -> tuple[str, Any]:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let a termination end the runs at work in good order, as Ctrl-C does."""
 
     def stop(*_: object) -> None:
@@ -178,27 +178,24 @@ def _interruptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, earlier)
 
 
-class _Progress:
+class Progress:
     """A bar of all runs, the runs at work, and a line for each that ends."""
 
-    def __init__(self, comparison: Comparison, parsed: argparse.Namespace) -> None:
+    def __init__(self, name: str, runs: int) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from pl_privknn.comparison.runner import choose
-
-        self._runs = len(choose(comparison, parsed.only, parsed.seeds, parsed.epsilons))
         # Runs in this process send their own output to their logs; this stays where it is now.
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
             console=Console(file=sys.stdout),
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._all = self._bars.add_task(comparison.name, total=self._runs)
+        self._all = self._bars.add_task(name, total=runs)
         self._at_work: dict[str, Any] = {}
 
     def __enter__(self) -> None:

@@ -13,6 +13,7 @@ from pl_privknn import __version__
 from pl_privknn._checks import check_int
 from pl_privknn.cli import compare as cli_compare
 from pl_privknn.cli import privacy as cli_privacy
+from pl_privknn.cli import search as cli_search
 from pl_privknn.cli.completion import add_completion
 from pl_privknn.cli.errors import CommandParser, mistake, shown_text
 
@@ -25,7 +26,7 @@ _TRAINING = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
-_COMMANDS = ("epsilon", "plan", "compare", "audit", "completion")
+_COMMANDS = ("epsilon", "plan", "compare", "search", "audit", "completion")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -117,6 +118,7 @@ def _parser(words: Sequence[str]) -> CommandParser:
 
     cli_privacy.add_plan(commands, words)
     cli_compare.add_compare(commands, main)
+    cli_search.add_search(commands, main)
 
     audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
     audit.add_argument(

@@ -62,7 +62,8 @@ class Planner:
         if run.private and wanted is not None:  # some allowed value, where one has yet to be found
             document = wanted.filled(document, round(wanted.middle) if wanted.whole else wanted.middle)
         try:
-            _whole_parser().parse_object({**document})
+            # A copy: the parser puts what it made of nested classes into what it is given.
+            _whole_parser().parse_object(merged(document, None))
         except (ArgumentError, TypeError, ValueError) as error:
             raise SpecError(f"{run.label}: {one_line(error)}") from error
 

@@ -32,8 +32,13 @@ COLUMNS = (
 _OF_SUMMARY = (
     "epsilon", "epsilon_spent", "delta", "adjacency", "guarantee", "reason", "label_accuracy", "queried", "answered",
     "lost", "steps", "steps_planned", "noise_multiplier", "test_accuracy", "val_accuracy", "epochs", "seconds",
-    "student", "labeler", "data",
+    "student", "labeler", "data", "released", "student_test_accuracy", "head_test_accuracy", "mean_test_accuracy",
 )  # fmt: skip
+#: Why a run has no ε, by the kind of its method, where that isn't for want of noise.
+_WITHOUT_PRIVACY = {
+    "true_labels": "the true labels of public images, no private record",
+    "stand_in": "public images stood in for private records",
+}
 # The promise may pass its target by what is lost when a double is written and read.
 _ROUNDING = 1e-9
 
@@ -96,10 +101,8 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
     if run.private:
         _check_guarantee(run, summary)
     else:
-        reason = (
-            "the true labels of public images, no private record"
-            if run.method.kind == "true_labels"
-            else "the noise is taken out: the method's bound without privacy"
+        reason = _WITHOUT_PRIVACY.get(
+            run.method.kind, "the noise is taken out: the method's bound without privacy"
         )
         kept |= {"epsilon": None, "epsilon_spent": None, "guarantee": "none", "reason": reason}
     return {

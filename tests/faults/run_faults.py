@@ -317,6 +317,26 @@ FAULTS = (
         ("test_private_knn::test_bad_arguments_are_named",),
     ),
     Fault(
+        "search-reads-the-private-records",
+        "A search on public truth loads the private records beside them.",
+        "pl_privknn.datamodules.stand_in",
+        {
+            'self.data.setup("validate")': 'self.data.setup("fit")',
+        },
+        ("test_search::test_parts_share_no_image_and_the_stand_in_is_repeated",),
+    ),
+    Fault(
+        "search-charges-the-real-ledger",
+        "A search keeps the ledger of the run that it is made for.",
+        "pl_privknn.comparison.search",
+        {
+            'for key, value in document["labeling"].items() if key not in _PLACES': (
+                'for key, value in document["labeling"].items()'
+            ),
+        },
+        ("test_search::test_all_combinations_run_once_and_the_best_comes_first",),
+    ),
+    Fault(
         "private-batches-shuffled-into-public",
         "A private image is among the public ones that the student sees.",
         "pl_privknn.datamodules.base",
