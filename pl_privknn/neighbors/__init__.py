@@ -2,10 +2,9 @@
 
 from pl_privknn.neighbors.assignment import assign
 from pl_privknn.neighbors.cells import CellNeighbors, Cells
-from pl_privknn.neighbors.poisson import PoissonNeighbors, RankedLists
+from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, PoissonSums, RankedLists
+from pl_privknn.neighbors.radius import RadiusNeighbors, radius_votes
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
-from pl_privknn.neighbors.sums import PoissonSums
-from pl_privknn.neighbors.votes import Coins, RadiusNeighbors, radius_votes
 
 __all__ = [
     "CellNeighbors",

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.neighbors.assignment import assign
-from pl_privknn.neighbors.poisson import RankedLists
-from pl_privknn.neighbors.votes import Coins
+from pl_privknn.neighbors.poisson import Coins, RankedLists
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,20 @@
-"""The k nearest records of a Poisson sample, without ever drawing the sample."""
+"""The k nearest records of a Poisson sample, without ever drawing the sample: their votes, and sums of their rows."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_rate
+from pl_privknn._checks import check_int, check_rate, shape_text
 from pl_privknn.neighbors.search import nearest
-from pl_privknn.neighbors.votes import Coins, compact_labels, count_votes, first_accepted, toss
+
+#: Tosses coins: (shape, probability) -> bool tensor on the CPU.
+Coins = Callable[[tuple[int, ...], float], Tensor]
 
 # Coins and the counts over them take some 10 bytes each: 40 MB at a time.
 _COINS_AT_A_TIME = 1 << 22
@@ -75,6 +79,7 @@ class PoissonTotals(abc.ABC):
         sampling_rate: float,
         width: int,
         list_length: int | None = None,
+        *,
         block_size: int | None = None,
         device: torch.device | str | None = None,
         among: Tensor | None = None,
@@ -141,8 +146,12 @@ class PoissonTotals(abc.ABC):
         """Walk over lists with fresh coins, adding to ``totals[rows]`` and ``taken[rows]``."""
         step = max(1, _COINS_AT_A_TIME // max(1, self.gathered(indices.shape[1])))
         for row, index in zip(rows.split(step), indices.split(step), strict=True):
-            accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None
-            chosen = first_accepted(accepted, index.shape[1], self.k - taken[row])
+            need = self.k - taken[row][:, None]
+            if self.sampling_rate < 1:
+                accepted = toss(coins, index.shape, self.sampling_rate)
+                chosen = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need)
+            else:
+                chosen = torch.arange(index.shape[1]) < need
             places, ranks = chosen.nonzero(as_tuple=True)
             self.add(totals, row, places, index[places, ranks].long())
             taken[row] += chosen.sum(dim=1)
@@ -174,8 +183,8 @@ class PoissonTotals(abc.ABC):
 class PoissonNeighbors(PoissonTotals):
     """Votes of the k nearest records of a fresh Poisson sample, for many queries.
 
-    A vote is the row of a one-hot matrix, so votes are :class:`~pl_privknn.neighbors.sums.PoissonSums` of such rows;
-    they are counted without writing the rows down.
+    A vote is the row of a one-hot matrix, so votes are :class:`PoissonSums` of such rows; they are counted without
+    writing the rows down.
 
     Args:
         table: see :class:`PoissonTotals`.
@@ -183,34 +192,18 @@ class PoissonNeighbors(PoissonTotals):
         num_classes: number of classes, a public constant.
         k: number of neighbours that vote.
         sampling_rate: see :class:`PoissonTotals`.
-        list_length: likewise.
-        block_size: likewise.
-        device: likewise.
-        among: likewise.
-
-    Raises:
-        ValueError: for parameters out of range and tables that do not fit; messages hold no private value.
+        **search: further arguments of :class:`PoissonTotals`.
     """
 
     dtype = torch.int64
 
     def __init__(
-        self,
-        table: Tensor,
-        labels: Tensor,
-        num_classes: int,
-        k: int,
-        sampling_rate: float,
-        list_length: int | None = None,
-        *,
-        block_size: int | None = None,
-        device: torch.device | str | None = None,
-        among: Tensor | None = None,
+        self, table: Tensor, labels: Tensor, num_classes: int, k: int, sampling_rate: float, **search: Any
     ) -> None:
         self.num_classes = check_int("num_classes", num_classes, minimum=2)
-        super().__init__(table, k, sampling_rate, self.num_classes, list_length, block_size, device, among)
+        super().__init__(table, k, sampling_rate, self.num_classes, **search)
         labels = compact_labels(labels, len(table), self.num_classes)
-        self._labels = labels if among is None else labels[among]
+        self._labels = labels if self.among is None else labels[self.among]
 
     def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
         """Votes of one fresh sample for each query, int64 ``(m, num_classes)``; see :meth:`PoissonTotals.totals`."""
@@ -219,6 +212,81 @@ class PoissonNeighbors(PoissonTotals):
     def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
         """One vote each; see :meth:`PoissonTotals.add`."""
         totals[rows] += count_votes(places, self._labels[records], len(rows), self.num_classes)
+
+
+class PoissonSums(PoissonTotals):
+    """Sums of the rows that the k nearest records of a fresh Poisson sample hold, for many queries.
+
+    Args:
+        table: features of the private records, floating point, shape ``(n, d)``.
+        values: what a record adds, finite floating point, shape ``(n, a)``.
+        k: number of neighbours that are summed.
+        sampling_rate: see :class:`PoissonTotals`.
+        **search: further arguments of :class:`PoissonTotals`.
+    """
+
+    dtype = torch.float64
+
+    def __init__(self, table: Tensor, values: Tensor, k: int, sampling_rate: float, **search: Any) -> None:
+        if values.ndim != 2 or len(values) != len(table) or not values.is_floating_point():
+            raise ValueError(
+                f"values: shape {shape_text(values.shape)}, {values.dtype}; want float of shape (n, a), "
+                "a row for each row of the table"
+            )
+        if not bool(values.isfinite().all()):
+            raise ValueError("values: some are NaN or infinite; a sum of them has no meaning")
+        super().__init__(table, k, sampling_rate, values.shape[1], **search)
+        values = values.to("cpu", torch.float64)
+        self._values = values if self.among is None else values[self.among]
+
+    def sums(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
+        """Sums over one fresh sample, float64 ``(m, a)``; see :meth:`PoissonTotals.totals`."""
+        return self.totals(ranked, coins)
+
+    def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
+        """The records' rows; see :meth:`PoissonTotals.add`."""
+        totals.index_add_(0, rows[places], self._values[records])
+
+    def gathered(self, length: int) -> int:
+        """Gathered rows take the most memory."""
+        return max(length, self.k * self.width)
+
+
+def toss(coins: Coins | None, shape: tuple[int, ...], rate: float) -> Tensor:
+    """Return ``coins(shape, rate)``.
+
+    Raises:
+        ValueError: if there is no source of coins, or it gives another shape or dtype.
+    """
+    if coins is None:
+        raise ValueError(f"coins=None, but sampling_rate={rate} needs a source such as noise.bernoulli")
+    drawn = coins(tuple(shape), rate)
+    if drawn.dtype != torch.bool or drawn.shape != torch.Size(shape):
+        raise ValueError(
+            f"coins gave {drawn.dtype} of shape {tuple(drawn.shape)}; want bool of {tuple(shape)}"
+        )
+    return drawn
+
+
+def compact_labels(labels: Tensor, records: int, num_classes: int) -> Tensor:
+    """Labels of ``records`` records, checked, on the CPU and in the smallest type that holds them.
+
+    Gathering them by the million then works out of the processor's cache.
+    """
+    if labels.shape != (records,) or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape (n,), one for each row "
+            "of the table"
+        )
+    if records and bool(((labels < 0) | (labels >= num_classes)).any()):
+        raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
+    return labels.to("cpu", torch.uint8 if num_classes <= 256 else torch.int64)
+
+
+def count_votes(rows: Tensor, labels: Tensor, queries: int, num_classes: int) -> Tensor:
+    """How often each label stands in each row, int64 ``(queries, num_classes)``."""
+    cells = rows * num_classes + labels
+    return cells.bincount(minlength=queries * num_classes).view(queries, num_classes)
 
 
 def _list_length(k: int, sampling_rate: float) -> int:

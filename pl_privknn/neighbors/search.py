@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, shape_text
+from pl_privknn.neighbors.selection import merge, order_candidates, pack, pair_distances, smallest, unpack
 
 # 2**26 float32 keys are 256 MB: the most that a search holds at once beside its inputs and its result.
 _KEYS_AT_A_TIME = 1 << 26
@@ -55,8 +56,6 @@ def top_k(
     Raises:
         ValueError: for shapes and dtypes that do not fit, and for features that are not finite.
     """
-    from pl_privknn.neighbors.ordering import pair_distances
-
     found = nearest(queries, table, k, block_size=block_size, device=device)
     rows = torch.arange(len(found)).repeat_interleave(found.shape[1])
     squared = pair_distances(
@@ -149,9 +148,6 @@ def _query_blocks(queries: int, length: int) -> Iterator[slice]:
 
 def _nearest_block(queries: Tensor, records: _Records, k: int, length: int) -> Tensor:
     """int32 indices, ``(m, k)``, of one block of queries from lists of ``length`` candidates."""
-    from pl_privknn.neighbors.ordering import order_candidates
-    from pl_privknn.neighbors.selection import unpack
-
     centre, norms = _centre(queries)
     packed = _candidates(queries, centre, records, length)
     sample = packed[:, :: max(1, length // max(16, _CHECKED_PAIRS // len(queries)))]
@@ -174,8 +170,6 @@ def _nearest_block(queries: Tensor, records: _Records, k: int, length: int) -> T
 
 def _mark_members(members: Tensor, queries: Tensor, records: _Records, radius: float) -> None:
     """Set ``members``, bool ``(m, n)``, where a record lies within the radius of a query."""
-    from pl_privknn.neighbors.ordering import pair_distances
-
     centre, norms = _centre(queries)
     limit = radius**2 - norms**2
     for first, keys in _key_blocks(queries, centre, records):
@@ -195,17 +189,15 @@ def _mark_members(members: Tensor, queries: Tensor, records: _Records, radius: f
 
 def _candidates(queries: Tensor, centre: Tensor, records: _Records, length: int) -> NDArray[np.int64]:
     """The ``length`` smallest approximate keys of each query, packed with their records, ascending."""
-    from pl_privknn.neighbors import selection
-
     best = np.empty((len(queries), 0), dtype=np.int64)
     for start, keys in _key_blocks(queries, centre, records, at_least=4 * length):
         count = min(length, keys.shape[1])
         if keys.device.type == "cpu":
-            packed = selection.smallest(keys.numpy(), count, start)
+            packed = smallest(keys.numpy(), count, start)
         else:
             values, columns = keys.topk(count, dim=1, largest=False)
-            packed = selection.pack(values.cpu().numpy(), columns.cpu().numpy() + start)
-        best = selection.merge(best, packed, length) if start else packed
+            packed = pack(values.cpu().numpy(), columns.cpu().numpy() + start)
+        best = merge(best, packed, length) if start else packed
     return best
 
 
@@ -270,8 +262,6 @@ def _relative_error(
     keys: Tensor, columns: Tensor, queries: Tensor, norms: Tensor, records: _Records
 ) -> float:
     """Largest error of some keys, ``(m, s)``, relative to the squared size that :func:`_tolerance` uses."""
-    from pl_privknn.neighbors.ordering import pair_distances
-
     rows = torch.arange(len(keys)).repeat_interleave(keys.shape[1])
     exact = torch.from_numpy(
         pair_distances(

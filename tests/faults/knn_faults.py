@@ -164,10 +164,7 @@ FAULTS = (
         "Records take part twice as often as accounted.",
         "pl_privknn.neighbors.poisson",
         {
-            "accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None": (
-                "accepted = toss(coins, index.shape, min(1.0, 2 * self.sampling_rate)) if "
-                "self.sampling_rate < 1 else None"
-            ),
+            "toss(coins, index.shape, self.sampling_rate)": "toss(coins, index.shape, min(1.0, 2 * self.sampling_rate))",
         },
         ("test_poisson_neighbors::test_votes_have_the_distribution_of_literal_sampling[30-4-0.5-None-2]",),
     ),
@@ -176,9 +173,8 @@ FAULTS = (
         "Samples of a fixed size are accounted as Poisson samples.",
         "pl_privknn.neighbors.poisson",
         {
-            "accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None": (
-                "accepted = torch.rand(index.shape).argsort(dim=1) < round(self.sampling_rate * "
-                "index.shape[1]) if self.sampling_rate < 1 else None"
+            "toss(coins, index.shape, self.sampling_rate)": (
+                "torch.rand(index.shape).argsort(dim=1) < round(self.sampling_rate * index.shape[1])"
             ),
         },
         ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
@@ -200,9 +196,8 @@ FAULTS = (
         "All queries of a batch look at one sample, accounted as many.",
         "pl_privknn.neighbors.poisson",
         {
-            "accepted = toss(coins, index.shape, self.sampling_rate) if self.sampling_rate < 1 else None": (
-                "accepted = toss(coins, index.shape[1:], self.sampling_rate).expand(index.shape) if "
-                "self.sampling_rate < 1 else None"
+            "toss(coins, index.shape, self.sampling_rate)": (
+                "toss(coins, index.shape[1:], self.sampling_rate).expand(index.shape)"
             ),
         },
         ("test_poisson_neighbors::test_votes_have_the_distribution_of_literal_sampling[30-4-0.5-None-2]",),
@@ -219,16 +214,16 @@ FAULTS = (
     Fault(
         "k-plus-one-neighbours-vote",
         "One neighbour more votes than the screening's family has.",
-        "pl_privknn.neighbors.votes",
+        "pl_privknn.neighbors.poisson",
         {
-            "return accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None])": "return accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None] + 1)",
+            "accepted.cumsum(dim=1, dtype=torch.int32) <= need": "accepted.cumsum(dim=1, dtype=torch.int32) <= need + 1",
         },
         ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
     ),
     Fault(
         "coins-at-a-higher-rate-radius",
         "Records within a radius vote more often than accounted.",
-        "pl_privknn.neighbors.votes",
+        "pl_privknn.neighbors.radius",
         {
             "part = part & toss(coins, tuple(part.shape), sampling_rate)": "part = part & toss(coins, tuple(part.shape), min(1.0, 1.5 * sampling_rate))",
         },

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import RadiusNeighbors, search, top_k, within_radius
-from pl_privknn.neighbors.ordering import order_candidates
-from pl_privknn.neighbors.selection import merge, pack, smallest, unpack
+from pl_privknn.neighbors.selection import merge, order_candidates, pack, smallest, unpack
 
 
 def _table(n, d=3, seed=0):

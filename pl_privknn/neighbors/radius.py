@@ -1,36 +1,15 @@
-"""Counting the labels of neighbours."""
+"""Votes of the records within a public radius of a query."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_positive, check_rate, shape_text
+from pl_privknn._checks import check_int, check_positive, check_rate
+from pl_privknn.neighbors.poisson import Coins, compact_labels, count_votes, toss
 from pl_privknn.neighbors.search import within_radius
 
-#: Tosses coins: (shape, probability) -> bool tensor on the CPU.
-Coins = Callable[[tuple[int, ...], float], Tensor]
-
 _MEMBERS_AT_A_TIME = 1 << 22
-
-
-def first_accepted(accepted: Tensor | None, length: int, need: Tensor) -> Tensor:
-    """Which records of ranked lists count: the first accepted ones.
-
-    Args:
-        accepted: bool, shape ``(m, length)``, nearest record first: the outcome of each record's coin; None if all
-            are accepted.
-        length: of the lists.
-        need: int64, shape ``(m,)``: how many accepted records count; those after them do not.
-
-    Returns:
-        bool, shape ``(m, length)``.
-    """
-    if accepted is None:
-        return torch.arange(length) < need[:, None]
-    return accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need[:, None])
 
 
 def radius_votes(
@@ -105,40 +84,3 @@ class RadiusNeighbors:
     def votes(self, ranked: Tensor, coins: Coins | None = None) -> Tensor:
         """Votes of one fresh sample for each query: int64, shape ``(m, num_classes)``, private."""
         return radius_votes(ranked, self._labels, self.num_classes, self.sampling_rate, coins)
-
-
-def toss(coins: Coins | None, shape: tuple[int, ...], rate: float) -> Tensor:
-    """Return ``coins(shape, rate)``.
-
-    Raises:
-        ValueError: if there is no source of coins, or it gives another shape or dtype.
-    """
-    if coins is None:
-        raise ValueError(f"coins=None, but sampling_rate={rate} needs a source such as noise.bernoulli")
-    drawn = coins(tuple(shape), rate)
-    if drawn.dtype != torch.bool or drawn.shape != torch.Size(shape):
-        raise ValueError(
-            f"coins gave {drawn.dtype} of shape {tuple(drawn.shape)}; want bool of {tuple(shape)}"
-        )
-    return drawn
-
-
-def compact_labels(labels: Tensor, records: int, num_classes: int) -> Tensor:
-    """Labels of ``records`` records, checked, on the CPU and in the smallest type that holds them.
-
-    Gathering them by the million then works out of the processor's cache.
-    """
-    if labels.shape != (records,) or labels.dtype != torch.int64:
-        raise ValueError(
-            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape (n,), one for each row "
-            "of the table"
-        )
-    if records and bool(((labels < 0) | (labels >= num_classes)).any()):
-        raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
-    return labels.to("cpu", torch.uint8 if num_classes <= 256 else torch.int64)
-
-
-def count_votes(rows: Tensor, labels: Tensor, queries: int, num_classes: int) -> Tensor:
-    """How often each label stands in each row, int64 ``(queries, num_classes)``."""
-    cells = rows * num_classes + labels
-    return cells.bincount(minlength=queries * num_classes).view(queries, num_classes)
