@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn.privacy.guarantee import noise_guarantee
+from pl_privknn.privacy.ledger.run import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.paying import ChargesLedger, paid
 
 __all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "merge"]
 
@@ -159,7 +159,7 @@ class Labeler(abc.ABC):
     def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
         """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
 
-        See :func:`~pl_privknn.privacy.paying.paid`; the charge states this labeler's :attr:`adjacencies` and
+        See :func:`~pl_privknn.privacy.ledger.run.paid`; the charge states this labeler's :attr:`adjacencies` and
         whether its noise is cryptographic.
 
         Raises:

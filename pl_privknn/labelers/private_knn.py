@@ -8,8 +8,7 @@ import math
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.labelers.aggregation import Aggregation
-from pl_privknn.labelers.neighbor_voting import Neighbors, NeighborVoting, Screening
+from pl_privknn.labelers.aggregation import Aggregation, Neighbors, NeighborVoting, Screening
 from pl_privknn.neighbors import CellNeighbors, Cells, PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource

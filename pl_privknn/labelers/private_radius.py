@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.labelers.aggregation import Aggregation
-from pl_privknn.labelers.neighbor_voting import Neighbors, NeighborVoting, Screening
+from pl_privknn.labelers.aggregation import Aggregation, Neighbors, NeighborVoting, Screening
 from pl_privknn.neighbors import Coins, RadiusNeighbors, top_k
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -28,7 +27,7 @@ class PrivateRadius(NeighborVoting):
         public_share: the radius within which half of the public examples have at least this share of the other
             public examples; found anew in each round from that round's features.
         sampling_rate: γ in (0, 1], the probability with which each record takes part in a release.
-        screening: :class:`~pl_privknn.labelers.neighbor_voting.Screening`, or None to answer every query.
+        screening: :class:`~pl_privknn.labelers.aggregation.Screening`, or None to answer every query.
         max_votes: a count above this is cut to it; needed for ``screening``, whose price covers all counts up to it.
         noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.

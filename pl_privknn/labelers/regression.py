@@ -11,9 +11,9 @@ from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.multilabel.votes import sum_noise
 from pl_privknn.labelers.private_knn import KNN_VOTES_L1, KNN_VOTES_L2
 from pl_privknn.neighbors import PoissonSums
+from pl_privknn.privacy.ledger.run import paid
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Mechanism, VoteNoise
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.paying import paid
 
 STATISTICS = ("mean", "median")
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, check_rate
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.ledger.run import ChargesLedger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.paying import ChargesLedger
 
 # A hair below 1: rounding of a float32 norm must not let a clipped gradient be longer than the bound.
 _INSIDE = 1.0 - 1e-5

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pl_privknn._checks import check_int
 from pl_privknn.privacy.ledger.balance import NOISE_MARKS
-from pl_privknn.privacy.ledger.budget import check_known
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
+from pl_privknn.privacy.mechanisms.base import check_known
 from pl_privknn.privacy.noise import NoiseSource
 
 
@@ -49,7 +49,7 @@ class FreeLedger:
         noise: NoiseSource | None = None,
         adjacencies: Sequence[Adjacency] | None = None,
     ) -> int:
-        """Note ``count`` releases; see :class:`~pl_privknn.privacy.paying.ChargesLedger`.
+        """Note ``count`` releases; see :class:`~pl_privknn.privacy.ledger.run.ChargesLedger`.
 
         Raises:
             BudgetExceeded: beyond ``limit`` charges; nothing was noted.

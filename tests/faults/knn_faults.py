@@ -135,7 +135,7 @@ FAULTS = (
     Fault(
         "queries-shifted-by-private-mean",
         "Every answer depends on all records by way of their mean.",
-        "pl_privknn.labelers.neighbor_voting",
+        "pl_privknn.labelers.aggregation",
         {
             "ranked = neighbors.rank(queries)": "ranked = neighbors.rank(queries - neighbors._table.mean(dim=0))",
         },
@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "threshold-from-private-labels",
         "The screening's threshold follows the largest private class.",
-        "pl_privknn.labelers.neighbor_voting",
+        "pl_privknn.labelers.aggregation",
         {
             "        self._aggregation = aggregation\n": "        if (screening := aggregation.screening) is not None:\n            share = float(labels.bincount().max()) / len(labels) * num_classes\n            screening = dataclasses.replace(screening, threshold=min(self.k, screening.threshold * share))\n        self._aggregation = dataclasses.replace(aggregation, screening=screening)\n",
         },

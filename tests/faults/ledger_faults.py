@@ -17,7 +17,7 @@ FAULTS = (
     Fault(
         "charge-calls-its-noise-cryptographic",
         "Seeded noise stands in the ledger as cryptographic.",
-        "pl_privknn.privacy.ledger.ledger",
+        "pl_privknn.privacy.ledger.run",
         {
             '"cryptographic" if noise.cryptographic else "seeded"': '"cryptographic"',
         },
@@ -35,9 +35,9 @@ FAULTS = (
     Fault(
         "adjacency-not-checked-at-the-charge",
         "A labeler for added records charges a ledger for replaced ones: half of the true ε.",
-        "pl_privknn.privacy.ledger.ledger",
+        "pl_privknn.privacy.ledger.run",
         {
-            "if adjacencies is not None and self.adjacency not in adjacencies:": "if False:",
+            "if adjacencies is not None and ledger.adjacency not in adjacencies:": "if False:",
         },
         ("test_charges::test_labelers_refuse_a_ledger_of_another_adjacency_before_they_draw[private_knn]",),
     ),
@@ -89,9 +89,9 @@ FAULTS = (
     Fault(
         "charge-beyond-the-plan-unchecked",
         "Charges beyond the plan are not held against the budget.",
-        "pl_privknn.privacy.ledger.ledger",
+        "pl_privknn.privacy.ledger.run",
         {
-            "if (after := run.after(charge)) is not None:\n                self._check": "if (after := run.after(charge)) is not None and not run.planned:\n                self._check",
+            "if (after := run.after(charge)) is not None:\n                granted": "if (after := run.after(charge)) is not None and not run.planned:\n                granted",
         },
         ("test_ledger::test_budget_refuses_plans_and_charges_before_anything_is_written",),
     ),
@@ -109,7 +109,7 @@ FAULTS = (
         "Charges pass max_epsilon.",
         "pl_privknn.privacy.ledger.budget",
         {
-            "if after <= budget:": "if after <= 2 * budget:",
+            "if epsilon <= budget:": "if epsilon <= 2 * budget:",
         },
         ("test_ledger::test_plans_before_the_first_charge_are_composed_and_later_ones_filtered",),
     ),
@@ -125,9 +125,9 @@ FAULTS = (
     Fault(
         "filter-not-used",
         "Fully adaptive choices are admitted by ordinary composition.",
-        "pl_privknn.privacy.ledger.ledger",
+        "pl_privknn.privacy.ledger.budget",
         {
-            "late = self._balance.num_charges > 0": "late = False",
+            "late = balance.num_charges > 0": "late = False",
         },
         ("test_ledger::test_plans_before_the_first_charge_are_composed_and_later_ones_filtered",),
     ),
@@ -206,16 +206,16 @@ FAULTS = (
     Fault(
         "row-after-the-return",
         "A charge is written when the next one comes: a kill in between forgets it.",
-        "pl_privknn.privacy.ledger.ledger",
+        "pl_privknn.privacy.ledger.run",
         {
             (
-                '            return self._append("charge", {"run": run_id, "charge": '
+                '            return ledger._append("charge", {"run": self.run_id, "charge": '
                 "charge.to_record(), **stated})"
             ): (
-                '            content = {"run": run_id, "charge": charge.to_record(), **stated}\n'
+                '            content = {"run": self.run_id, "charge": charge.to_record(), **stated}\n'
                 '            before, self._before = getattr(self, "_before", None), content\n'
-                '            return self._append("charge", before) if before else '
-                "self._balance.position + 1"
+                '            return ledger._append("charge", before) if before else '
+                "ledger._balance.position + 1"
             ),
         },
         ("test_ledger::test_a_charge_is_on_disk_when_it_returns",),

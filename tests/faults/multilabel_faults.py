@@ -47,7 +47,7 @@ FAULTS = (
         "One neighbour more adds to the sums.",
         "pl_privknn.neighbors.poisson",
         {
-            "index.shape[1], self.k - taken[row])": "index.shape[1], self.k + 1 - taken[row])",
+            "need = self.k - taken[row]": "need = self.k + 1 - taken[row]",
         },
         ("test_multilabel_rules::test_sums_are_those_of_literal_samples",),
     ),

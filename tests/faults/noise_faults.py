@@ -282,7 +282,7 @@ FAULTS = (
     Fault(
         "noise-without-payment",
         "Noise is handed out though the ledger was not charged.",
-        "pl_privknn.privacy.paying",
+        "pl_privknn.privacy.ledger.run",
         {
             (
                 "return source.stream(key, ledger.charge(mechanism, count, noise=source, "
@@ -294,7 +294,7 @@ FAULTS = (
     Fault(
         "noise-before-payment",
         "Noise, and with it an answer, may exist when the charge is refused.",
-        "pl_privknn.privacy.paying",
+        "pl_privknn.privacy.ledger.run",
         {
             (
                 "return source.stream(key, ledger.charge(mechanism, count, noise=source, "
@@ -311,7 +311,7 @@ FAULTS = (
     Fault(
         "one-charge-for-many",
         "A batch of answers is paid for as one.",
-        "pl_privknn.privacy.paying",
+        "pl_privknn.privacy.ledger.run",
         {
             "ledger.charge(mechanism, count, noise": "ledger.charge(mechanism, 1, noise",
         },
@@ -320,7 +320,7 @@ FAULTS = (
     Fault(
         "charge-hides-its-noise",
         "Charges say nothing of their noise.",
-        "pl_privknn.privacy.paying",
+        "pl_privknn.privacy.ledger.run",
         {
             "noise=source, adjacencies=adjacencies)": "adjacencies=adjacencies)",
         },

@@ -44,7 +44,7 @@ FAULTS = (
     Fault(
         "late-runs-forget-it",
         "A late run's own report is unconditional.",
-        "pl_privknn.privacy.ledger.reader",
+        "pl_privknn.privacy.ledger.ledger",
         {
             "[*run.charged.values()], run.late, delta, exact": "[*run.charged.values()], [], delta, exact",
         },

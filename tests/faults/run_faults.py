@@ -222,7 +222,7 @@ FAULTS = (
     Fault(
         "unknown-head-accepted",
         "A head that no row carries is found.",
-        "pl_privknn.privacy.ledger.reader",
+        "pl_privknn.privacy.ledger.ledger",
         {
             "        if position is None:\n": "        if False:\n",
         },

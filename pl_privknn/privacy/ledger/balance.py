@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Mapping
@@ -189,7 +190,7 @@ def larger(first: Releases, second: Releases) -> Releases:
     for mechanism, charge in second.items():
         if mechanism in found:
             known = found[mechanism]
-            charge = Charge(mechanism, max(known.count, charge.count), known.mark & charge.mark)
+            charge = dataclasses.replace(known.marked(charge.mark), count=max(known.count, charge.count))
         found[mechanism] = charge
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
 from pl_privknn.privacy.guarantee import Guarantee
-from pl_privknn.privacy.ledger.balance import Balance
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
+from pl_privknn.privacy.ledger.balance import Balance, Releases
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge
 
 _ROWS_NAMED = 8
 
@@ -90,15 +89,6 @@ class LedgerReport:
         return trade_off(self.guaranteed, delta=stated.delta, adjacency=stated.adjacency, exact=exact)
 
 
-def check_known(charge: Charge) -> None:
-    """Raise ``ValueError`` unless the charge can be read back from its record as what it is."""
-    mechanism = charge.mechanism
-    if not isinstance(mechanism, Mechanism) or not mechanism.kind:
-        raise ValueError(f"mechanism={mechanism!r} must be a Mechanism with a kind")
-    if not _is_faithful(mechanism):
-        raise ValueError(f"{mechanism.kind}: its record does not read back as the same mechanism")
-
-
 def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[float, str]:
     """ε of ``guarantee`` by the rule that applies, at the budget's δ, and the rule's name.
 
@@ -118,33 +108,37 @@ def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[
     return epsilon, "composition"
 
 
-def check_budget(balance: Balance, guarantee: Sequence[Charge], late: bool, what: str) -> None:
-    """Raise where ``guarantee`` passes the budget by the rule that applies.
+def check_budget(balance: Balance, run_id: str, asked: Sequence[Charge], after: Releases, what: str) -> None:
+    """Raise where a run would pass the budget by the rule that applies.
 
     Args:
         balance: the ledger as it is.
-        guarantee: charges of all runs as they would be.
-        late: whether some of them were chosen after the first release.
-        what: what was asked.
+        run_id: the run.
+        asked: what it asks for.
+        after: what it would guarantee then.
+        what: ``asked`` in words.
 
     Raises:
         BudgetExceeded: if the budget is passed.
         ValueError: if a mechanism is not defined under the ledger's adjacency.
     """
-    budget = balance.max_epsilon
+    guarantee, budget = balance.guarantee({run_id: after}), balance.max_epsilon
     if budget is None:
         balance.filter.total(guarantee)  # an undefined mechanism is an error now, not at the report
         return
-    after, rule = reached(balance, guarantee, late)
-    if after <= budget:
+    # Whatever comes after the first charge may have been chosen in view of its answers.
+    late = balance.num_charges > 0
+    epsilon, rule = reached(balance, guarantee, late)
+    if epsilon <= budget:
         return
     before, _ = reached(balance, balance.guarantee(), late)
+    releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
     raise BudgetExceeded(
-        f"{what} would bring ε from {before:.4g} to {after:.4g} at δ={balance.delta:g} ({rule}), above "
-        f"max_epsilon={budget:g}; nothing was charged and nothing was drawn. Ask fewer queries, cap the answers "
-        "(max_answers), add noise, lower the sampling rate, or raise the budget (Ledger(…, max_epsilon=…, "
-        "allow_budget_change=True))",
-        after,
+        f"{what} run {run_id!r} ({releases}) would bring ε from {before:.4g} to {epsilon:.4g} at δ={balance.delta:g} "
+        f"({rule}), above max_epsilon={budget:g}; nothing was charged and nothing was drawn. Ask fewer queries, cap "
+        "the answers (max_answers), add noise, lower the sampling rate, or raise the budget (Ledger(…, "
+        "max_epsilon=…, allow_budget_change=True))",
+        epsilon,
         budget,
         balance.delta,
     )
@@ -198,13 +192,6 @@ def total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool
 @functools.lru_cache(maxsize=256)
 def _total(charges: tuple[Charge, ...], delta: float, adjacency: Adjacency, exact: bool) -> PrivacyReport:
     return account(charges, delta=delta, adjacency=adjacency, exact=exact)
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_faithful(mechanism: Mechanism) -> bool:
-    # Through text, as the ledger keeps it: NaN and infinity are no JSON.
-    text = json.dumps(mechanism.to_record(), allow_nan=False)
-    return Charge.from_record(json.loads(text)).mechanism == mechanism
 
 
 def _condition(balance: Balance, late: Sequence[int]) -> str:

@@ -6,29 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pl_privknn import __version__
-from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.privacy.ledger.balance import Balance, Releases, beyond, larger
-from pl_privknn.privacy.ledger.budget import (
-    BudgetExceeded,
-    LedgerReport,
-    check_budget,
-    check_known,
-)
-from pl_privknn.privacy.ledger.reader import LedgerReader
+from pl_privknn._checks import check_open_unit, check_positive
+from pl_privknn.privacy.ledger.balance import Balance, RunBalance, beyond, larger
+from pl_privknn.privacy.ledger.budget import BudgetExceeded, LedgerReport, check_budget, make_report, reached
 from pl_privknn.privacy.ledger.renyi_filter import best_order
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.ledger.run_folder import HeadFile
 from pl_privknn.privacy.ledger.store import LedgerCorrupt, RowStore
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
-from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency, check_known, merged
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "LedgerReport", "LedgerRun"]
 
 
-class Ledger(LedgerReader):
+class Ledger:
     """All releases about one private data set, in one SQLite file that several runs may share.
 
     A run first states its *plan*, the most that it may release; the plan is checked against the budget and
@@ -127,6 +123,24 @@ class Ledger(LedgerReader):
             self._store.close()
             raise
 
+    @classmethod
+    def open_readonly(cls, path: str | Path) -> Self:
+        """Open an existing ledger for reports; works in read-only folders and while others write.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            LedgerCorrupt: as in the constructor.
+        """
+        ledger = cls.__new__(cls)
+        ledger._balance = Balance()
+        ledger._store = RowStore(path, readonly=True)
+        try:
+            ledger._sync()
+        except BaseException:
+            ledger._store.close()
+            raise
+        return ledger
+
     def run(
         self,
         run_id: str,
@@ -172,7 +186,7 @@ class Ledger(LedgerReader):
                     )
                 granted = run.guaranteed()
                 if asked := beyond(wanted, granted):
-                    self._check(run_id, asked, larger(granted, wanted), "the plan of")
+                    check_budget(self._balance, run_id, asked, larger(granted, wanted), "the plan of")
                 self._append("plan", content)
         return LedgerRun(self, run_id)
 
@@ -185,37 +199,95 @@ class Ledger(LedgerReader):
         note(self.head)
         self._store.witnesses.append(note)
 
-    # ------------------------------------------------------------------ for LedgerRun
+    @property
+    def path(self) -> Path:
+        """The ledger's file."""
+        return self._store.path
 
-    def _charge(
-        self,
-        run_id: str,
-        mechanism: Mechanism,
-        count: int,
-        noise: NoiseSource | None,
-        adjacencies: Sequence[Adjacency] | None,
-    ) -> int:
-        charge = Charge(mechanism, check_int("count", count))
-        check_known(charge)
-        if adjacencies is not None and self.adjacency not in adjacencies:
-            raise ValueError(
-                f"adjacency={self.adjacency!r} of the ledger {self.path}: this charge ({mechanism.label}) states its "
-                f"cost under {' or '.join(map(repr, adjacencies))} only; use a ledger of that adjacency, or "
-                "parameters that hold under the ledger's. Nothing was charged and nothing was drawn"
+    @property
+    def adjacency(self) -> Adjacency:
+        """Neighbouring relation of every row."""
+        return self._balance.adjacency
+
+    @property
+    def delta(self) -> float:
+        """δ of the budget in force."""
+        return self._balance.delta
+
+    @property
+    def max_epsilon(self) -> float | None:
+        """The budget in force."""
+        return self._balance.max_epsilon
+
+    @property
+    def runs(self) -> list[str]:
+        """Ids of the runs that stated a plan or charged something, in order of appearance."""
+        self._sync()
+        return list(self._balance.runs)
+
+    def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
+        """Totals of the whole ledger.
+
+        Args:
+            delta: δ of the report; the budget's by default.
+            exact: also compute the exact worst case (seconds).
+        """
+        self._sync()
+        balance = self._balance
+        return make_report(balance, balance.guarantee(), balance.spent(), balance.late, delta, exact)
+
+    def run_report(self, run_id: str, delta: float | None = None, exact: bool = False) -> LedgerReport:
+        """Totals of one run alone, as if it were the only one.
+
+        Raises:
+            ValueError: if the ledger has no such run.
+        """
+        run = self._run_balance(run_id)
+        return make_report(
+            self._balance, [*run.guaranteed().values()], [*run.charged.values()], run.late, delta, exact
+        )
+
+    def within_budget(self) -> bool | None:
+        """Whether the guarantee keeps the budget by the rule that applies; None where there is no budget."""
+        self._sync()
+        budget = self._balance.max_epsilon
+        if budget is None:
+            return None
+        return reached(self._balance, self._balance.guarantee(), bool(self._balance.late))[0] <= budget
+
+    @property
+    def head(self) -> str:
+        """Hash of the last row."""
+        self._sync()
+        return self._balance.head
+
+    def check_head(self, head: str, where: str) -> int:
+        """Position of the row whose hash was noted earlier.
+
+        Args:
+            head: the hash.
+            where: who noted it, for the message.
+
+        Raises:
+            LedgerCorrupt: if no row carries it.
+        """
+        position = self._store.position_of(head)
+        if position is None:
+            raise LedgerCorrupt(
+                f"{self.path}: no row carries the head {head} noted by {where}; since then the ledger was rewritten, "
+                "cut, or replaced by an older copy or a new one. Restore the ledger of that time or a later one: "
+                "with this one ε would be wrong"
             )
-        stated = {}
-        if noise is not None and adjacencies is not None:
-            stated = {"noise": "cryptographic" if noise.cryptographic else "seeded"}
-        with self._writing():
-            run = self._balance.run(run_id)
-            if (after := run.after(charge)) is not None:
-                self._check(run_id, [charge], {**run.guaranteed(), mechanism: after}, "a charge of")
-            return self._append("charge", {"run": run_id, "charge": charge.to_record(), **stated})
+        return position
 
-    def _note(self, run_id: str, topic: str, text: str) -> None:
-        with self._writing():
-            if self._balance.notes.get(topic) != text:
-                self._append("note", {"run": run_id, "topic": topic, "text": text})
+    def charges_after(self, run_id: str, position: int) -> int:
+        """How many charges of a run stand behind a row."""
+        self._sync()
+        return sum(place > position for place in self._balance.run(run_id).charge_rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
 
     # ------------------------------------------------------------------ inner work
 
@@ -230,22 +302,23 @@ class Ledger(LedgerReader):
             yield
         self._sync()
 
+    def _run_balance(self, run_id: str) -> RunBalance:
+        self._sync()
+        if run_id not in self._balance.runs:
+            known = ", ".join(self._balance.runs) or "none"
+            raise ValueError(f"run_id={run_id!r} is not in the ledger {self.path}; its runs are: {known}")
+        return self._balance.runs[run_id]
+
+    def _sync(self) -> None:
+        with self._store.reading():
+            for body in self._store.read_after(self._balance.position, self._balance.head):
+                self._balance.apply(body)
+
     def _append(self, kind: str, content: dict[str, Any]) -> int:
         try:
             return self._store.append(_row(kind, content))
         except (TypeError, ValueError) as error:
             raise ValueError(f"description: must be JSON without NaN or infinity ({error})") from error
-
-    def _check(self, run_id: str, asked: list[Charge], run_after: Releases, what: str) -> None:
-        releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
-        # Whatever comes after the first charge may have been chosen in view of its answers.
-        late = self._balance.num_charges > 0
-        check_budget(
-            self._balance,
-            self._balance.guarantee({run_id: run_after}),
-            late,
-            f"{what} run {run_id!r} ({releases})",
-        )
 
     def _has_budget(self, delta: float, max_epsilon: float | None) -> bool:
         return (delta, max_epsilon) == (self._balance.delta, self._balance.max_epsilon)
@@ -268,6 +341,5 @@ class Ledger(LedgerReader):
 
 
 def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return {"kind": kind, "time": now, "version": __version__, **content}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+import json
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -193,7 +195,7 @@ class Charge:
 
     def marked(self, mark: Guarantee) -> Charge:
         """The same releases with a guarantee that is no stronger than ``mark``."""
-        return dataclasses.replace(self, mark=self.mark & mark)
+        return self if mark == UNCONDITIONAL else dataclasses.replace(self, mark=self.mark & mark)
 
     def to_record(self) -> dict[str, Any]:
         """The charge as JSON: the mechanism's record and ``count``; where it is marked, the mark."""
@@ -216,7 +218,7 @@ class Charge:
         fields = dict(record)
         kind = fields.pop("mechanism", None)
         count = fields.pop("count", 1)
-        level, reasons = fields.pop("guarantee", "unconditional"), fields.pop("reasons", ())
+        marks = {name: fields.pop(name) for name in ("guarantee", "reasons") if name in fields}
         if not isinstance(kind, str) or kind not in _REGISTRY:
             raise ValueError(f"mechanism={shown(kind)} is unknown; known are {', '.join(sorted(_REGISTRY))}")
         mechanism_class = _REGISTRY[kind]
@@ -235,9 +237,27 @@ class Charge:
         if missing:
             raise ValueError(f"{kind}: field {missing[0]!r} is missing from {shown(record)}")
         try:
-            return cls(mechanism_class(**fields), count, Guarantee(level, reasons))
+            charge = cls(mechanism_class(**fields), count)
+            level, reasons = marks.get("guarantee", "unconditional"), marks.get("reasons", ())
+            return charge.marked(Guarantee(level, reasons)) if marks else charge
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from error
+
+
+def check_known(charge: Charge) -> None:
+    """Raise ``ValueError`` unless the charge can be read back from its record as what it is."""
+    mechanism = charge.mechanism
+    if not isinstance(mechanism, Mechanism) or not mechanism.kind:
+        raise ValueError(f"mechanism={mechanism!r} must be a Mechanism with a kind")
+    if not _is_faithful(mechanism):
+        raise ValueError(f"{mechanism.kind}: its record does not read back as the same mechanism")
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_faithful(mechanism: Mechanism) -> bool:
+    # Through text, as the ledger keeps it: NaN and infinity are no JSON.
+    text = json.dumps(mechanism.to_record(), allow_nan=False)
+    return Charge.from_record(json.loads(text)).mechanism == mechanism
 
 
 def merged(charges: Iterable[Charge]) -> dict[Mechanism, Charge]:
@@ -248,6 +268,6 @@ def merged(charges: Iterable[Charge]) -> dict[Mechanism, Charge]:
         found[charge.mechanism] = (
             charge
             if known is None
-            else Charge(charge.mechanism, known.count + charge.count, known.mark & charge.mark)
+            else dataclasses.replace(known.marked(charge.mark), count=known.count + charge.count)
         )
     return found
