@@ -27,6 +27,9 @@ MAX_CLASSIC_ORDER = 1024.0
 _CELL = 0.5
 _DROP = 80.0
 
+# Numbers that are worked on at once; few enough for the processor's cache.
+_AT_ONCE = 1 << 14
+
 # Where the quadrature of the sampled Gaussian would need more nodes than are worth computing.
 _MAX_TILT = 2000.0
 
@@ -42,18 +45,20 @@ def sampled_loss(losses: Floats, sampling_rate: float) -> Floats:
 
 def excess(order: float | Floats, log_ratio: Floats) -> Floats:
     """φ_α(w) = (1 + w)^α − 1 − αw for w = exp(log_ratio) − 1, accurate for tiny w; may overflow to inf."""
-    ratio_excess = np.expm1(log_ratio)
-    with np.errstate(over="ignore", invalid="ignore"):
-        direct = np.expm1(order * log_ratio) - order * ratio_excess
-    w, a = ratio_excess, np.asarray(order, dtype=np.float64)
-    # Binomial series to w^6: with |αw| < 1e-2 the first term left out is below 1e-13 of the sum.
-    series = 1 + (a - 5) / 6 * w
-    series = 1 + (a - 4) / 5 * w * series
-    series = 1 + (a - 3) / 4 * w * series
-    series = 1 + (a - 2) / 3 * w * series
-    small = a * (a - 1) / 2 * w * w * series
+    w, a = np.expm1(log_ratio), np.asarray(order, dtype=np.float64)
     use_series = np.maximum(a, 6.0) * np.abs(w) < 1e-2
-    return np.maximum(np.where(use_series, small, direct), 0.0)
+    found: Floats = np.zeros(np.shape(use_series))
+    if not use_series.all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = np.expm1(order * log_ratio) - order * w
+    if use_series.any():
+        # Binomial series to w^6: with |αw| < 1e-2 the first term left out is below 1e-13 of the sum.
+        series = 1 + (a - 5) / 6 * w
+        series = 1 + (a - 4) / 5 * w * series
+        series = 1 + (a - 3) / 4 * w * series
+        series = 1 + (a - 2) / 3 * w * series
+        found = np.where(use_series, a * (a - 1) / 2 * w * w * series, found)
+    return np.maximum(found, 0.0)
 
 
 def log_moment(order: float | Floats, log_ratio: Floats, log_weight: Floats, axis: int = -1) -> Floats:
@@ -61,16 +66,48 @@ def log_moment(order: float | Floats, log_ratio: Floats, log_weight: Floats, axi
 
     Small values come from :func:`excess`, large ones from a log-sum-exp.
     """
-    exponent = order * log_ratio + log_weight
-    peak = np.max(exponent, axis=axis, keepdims=True)
-    peak = np.where(np.isfinite(peak), peak, 0.0)
+    large = _log_sum(order, log_ratio, log_weight, axis)
+    if np.all(large >= 1.0):
+        return large
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        large = np.squeeze(peak, axis) + np.log(np.sum(np.exp(exponent - peak), axis=axis))
         terms = np.exp(log_weight) * excess(order, log_ratio)
         total = np.sum(np.where(np.isnan(terms), 0.0, terms), axis=axis)
         small = np.log1p(total)
     # Above 1 the log-sum-exp is accurate; below it loses digits to the leading 1.
     return np.where((large < 1.0) & np.isfinite(small), small, np.maximum(large, 0.0))
+
+
+def _log_sum(order: float | Floats, log_ratio: Floats, log_weight: Floats, axis: int) -> Floats:
+    exponent = order * log_ratio + log_weight
+    peak = np.max(exponent, axis=axis, keepdims=True)
+    peak = np.where(np.isfinite(peak), peak, 0.0)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        large: Floats = np.squeeze(peak, axis) + np.log(np.sum(np.exp(exponent - peak), axis=axis))
+    return large
+
+
+def largest_log_moments(orders: Floats, log_ratio: Floats, log_weight: Floats) -> Floats:
+    """The largest :func:`log_moment` of some pairs at each order.
+
+    Args:
+        orders: shape ``(n,)``.
+        log_ratio: a column for each pair, shape ``(outcomes, pairs)``.
+        log_weight: of the same shape.
+
+    Returns:
+        Shape ``(n,)``.
+    """
+    found: Floats = np.empty(len(orders))
+    at_once = max(1, _AT_ONCE // log_ratio.size)
+    for start in range(0, len(orders), at_once):
+        chosen = slice(start, start + at_once)
+        some = orders[chosen, None, None]
+        large = np.max(_log_sum(some, log_ratio, log_weight, -2), axis=-1)
+        if not np.all(large >= 1.0):
+            small = np.max(log_moment(some, log_ratio, log_weight, -2), axis=-1)
+            large = np.where(large >= 1.0, large, small)
+        found[chosen] = large
+    return found
 
 
 def pairs_rdp(log_p: Floats, log_q: Floats, orders: Floats) -> Floats:
@@ -84,15 +121,15 @@ def pairs_rdp(log_p: Floats, log_q: Floats, orders: Floats) -> Floats:
     Returns:
         ε(α), shape ``(n,)``: at each order the maximum over the family.
     """
+    # Pairs in columns: few outcomes in rows add up fast.
+    log_p, log_q = np.ascontiguousarray(log_p.T), np.ascontiguousarray(log_q.T)
     impossible = np.isneginf(log_p) & np.isneginf(log_q)
     with np.errstate(invalid="ignore"):
         log_ratio = np.where(impossible, 0.0, log_p - log_q)
-    curve = np.empty(len(orders))
-    for i, order in enumerate(orders):
-        remove = log_moment(order, log_ratio, np.where(np.isneginf(log_q), -1e308, log_q))
-        add = log_moment(order, -log_ratio, np.where(np.isneginf(log_p), -1e308, log_p))
-        curve[i] = max(float(np.max(remove)), float(np.max(add))) / (order - 1)
-    return curve
+    with_record, without = (np.where(np.isneginf(log), -1e308, log) for log in (log_p, log_q))
+    remove = largest_log_moments(orders, log_ratio, without)
+    add = largest_log_moments(orders, -log_ratio, with_record)
+    return np.maximum(remove, add) / (orders - 1)
 
 
 def gaussian_rdp(mu: float, sampling_rate: float, orders: Floats) -> Floats:
@@ -116,22 +153,24 @@ def gaussian_rdp(mu: float, sampling_rate: float, orders: Floats) -> Floats:
     def log_ratio(x: Floats) -> Floats:
         return sampled_loss(mu * x - mu * mu / 2, sampling_rate)
 
+    every = np.arange(-13.0, min(float(np.max(orders)) * mu, _MAX_TILT) + 13.0, _CELL)
     # The integrand's singularities lie π/μ from the real line, which bounds the step for μ above 4.
     steps = max(4, math.ceil(mu))
     offsets = _CELL * (np.arange(steps) / steps)
     log_step = math.log(_CELL / steps / math.sqrt(2 * math.pi))
+    heights, ratios = log_ratio(every), log_ratio((every[:, None] + offsets).ravel()).reshape(-1, steps)
     curve = np.empty(len(orders))
     for i, order in enumerate(orders):
         if order * mu > _MAX_TILT:
             log_a = order * np.logaddexp(log_keep, log_rate + (order - 1) * mu * mu / 2)
         else:
-            cells = np.arange(-13.0, order * mu + 13.0, _CELL)
+            cells = every[: math.ceil((order * mu + 26.0) / _CELL)]
             # The integrand's logarithm bends down by at most 1, so between two ends of a cell it exceeds
             # the larger by no more than 1/32: cells with two low ends can go.
-            height = order * log_ratio(cells) - cells * cells / 2
-            cells = cells[np.maximum(height, np.append(height[1:], -np.inf)) > np.max(height) - _DROP]
-            x = (cells[:, None] + offsets).ravel()
-            log_a = float(log_moment(order, log_ratio(x), log_step - x * x / 2))
+            height = order * heights[: len(cells)] - cells * cells / 2
+            used = np.maximum(height, np.append(height[1:], -np.inf)) > np.max(height) - _DROP
+            x = (cells[used][:, None] + offsets).ravel()
+            log_a = float(log_moment(order, ratios[: len(cells)][used].ravel(), log_step - x * x / 2))
         curve[i] = log_a / (order - 1)
     return np.minimum(curve, orders * mu * mu / 2)
 

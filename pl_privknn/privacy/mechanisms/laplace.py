@@ -101,12 +101,11 @@ def _rdp(pure: float, rate: float, orders: Floats) -> Floats:
     u = np.concatenate([[-pure], u, [pure]])
     log_lower = np.concatenate([[math.log(0.5)], log_weight, [math.log(0.5) - pure]])
     log_ratio = rdp.sampled_loss(u, rate)
-    curve = np.empty(len(orders))
-    for i, order in enumerate(orders):
-        remove = float(rdp.log_moment(order, log_ratio, log_lower))
-        add = float(rdp.log_moment(order, -log_ratio, log_lower + log_ratio)) if rate < 1 else remove
-        curve[i] = max(remove, add) / (order - 1)
-    return curve
+    log_ratio, log_lower = log_ratio[:, None], log_lower[:, None]
+    curve = rdp.largest_log_moments(orders, log_ratio, log_lower)
+    if rate < 1:
+        curve = np.maximum(curve, rdp.largest_log_moments(orders, -log_ratio, log_lower + log_ratio))
+    return curve / (orders - 1)
 
 
 @functools.lru_cache(maxsize=32)

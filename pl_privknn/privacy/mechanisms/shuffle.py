@@ -85,7 +85,7 @@ class ShuffleAmplification(Mechanism):
         log_p = np.log(masses[used])
         # P and Q are mirror images, so one direction is enough.
         log_q: Floats = log_p - losses
-        return np.array([float(rdp.log_moment(a, losses, log_q)) / (a - 1) for a in orders])
+        return rdp.largest_log_moments(orders, losses[:, None], log_q[:, None]) / (orders - 1)
 
     def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
         """PLD of the pair by connect-the-dots."""
