@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/privknn fit --config configs/digits_private_knn.yaml
+	$(BIN)/privknn demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile

@@ -15,6 +15,7 @@ from pl_privknn.cli import compare as cli_compare
 from pl_privknn.cli import privacy as cli_privacy
 from pl_privknn.cli import search as cli_search
 from pl_privknn.cli.completion import add_completion
+from pl_privknn.cli.demo import add_demo
 from pl_privknn.cli.errors import CommandParser, mistake, shown_text
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _TRAINING = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
-_COMMANDS = ("epsilon", "plan", "compare", "search", "audit", "completion")
+_COMMANDS = ("epsilon", "plan", "compare", "search", "audit", "completion", "demo")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -138,6 +139,7 @@ def _parser(words: Sequence[str]) -> CommandParser:
     cli_privacy.add_empirical(audit)
     audit.set_defaults(run=_audit)
 
+    add_demo(commands, main)
     add_completion(commands, _parser, _TRAINING)
     return parser
 

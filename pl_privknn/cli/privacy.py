@@ -108,6 +108,8 @@ def _show(plan: Plan, as_json: bool) -> int:
 
 
 def _print_plan(plan: Plan) -> None:
+    from pl_privknn.planning.utility import hopeless
+
     report = plan.report
     rows: list[tuple[str, Any, str]] = [
         (name, value, "found" if name == plan.found else "") for name, value in plan.parameters.items()
@@ -127,6 +129,8 @@ def _print_plan(plan: Plan) -> None:
         if value is not None:
             shown = f"{value:.6g}" if isinstance(value, float) else str(value)
             print(f"# {name:{width}}  {shown:>12}  {note}".rstrip())
+    for line in (*map(str, plan.utility), *(f"WARNING {text}" for text in hopeless(plan.utility))):
+        print(f"# {line}")
     print(plan.yaml(), end="")
 
 

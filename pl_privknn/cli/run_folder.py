@@ -23,13 +23,17 @@ def _name_of(config: Namespace) -> str:
 
 def new_folder(config: Namespace) -> Path:
     """``runs/NAME/NUMBER`` with the first number that is free; in the trainer's root, where one was given."""
-    root, name = Path(config.trainer.default_root_dir or "runs"), _name_of(config)
+    return new_number(Path(config.trainer.default_root_dir or "runs") / _name_of(config))
+
+
+def new_number(folder: Path) -> Path:
+    """A new folder in this one: the first number that is free."""
     number = 0
     while True:
-        folder = root / name / str(number)
+        new = folder / str(number)
         try:
-            folder.mkdir(parents=True)
-            return folder
+            new.mkdir(parents=True)
+            return new
         except FileExistsError:
             number += 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO
 from pl_privknn.cli.errors import mistake, shown_text
+from pl_privknn.cli.quiet import ParameterCount, quietly
 from pl_privknn.cli.run_folder import keep_last_checkpoint, new_folder, run_loggers
 from pl_privknn.cli.training_parser import TrainingParser
 from pl_privknn.cli.training_words import check_files, expand_resume, help_topic, importable, values_of
@@ -171,6 +171,7 @@ class PrivKNNCLI(LightningCLI):
         folder = Path(self._subconfig().run_dir)
         self.run_report = RunReport(folder)
         trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
+        ParameterCount.stand_in(trainer)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             keep_last_checkpoint(trainer, folder)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
@@ -183,8 +184,6 @@ class PrivKNNCLI(LightningCLI):
         for owner in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
             if isinstance(owner, PrivateLabeler | NoisySGD) and owner.run_dir is None:
                 owner.run_dir = folder  # a copied folder goes on in itself
-        # The logger warns that it will delete the earlier file, which is put aside here.
-        warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         metrics = folder / "metrics.csv"
         if metrics.exists():
             number = len(list(folder.glob("metrics.*.csv")))
@@ -227,15 +226,12 @@ def run_training(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
     """
-    # Said of Lightning's own workings, not of the user's run.
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
-    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)` is deprecated")
     words, topic = help_topic(words)
     expanded = expand_resume(list(words))
     check_files(values_of("config", expanded) + values_of("c", expanded))
     cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],), "topic": topic})
     try:
-        with importable(values_of("config", expanded) + values_of("c", expanded)):
+        with quietly(words[0]), importable(values_of("config", expanded) + values_of("c", expanded)):
             cli.run_words(expanded)
     except (KeyboardInterrupt, SystemExit) as stop:
         if (status := _interrupted(stop, cli.at_work)) is None:

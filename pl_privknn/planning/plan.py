@@ -10,6 +10,7 @@ from typing import Any
 from pl_privknn._checks import check_int, check_open_unit, check_positive, check_rate
 from pl_privknn.documents import write_yaml
 from pl_privknn.labelers.statistics.teacher import MOST_RELEASES
+from pl_privknn.planning.utility import Utility, hopeless
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
@@ -43,6 +44,7 @@ class Plan:
         counted: the parameter that stands on the axis of :meth:`curve`.
         fragment: configuration, for :meth:`yaml`.
         charges_at: releases as a function of the parameters.
+        utility: what becomes of queries, for teachers that count votes.
     """
 
     teacher: str
@@ -54,6 +56,7 @@ class Plan:
     counted: str
     fragment: Mapping[str, Any] = dataclasses.field(repr=False)
     charges_at: ChargesAt = dataclasses.field(repr=False, compare=False)
+    utility: tuple[Utility, ...] = ()
 
     @property
     def epsilon(self) -> float:
@@ -74,6 +77,8 @@ class Plan:
             **self.report.to_dict(),
             "records": [charge.to_record() for charge in self.charges],
             "fragment": _plain(self.fragment),
+            "utility": [dataclasses.asdict(found) for found in self.utility],
+            "warnings": hopeless(self.utility),
         }
 
     def curve(self, points: int = 24) -> list[tuple[int, float]]:

@@ -12,11 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_rate
-from pl_privknn.labelers import Labeler
+from pl_privknn.labelers import Labeler, Screening
 from pl_privknn.planning.options import Made, Row
 from pl_privknn.planning.plan import Plan, solve
-from pl_privknn.planning.teachers import TEACHERS
+from pl_privknn.planning.teachers import TEACHERS, noise
+from pl_privknn.planning.utility import Utility, utility_of_votes
 from pl_privknn.privacy.mechanisms import Charge, check_adjacency
+
+#: The option that says how many votes a query gets; of reverse kNN none does, since records choose their queries.
+_VOTES = {"private-knn": "k", "private-radius": "max_votes", "pate": "num_teachers", "reverse-knn": ""}
 
 
 def plan(
@@ -87,7 +91,18 @@ def plan(
     shown = [part for name in row.shown for part in (row.free if name == "*" else (name,))]
     parameters = {name: getattr(final, name) for name in shown if getattr(final, name, None) is not None}
     title = row.title.format(**settings)
-    return Plan(title, found, epsilon, parameters, charges, report, row.counted, fragment, charges_at)
+    return Plan(
+        title,
+        found,
+        epsilon,
+        parameters,
+        charges,
+        report,
+        row.counted,
+        fragment,
+        charges_at,
+        _utility(teacher, final),
+    )
 
 
 def _resolved(settings: dict[str, Any]) -> SimpleNamespace:
@@ -114,6 +129,16 @@ def _charges(row: Row, o: SimpleNamespace) -> list[Charge]:
     labeler: Labeler = made.make()
     queries = getattr(o, "queries", 1)
     return labeler.plan(queries, o.max_answers or queries, o.num_classes, rounds=o.rounds)
+
+
+def _utility(teacher: str, o: SimpleNamespace) -> tuple[Utility, ...]:
+    """What the planned noise leaves of the votes; nothing for teachers that count none."""
+    if teacher not in _VOTES:
+        return ()
+    votes = getattr(o, _VOTES[teacher], None)
+    sigma = getattr(o, "screening_sigma", None)
+    screening = None if sigma is None or o.threshold is None else Screening(o.threshold, sigma)
+    return utility_of_votes(noise(o).make(), max(o.num_classes, 2), votes, screening)
 
 
 def _labeling(

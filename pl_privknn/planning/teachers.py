@@ -36,7 +36,7 @@ SUM_NOISES = (Gaussian.kind, Laplace.kind)
 # ------------------------------------------------------------------ how options become labelers
 
 
-def _noise(o: SimpleNamespace, scale: float | None = None) -> Made:
+def noise(o: SimpleNamespace, scale: float | None = None) -> Made:
     """The noise that is named, with its scale: σ of Gaussian kinds, b of the others."""
     found = NOISES[check_choice("noise", o.noise, tuple(NOISES))]
     parameter = dataclasses.fields(found)[0].name  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def _noise(o: SimpleNamespace, scale: float | None = None) -> Made:
 
 def _unit(o: SimpleNamespace) -> float:
     """Standard deviation of noise of scale 1."""
-    return float(_noise(o, 1.0).make().deviation)
+    return float(noise(o, 1.0).make().deviation)
 
 
 def _screening(o: SimpleNamespace, usual: float) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _screening(o: SimpleNamespace, usual: float) -> dict[str, Any]:
 
 def _private_knn(o: SimpleNamespace) -> Made:
     k = check_int("k", o.k)
-    arguments = {"k": k, "sampling_rate": o.sampling_rate, **_screening(o, 0.6 * k), "noise": _noise(o)}
+    arguments = {"k": k, "sampling_rate": o.sampling_rate, **_screening(o, 0.6 * k), "noise": noise(o)}
     return Made(labelers.PrivateKNN, arguments)
 
 
@@ -73,22 +73,22 @@ def _private_radius(o: SimpleNamespace) -> Made:
         raise ValueError(
             f"threshold={o.threshold!r} of a screening needs max_votes, the largest count it covers"
         )
-    return Made(labelers.PrivateRadius, {"sampling_rate": o.sampling_rate, **cut, "noise": _noise(o)})
+    return Made(labelers.PrivateRadius, {"sampling_rate": o.sampling_rate, **cut, "noise": noise(o)})
 
 
 def _pate(o: SimpleNamespace) -> Made:
     teachers = check_int("num_teachers", o.num_teachers, 2)
-    aggregator = Made(Aggregator, {"noise": _noise(o), **_screening(o, 0.7 * teachers)})
+    aggregator = Made(Aggregator, {"noise": noise(o), **_screening(o, 0.7 * teachers)})
     return Made(labelers.PATE, {"num_teachers": teachers, "aggregator": aggregator})
 
 
 def _multilabel_knn(o: SimpleNamespace) -> Made:
-    arguments = {"k": o.k, "sampling_rate": o.sampling_rate, "tau": o.tau, "noise": _noise(o)}
+    arguments = {"k": o.k, "sampling_rate": o.sampling_rate, "tau": o.tau, "noise": noise(o)}
     return Made(labelers.MultiLabelKNN, arguments)
 
 
 def _multilabel_pate(o: SimpleNamespace) -> Made:
-    arguments = {"num_teachers": o.num_teachers, "tau": o.tau, "noise": _noise(o)}
+    arguments = {"num_teachers": o.num_teachers, "tau": o.tau, "noise": noise(o)}
     return Made(labelers.MultiLabelPATE, arguments)
 
 
@@ -98,7 +98,7 @@ def _adjacency(o: SimpleNamespace) -> dict[str, str]:
 
 
 def _reverse(cls: type, o: SimpleNamespace, **more: Any) -> Made:
-    return Made(cls, {"k": o.k, **more, "noise": _noise(o), **_adjacency(o)})
+    return Made(cls, {"k": o.k, **more, "noise": noise(o), **_adjacency(o)})
 
 
 def _multilabel_reverse(o: SimpleNamespace) -> Made:
@@ -133,7 +133,7 @@ def _noisy_sgd(o: SimpleNamespace) -> list[Charge]:
 def _release(o: SimpleNamespace) -> list[Charge]:
     check_choice("noise", o.noise, ADDITIVE_NOISES)
     length = o.sensitivity = check_positive("sensitivity", o.sensitivity)
-    return [Charge(_noise(o).make().for_votes(length, length, o.sampling_rate), o.count)]
+    return [Charge(noise(o).make().for_votes(length, length, o.sampling_rate), o.count)]
 
 
 # ------------------------------------------------------------------ what may be said of each teacher

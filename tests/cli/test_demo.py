@@ -1,0 +1,48 @@
+"""``privknn demo``, and what no command says."""
+
+import json
+import logging
+import math
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from pl_privknn.cli.main import main
+from pl_privknn.cli.quiet import quietly
+
+
+def test_demo_shows_both_teachers_in_one_table(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--epochs", "1"]) == 0
+    printed = capfd.readouterr()
+    folder = Path(printed.out.strip().splitlines()[-1])
+    for name, run in (("Reverse kNN", "digits_reverse_knn"), ("Private-kNN", "digits_private_knn")):
+        summary = json.loads((folder / run / "summary.json").read_text(encoding="utf-8"))
+        (row,) = [line for line in printed.out.splitlines() if re.match(rf"{name} +\d", line)]
+        assert f"{summary['epsilon']:.3g}" in row
+        assert f"{summary['test_accuracy']:.3f}" in row
+        assert summary["guarantee"] == "unconditional"
+        # The sentence states the best attack's rate, which the bound by ε and δ contains.
+        found = re.search(rf"{name}: ε = (\S+): .* at most (\S+) in 100", printed.out)
+        assert float(found[1]) == pytest.approx(summary["epsilon"], rel=0.01)
+        assert 1 < float(found[2]) < 100 * (0.01 * math.exp(summary["epsilon"]) + summary["delta"]) * 1.05
+    for unwanted in ("litlogger", "litmodels", "FLOPs", "Warning", "TPU"):
+        assert unwanted not in printed.out + printed.err
+
+
+def test_warnings_of_the_users_own_are_one_line_and_lightnings_workings_none(capsys):
+    log = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    with quietly("fit"):
+        text = warnings.formatwarning("k is\nlarge", UserWarning, "file.py", 3)
+        assert text == "privknn fit: k is large\n"
+        assert warnings.formatwarning("k is large", UserWarning, "other.py", 4) == ""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn("The 'train_dataloader' does not have many workers which", stacklevel=1)
+            warnings.warn("your own", stacklevel=1)
+        assert [str(found.message) for found in caught] == ["your own"]
+        record = logging.LogRecord("x", 20, "f", 1, "try installing [litlogger] now", (), None)
+        assert not log.filter(record)
+    assert log.filter(record)
+    assert "file.py" in warnings.formatwarning("k", UserWarning, "file.py", 3)

@@ -1,0 +1,97 @@
+"""What plans say of usefulness, against integrals and a labeler's own answers."""
+
+import json
+
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import laplace, norm
+
+from pl_privknn.cli.main import main
+from pl_privknn.labelers import Screening
+from pl_privknn.planning import plan
+from pl_privknn.planning.utility import chances, hopeless, utility_of_votes
+from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
+
+
+def wins(distribution, votes):
+    """P(the first count plus noise is the largest), by its integral."""
+
+    def at(x):
+        value = distribution.pdf(x)
+        for other in votes[1:]:
+            value *= distribution.cdf(x + votes[0] - other)
+        return value
+
+    return quad(at, -40 * distribution.std(), 40 * distribution.std(), limit=400, points=[0])[0]
+
+
+@pytest.mark.parametrize(
+    ("noise", "distribution"),
+    [
+        (Gaussian(12.0), norm(scale=12.0)),
+        (Laplace(5.0), laplace(scale=5.0)),
+        (DiscreteGaussian(12.0), norm(scale=12.0)),
+    ],
+)
+def test_chances_are_those_of_the_integral(noise, distribution):
+    # 10,000 draws: a standard error of 0.005, and four of them for each of nine comparisons.
+    for found in utility_of_votes(noise, 10, 60)[:3]:
+        votes = [round(60 * found.share), 60 - round(60 * found.share)] + [0] * 8
+        assert found.right == pytest.approx(wins(distribution, votes), abs=0.02)
+        assert found.lead == votes[0] - votes[1]
+        assert found.passes == 1
+
+
+def test_screening_and_exponential_argmax_in_closed_form():
+    for found in utility_of_votes(ExponentialArgmax(10.0), 4, 50, Screening(threshold=36, sigma=9.0)):
+        most = round(50 * found.share)
+        assert found.passes == pytest.approx(norm.sf((36 - max(most, 50 - most)) / 9), abs=0.02)
+        weights = torch.tensor([most, 50 - most, 0, 0]) / 10
+        assert found.right == pytest.approx(float(weights.softmax(0)[0]), abs=0.02)
+
+
+def test_chances_count_the_right_class_wherever_it_stands():
+    votes = torch.tensor([[0, 90, 10], [90, 0, 10]])
+    _, right = chances(Gaussian(1.0), votes, torch.tensor([1, 1]), draws=100)
+    assert right.tolist() == [1.0, 0.0]
+
+
+def test_plans_state_it_and_warn_where_they_are_hopeless(capsys):
+    useful = plan(
+        "private-knn",
+        delta=1e-5,
+        epsilon=1.0,
+        exact=False,
+        k=200,
+        sampling_rate=0.1,
+        queries=60,
+        screening=False,
+    )
+    assert useful.utility[0].right > 0.99
+    assert not hopeless(useful.utility)
+    # The screening of 40 votes at such noise was planned without a word.
+    words = [
+        "plan",
+        "private-knn",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-5",
+        "--k",
+        "40",
+        "--sampling-rate",
+        "1",
+        "--queries",
+        "80",
+    ]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [entry["share"] for entry in told["utility"]] == [0.9, 0.75, 0.6, 0.5]
+    assert "hopeless" in told["warnings"][0]
+    assert "screening" in told["warnings"][1]
+    tiny = plan("private-knn", delta=1e-5, epsilon=1e-6, exact=False, k=40, sampling_rate=0.1, queries=10)
+    assert "hopeless" in hopeless(tiny.utility)[0]
+    table = plan("reverse-knn", delta=1e-5, epsilon=1e-3, rounds=1, exact=False)
+    assert "votes ahead" in hopeless(table.utility)[0]
+    assert plan("class-sums", delta=1e-5, epsilon=1.0, rounds=1, exact=False).utility == ()
