@@ -30,13 +30,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.record import Measured
 from pl_privknn.baselines import NoisySGD
-from pl_privknn.baselines.settings import Clipping, PoissonBatches, TrainingBudget
 from pl_privknn.baselines.updates import NoisyOptimization
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.networks import build_network
 from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.training.settings import Clipping, PoissonBatches, TrainingBudget
 
 TORCH_NOISE = Guarantee(
     "none", ("Opacus' loop drew its noise from torch's seeded generator, which is not a cryptographic one",)

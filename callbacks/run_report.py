@@ -163,10 +163,11 @@ def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, An
                 "labeler": type(callback.labeler).__name__,
                 "ledger_head": whole.head,
             }
-    # A module that trains on the private records itself has its own ledger.
-    tells = getattr(pl_module, "privacy_summary", None)
-    if tells is not None and (told := tells()) is not None:
-        return dict(told)
+    # What trains on the private records itself has its own ledger.
+    for owner in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
+        tells = getattr(owner, "privacy_summary", None)
+        if tells is not None and (told := tells()) is not None:
+            return dict(told)
     return {"epsilon": None, "guarantee": "none", "reason": "no private labels were used"}
 
 

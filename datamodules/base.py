@@ -29,7 +29,7 @@ from pl_privknn.datamodules.formats.partition_checks import (
     known_truth,
     present,
 )
-from pl_privknn.datamodules.formats.poisson_loader import PrivateTraining
+from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.datamodules.formats.targets import TASKS, known_rows
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -142,7 +142,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         self._test: LabeledImages | None = None
         self._validation: LabeledImages | None = None
         self._predict: ImageStore | None = None
-        self._private_training: PrivateTraining | None = None
+        self._private_training: PoissonTraining | None = None
 
     @property
     def attribute_names(self) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
 
     # ------------------------------------------------------------------ the loaders
 
-    def train_privately(self, sampling_rate: float, coins: Callable[[], NoiseSource]) -> PrivateTraining:
+    def train_privately(self, sampling_rate: float, coins: Callable[[], NoiseSource]) -> PoissonTraining:
         """Let :meth:`train_dataloader` give Poisson batches of private records; for private baselines alone.
 
         Args:
@@ -263,7 +263,7 @@ class PrivatePublicDataModule(pl.LightningDataModule):
         Returns:
             What the batches are made of; :meth:`train_publicly` ends it.
         """
-        self._private_training = PrivateTraining(self.private, sampling_rate, coins)
+        self._private_training = PoissonTraining(self.private, sampling_rate, coins)
         return self._private_training
 
     def train_publicly(self) -> None:

@@ -32,6 +32,7 @@ _PUBLIC = {
     "PrivateKNN": "pl_privknn.labelers.private_knn",
     "PrivateLabeler": "pl_privknn.callbacks.private_labeler",
     "PrivateRadius": "pl_privknn.labelers",
+    "PrivateTraining": "pl_privknn.training",
     "Release": "pl_privknn.labelers.base",
     "ReverseKNN": "pl_privknn.labelers.reverse_knn.reverse_knn",
     "Screening": "pl_privknn.labelers.private_knn",

@@ -11,7 +11,12 @@ from types import ModuleType
 
 #: Old and new name of each module, below the package.
 MOVED = {
-    "baselines.books": "baselines.training_run",
+    "baselines.books": "training.training_run",
+    "baselines.clipping": "training.clipping",
+    "baselines.network_checks": "training.network_checks",
+    "baselines.settings": "training.settings",
+    "baselines.trainer_checks": "training.trainer_checks",
+    "baselines.training_run": "training.training_run",
     "cli_compare": "cli.compare",
     "cli_errors": "cli.errors",
     "cli_privacy": "cli.privacy",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from pl_privknn._checks import check_int, check_rate
 from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.formats.loaders import LateStartLoader
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import poisson_sample
+from pl_privknn.privacy.noisy_steps import poisson_sample, steps_per_epoch
 from pl_privknn.privacy.private_side import privately
 
 _IMAGES_AT_ONCE = 1024
@@ -105,13 +104,29 @@ class PrivateBatch:
 
     def __init__(self, records: Tensor, labels: Tensor) -> None:
         self.records, self.labels = records, labels
+        self._is_taken = False
+
+    def taken(self) -> tuple[Tensor, Tensor]:
+        """Records and labels, once: a second release of the same sample is not what ε is stated for.
+
+        Raises:
+            RuntimeError: at a second call.
+        """
+        if self._is_taken:
+            raise RuntimeError(
+                "a Poisson batch was asked for twice: the optimizer evaluates its closure several times a step, and "
+                "ε is stated for one; use an optimizer that does so once"
+            )
+        records, labels = self.records, self.labels
+        self._is_taken, self.records, self.labels = True, records[:0], labels[:0]
+        return records, labels
 
 
 def _as_private_batch(batch: tuple[Tensor, Tensor]) -> PrivateBatch:
     return PrivateBatch(*batch)
 
 
-class PrivateTraining:
+class PoissonTraining:
     """What :meth:`PrivatePublicDataModule.train_privately` hands out: the private training loader.
 
     Args:
@@ -128,8 +143,7 @@ class PrivateTraining:
         self, private: LabeledImages, sampling_rate: float, coins: Callable[[], NoiseSource]
     ) -> None:
         self.records = PrivateRecords(private)
-        # 1 / rate may come out a hair above a whole number.
-        self.steps_per_epoch = math.ceil(1 / check_rate("sampling_rate", sampling_rate) - 1e-9)
+        self.steps_per_epoch = steps_per_epoch(sampling_rate)
         self.batches = PoissonBatches(len(private), sampling_rate, self.steps_per_epoch, coins)
 
     def loader(self, **options: Any) -> LateStartLoader:

@@ -3,9 +3,9 @@
 from pl_privknn.baselines.heads import FeatureHead
 from pl_privknn.baselines.networks import tanh_cnn
 from pl_privknn.baselines.noisy_sgd import NoisySGD
-from pl_privknn.baselines.settings import Clipping, PoissonBatches, TrainingBudget
 from pl_privknn.baselines.updates import NoisyOptimization
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.settings import Clipping, PoissonBatches, TrainingBudget
 
 __all__ = [
     "Clipping",

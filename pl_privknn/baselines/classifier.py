@@ -12,11 +12,11 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_int
 from pl_privknn.baselines.heads import FeatureHead, build_head
-from pl_privknn.baselines.network_checks import with_group_norm
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.learned import learn_publicly
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.networks import Normalization, build_network
+from pl_privknn.training.layer_checks import with_group_norm
 
 _IMAGES_AT_ONCE = 1024
 

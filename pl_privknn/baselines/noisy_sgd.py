@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,29 +10,31 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import nn
 
-from pl_privknn._checks import check_choice, check_int
+from pl_privknn._checks import check_choice
 from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
 from pl_privknn.baselines.classifier import Classifier
-from pl_privknn.baselines.clipping import ClippedGradients, cross_entropies
 from pl_privknn.baselines.heads import FeatureHead
-from pl_privknn.baselines.network_checks import CannotRunError
-from pl_privknn.baselines.reporting import LeavesFolder, ReportsTraining
-from pl_privknn.baselines.settings import Clipping, PoissonBatches, TrainingBudget
-from pl_privknn.baselines.trainer_checks import check_data, check_trainer
-from pl_privknn.baselines.training_run import TrainingPlan, TrainingRun, run_folder
+from pl_privknn.baselines.reporting import LeavesFolder, LogsTraining
 from pl_privknn.baselines.updates import NoisyOptimization, scheduled
 from pl_privknn.features.base import Extractor
 from pl_privknn.networks import Normalization
 from pl_privknn.networks.base import image_shape
-from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import quiet_lr
 from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.clipping import ClippedGradients, cross_entropies
+from pl_privknn.training.network_checks import CannotRunError
+from pl_privknn.training.session import PrivateSession
+from pl_privknn.training.settings import Clipping, PoissonBatches, TrainingBudget
+from pl_privknn.training.trainer_checks import check_data, check_trainer
+from pl_privknn.training.training_run import TrainingRun
 
+_KIND = "NoisySGD"
 BATCH_NORM = ("refuse", "group_norm")
 
 
-class NoisySGD(ReportsTraining, Classifier):
+class NoisySGD(LogsTraining, Classifier):
     """A classifier trained on the private records by noisy SGD (Abadi et al. 2016).
 
     At each step every private record is drawn with probability ``sampling_rate``, independently; its gradient
@@ -106,17 +107,12 @@ class NoisySGD(ReportsTraining, Classifier):
         )
         feature_head, batches, budget, gradients, optimization, normalization, files = groups.values()
         super().__init__(num_classes, normalization)
-        budget.check_complete()
-        self.budget, self.optimization = budget, optimization
-        self.delta = budget.delta
-        self.batch_size, self.sampling_rate = batches.batch_size, batches.rate
-        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        self.session = PrivateSession(_KIND, batches, budget, files, steps_per_charge, noise_source)
+        self.optimization = optimization
         check_choice("batch_norm", batch_norm, BATCH_NORM)
         objects = ["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
         self.save_hyperparameters(ignore=[*objects, *flat_names(type(self))])
         self.save_hyperparameters(plain_groups(groups))
-        self.noise_source = noise_source if noise_source is not None else default_noise()
-        self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
         self.make_network(
             network,
             in_channels,
@@ -132,9 +128,6 @@ class NoisySGD(ReportsTraining, Classifier):
         # A user's own module may want images of another size than these arguments say; the data will tell.
         with contextlib.suppress(CannotRunError):
             self._clipped.check(self.input_shape(image_shape(in_channels, image_size)))
-        self._training_run: TrainingRun | None = None
-        self._private: Any = None
-        self._loaded: dict[str, Any] | None = None
         self._rate = float(optimization.lr)
 
     # ------------------------------------------------------------------ private training
@@ -142,7 +135,7 @@ class NoisySGD(ReportsTraining, Classifier):
     def configure_callbacks(self) -> list[pl.Callback]:
         """The trainer asks for callbacks first, so its arguments are checked here."""
         if self._trainer is not None:
-            check_trainer(self.trainer)
+            check_trainer(self.trainer, _KIND, "batch_size", "clip_norm")
         return [LeavesFolder()]
 
     def setup(self, stage: str) -> None:
@@ -150,67 +143,44 @@ class NoisySGD(ReportsTraining, Classifier):
         if stage != "fit":
             return
         self._clipped.detach()  # hooks of a training that an error ended
-        self._training_run = None
-        data = check_data(self.trainer)
+        self.session.run = None
+        data = check_data(self.trainer, _KIND)
+        if (task := getattr(data, "task", "multiclass")) != "multiclass":
+            raise ValueError(f"task={task!r}: NoisySGD trains classifiers of one class an image")
         self.fit_public(data.public)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")
             places = torch.arange(len(data.public))
             data.public.set_labels(places, places % self.num_classes)
             return
-        self._private = data.train_privately(self.sampling_rate, self._coins)
+        self.session.draw_from(data)
 
     def on_fit_start(self) -> None:
         """Check the network on made-up inputs, state the plan, compute the features of the private records."""
         self._clipped.check(self.input_shape(self.trainer.datamodule.image_shape))  # type: ignore[attr-defined]
         self._clipped.attach()
-        if self._private is None:
-            return
-        resumed = self._loaded if self.trainer.ckpt_path is not None else None
-        self._loaded = None
-        self._training_run = TrainingRun(
-            run_folder(
-                self.run_dir,
-                resumed,
-                self.trainer.ckpt_path,
-                self.trainer.log_dir or self.trainer.default_root_dir,
-            ),
-            self._plan(),
-            max_epsilon=self.budget.max_epsilon,
-            stop_at_budget=self.budget.on_budget == "stop",
-            ledger_path=self.ledger_path,
-            steps_per_charge=self.steps_per_charge,
-            checkpoint=resumed,
-            noise=self.noise_source,
-            ledger_head_path=self.ledger_head_path,
-        )
-        if self._training_run.lost:
-            rank_zero_info(f"{self._training_run.lost} paid steps were lost; the training is shorter by them")
-        if self.extractor is not None:
-            privately(self._private.records.prepare, self.inputs)
+        self.session.open(self.trainer, self._clipped.clip_norm)
+        if self.extractor is not None and self.session.private is not None:
+            privately(self.session.private.records.prepare, self.inputs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """End the training where the plan ends."""
-        if self._training_run is not None and self._training_run.steps.left == 0:
-            self.trainer.should_stop = True
-            rank_zero_info(f"all {self._training_run.planned} planned steps are done: the training ends here")
-            return -1
-        return None
+        return -1 if self.session.ended(self.trainer) else None
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One noisy step, also on an empty batch. Nothing of the private records is logged."""
         optimizer: Any = self.optimizers()
-        if self._training_run is None:
+        if self.session.run is None:
             x, y = batch["labeled"]
-            gradient = self._clipped.sum(x, y, cross_entropies, self.inputs)
+            gradient = self._clipped.sum(x, y, cross_entropies, self.inputs) / self.session.batch_size
             self._rate = self.optimization.lr
         else:
             # Records of a private batch are images, or vectors that were made of them when the fit began.
             made = None if self.extractor is not None else self.inputs
-            self._rate = self._learning_rate(self._training_run)
+            self._rate = self._learning_rate(self.session.run)
             total = privately(self._clipped.sum, batch.records, batch.labels, cross_entropies, made)
-            gradient = self._training_run.steps.release(total, self.noise_source)
-        self._clipped.assign(gradient / self.batch_size)
+            gradient = self.session.release(total)
+        self._clipped.assign(gradient)
         for group in optimizer.param_groups:
             group["lr"] = self._rate
         optimizer.step()
@@ -220,60 +190,28 @@ class NoisySGD(ReportsTraining, Classifier):
         """The optimizer over the trained parameters; each step sets its learning rate."""
         return self.optimization.over(self._clipped.parameters)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy of the module holds no private record and no open ledger."""
-        return {**super().__getstate__(), "_private": None, "_training_run": None}
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save where the run's folder is and how far it came; charges stay in the ledger."""
         super().on_save_checkpoint(checkpoint)
-        if self._training_run is not None:
-            checkpoint["noisy_sgd"] = self._training_run.state()
+        if self.session.run is not None:
+            checkpoint["noisy_sgd"] = self.session.run.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remember the run that a checkpoint belongs to."""
         super().on_load_checkpoint(checkpoint)
-        self._loaded = checkpoint.get("noisy_sgd")
+        self.session.loaded = checkpoint.get("noisy_sgd")
 
     def teardown(self, stage: str) -> None:
         """Take the hooks off and leave the private records and the run's folder."""
         if stage != "fit":
             return
-        self.leave_folder()
         self._clipped.detach()
-        if self._private is not None:
-            self._private = None
-            check_data(self.trainer).train_publicly()
+        self.session.end(self.trainer)
 
     # ------------------------------------------------------------------ work
 
-    def _plan(self) -> TrainingPlan:
-        steps = self.trainer.estimated_stepping_batches
-        if not math.isfinite(steps):
-            raise ValueError(
-                f"max_epochs={self.trainer.max_epochs}: the number of steps is part of the guarantee; set "
-                "max_epochs or max_steps of the trainer"
-            )
-        return TrainingPlan(
-            steps=check_int("steps", steps),
-            sampling_rate=self._private.batches.sampling_rate,
-            batch_size=self.batch_size,
-            clip_norm=self._clipped.clip_norm,
-            delta=self.delta,
-            noise_multiplier=self.budget.noise_multiplier,
-            target_epsilon=self.budget.target_epsilon,
-        )
-
-    def _coins(self) -> NoiseSource:
-        # A seeded source must not toss the same coins again after a resume; charges only grow.
-        place = (
-            (0, 0)
-            if self._training_run is None
-            else (self._training_run.num_charges, self._training_run.steps.left)
-        )
-        return self.noise_source.stream("batches", *place)
-
     def _learning_rate(self, run: TrainingRun) -> float:
         chosen = self.optimization
-        peak = quiet_lr(chosen.lr, chosen.noise_limit, run.noise_multiplier, run.planned, self.batch_size)
+        batch_size = self.session.batch_size
+        peak = quiet_lr(chosen.lr, chosen.noise_limit, run.noise_multiplier, run.planned, batch_size)
         return scheduled(peak, chosen.scheduler, run.steps.left / run.planned)

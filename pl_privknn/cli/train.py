@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pl_privknn._checks import check_int
 from pl_privknn.baselines import NoisySGD
-from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO
 from pl_privknn.cli.errors import mistake, shown_text
 from pl_privknn.cli.quiet import ParameterCount, quietly
@@ -182,7 +182,7 @@ class PrivKNNCLI(LightningCLI):
         """Keep the metrics of the interrupted part of a resumed run: the CSV logger starts its file anew."""
         folder = Path(self._subconfig().run_dir)
         for owner in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
-            if isinstance(owner, PrivateLabeler | NoisySGD) and owner.run_dir is None:
+            if isinstance(owner, PrivateLabeler | NoisySGD | PrivateTraining) and owner.run_dir is None:
                 owner.run_dir = folder  # a copied folder goes on in itself
         metrics = folder / "metrics.csv"
         if metrics.exists():

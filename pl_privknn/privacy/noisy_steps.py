@@ -30,6 +30,12 @@ def step_mechanism(noise_multiplier: float, clip_norm: float, sampling_rate: flo
     return Gaussian(multiplier * norm, norm, check_rate("sampling_rate", sampling_rate))
 
 
+def steps_per_epoch(sampling_rate: float) -> int:
+    """⌈1 / sampling_rate⌉ steps, in which a record is expected once; of the rate alone, not of the records."""
+    # 1 / rate may come out a hair above a whole number.
+    return math.ceil(1 / check_rate("sampling_rate", sampling_rate) - 1e-9)
+
+
 def noise_for_steps(target_epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """The least noise multiplier with which ``steps`` steps cost at most ``target_epsilon``.
 

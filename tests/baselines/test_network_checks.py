@@ -8,11 +8,12 @@ from noisy_sgd_setup import NoNoise, fit, literal_sum, losses, make, make_data
 from torch import nn
 from torch.nn import functional as F
 
-from pl_privknn.baselines.clipping import ClippedGradients
 from pl_privknn.baselines.heads import build_head
-from pl_privknn.baselines.network_checks import CannotRunError, with_group_norm
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.networks import available_networks, build_network
+from pl_privknn.training.clipping import ClippedGradients
+from pl_privknn.training.layer_checks import with_group_norm
+from pl_privknn.training.network_checks import CannotRunError
 
 METHODS = ("flat", "ghost")
 

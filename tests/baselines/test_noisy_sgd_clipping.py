@@ -8,10 +8,10 @@ from noisy_sgd_setup import fit, literal_sum, losses, make
 from torch import nn
 
 from pl_privknn.baselines import NoisySGD
-from pl_privknn.baselines.clipping import ClippedGradients
-from pl_privknn.baselines.network_checks import with_group_norm
 from pl_privknn.networks import build_network
 from pl_privknn.privacy.noisy_steps import clip_factors
+from pl_privknn.training.clipping import ClippedGradients
+from pl_privknn.training.layer_checks import with_group_norm
 
 
 def networks():

@@ -8,7 +8,7 @@ import torch
 from noisy_sgd_setup import PRIVATE, charged, fit, make, make_data
 
 from pl_privknn.baselines import NoisySGD
-from pl_privknn.datamodules.formats.poisson_loader import PoissonBatches, PrivateTraining
+from pl_privknn.datamodules.formats.poisson_loader import PoissonBatches, PoissonTraining
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -44,7 +44,7 @@ def test_steps_of_an_epoch_are_not_truncated(rate, steps):
     make_data().setup("fit")
     data = make_data()
     data.setup("fit")
-    assert PrivateTraining(data.private, rate, lambda: SeededNoise(0)).steps_per_epoch == steps
+    assert PoissonTraining(data.private, rate, lambda: SeededNoise(0)).steps_per_epoch == steps
 
 
 def test_noise_has_the_charged_deviation_and_does_not_stack():

@@ -10,6 +10,7 @@ DEFERRED = {
     "privacy.accounting.exact": {"privacy.accounting.induction"},  # compiles
     "networks.registry": {"networks.timm_models"},  # timm
     "planning.configuration_plan": {"callbacks", "datamodules.base"},  # Lightning
+    "training.clipping": {"training.hooks"},  # Opacus
     "privacy.mechanisms.data_dependent": {"privacy.accounting.data_dependent"},  # imports other mechanisms
 }
 

@@ -16,6 +16,7 @@ from . import (
     reverse_knn_faults,
     run_faults,
     statistics_faults,
+    training_faults,
 )
 from .fault import Fault
 
@@ -33,4 +34,5 @@ FAULTS: tuple[Fault, ...] = (
     *noisy_sgd_faults.FAULTS,
     *run_faults.FAULTS,
     *statistics_faults.FAULTS,
+    *training_faults.FAULTS,
 )

@@ -112,11 +112,11 @@ FAULTS = (
     Fault(
         "bias-left-out-of-the-norm",
         "Biases are clipped by a norm that does not count them.",
-        "pl_privknn.baselines.clipping",
+        "pl_privknn.training.clipping",
         {
-            "for gradient in gradients])\n        norms = by_parameter.norm(dim=0)": (
+            "for gradient in gradients])\n            norms = by_parameter.norm(dim=0)": (
                 "for gradient in gradients])\n"
-                "        norms = by_parameter[[p.ndim > 1 for p in self.parameters]].norm(dim=0)"
+                "            norms = by_parameter[[p.ndim > 1 for p in self.parameters]].norm(dim=0)"
             ),
         },
         ("test_noisy_sgd_clipping::test_clipped_sum_equals_a_loop_over_examples",),
@@ -124,7 +124,7 @@ FAULTS = (
     Fault(
         "clipped-layer-by-layer",
         "Each layer is clipped to the whole norm.",
-        "pl_privknn.baselines.clipping",
+        "pl_privknn.training.clipping",
         {
             "return [factors @ gradient for gradient in gradients]": (
                 "return [clip_factors(gradient.norm(dim=1), self.clip_norm) @ gradient for gradient in "
@@ -136,12 +136,12 @@ FAULTS = (
     Fault(
         "sum-clipped-instead-of-each",
         "The sum of a batch is clipped, and no record's part in it.",
-        "pl_privknn.baselines.clipping",
+        "pl_privknn.training.clipping",
         {
             "return [factors @ gradient for gradient in gradients]": (
                 "total = [gradient.sum(dim=0) for gradient in gradients]\n"
-                "        length = torch.stack([piece.norm() for piece in total]).norm()\n"
-                "        return [piece * (self.clip_norm / length).clamp(max=1.0) for piece in total]"
+                "            length = torch.stack([piece.norm() for piece in total]).norm()\n"
+                "            return [piece * (self.clip_norm / length).clamp(max=1.0) for piece in total]"
             ),
         },
         ("test_noisy_sgd_clipping::test_clipped_sum_equals_a_loop_over_examples",),
@@ -149,25 +149,25 @@ FAULTS = (
     Fault(
         "clipped-by-physical-batch",
         "Each physical batch is clipped as if it were one record of the mean gradient.",
-        "pl_privknn.baselines.clipping",
+        "pl_privknn.training.clipping",
         {
-            "factors = clip_factors(norms, self.clip_norm)\n        broken": "factors = clip_factors(norms.mean().expand(len(norms)), self.clip_norm)\n        broken",
+            "factors = clip_factors(norms, self.clip_norm)\n            broken": "factors = clip_factors(norms.mean().expand(len(norms)), self.clip_norm)\n            broken",
         },
         ("test_noisy_sgd_clipping::test_clipped_sum_equals_a_loop_over_examples",),
     ),
     Fault(
         "ghost-clipping-skipped",
         "Ghost clipping leaves gradients as they are.",
-        "pl_privknn.baselines.clipping",
+        "pl_privknn.training.clipping",
         {
-            "(losses * clip_factors(norms, self.clip_norm)[usable]).sum().backward()": "losses.sum().backward()",
+            "(made * clip_factors(norms, self.clip_norm)[usable]).sum().backward()": "made.sum().backward()",
         },
         ("test_noisy_sgd_clipping::test_no_example_moves_the_sum_by_more_than_the_clipping_norm",),
     ),
     Fault(
         "ghost-clipping-of-a-tied-weight",
         "A weight that is used twice passes ghost clipping at more than the norm.",
-        "pl_privknn.baselines.network_checks",
+        "pl_privknn.training.network_checks",
         {
             "        if bool(wrong.any()):": "        if False:",
             "        if float((total - kept * directions).norm()) >": "        if self.tolerance < 0 and float((total - kept * directions).norm()) >",
@@ -177,9 +177,9 @@ FAULTS = (
     Fault(
         "networks-that-mix-examples",
         "A network gives every record a part in every gradient.",
-        "pl_privknn.baselines.network_checks",
+        "pl_privknn.training.network_checks",
         {
-            "            if not self._same(self.outputs[place : place + 1], made):": "            if False:",
+            "        if not self._same(self.outputs[place : place + 1], made):": "        if False:",
         },
         ("test_network_checks::test_a_layer_that_mixes_is_named",),
     ),
@@ -188,7 +188,9 @@ FAULTS = (
         "The update tells how many records were drawn.",
         "pl_privknn.baselines.noisy_sgd",
         {
-            "self._clipped.assign(gradient / self.batch_size)": 'self._clipped.assign(gradient / max(1, len(getattr(batch, "labels", [0] * self.batch_size))))',
+            "            gradient = self.session.release(total)": (
+                "            gradient = self.session.release(total) * self.session.batch_size / max(1, len(batch.labels))"
+            ),
         },
         ("test_noisy_sgd_steps::test_empty_batches_are_noise_only_steps",),
     ),
@@ -197,8 +199,8 @@ FAULTS = (
         "The loss of private records is logged at every step.",
         "pl_privknn.baselines.noisy_sgd",
         {
-            "            gradient = self._training_run.steps.release(total, self.noise_source)": (
-                "            gradient = self._training_run.steps.release(total, self.noise_source)\n"
+            "            gradient = self.session.release(total)": (
+                "            gradient = self.session.release(total)\n"
                 '            self.log("train/gradient", total.norm())'
             ),
         },
@@ -209,9 +211,9 @@ FAULTS = (
         "The noise is drawn, paid for, and not used.",
         "pl_privknn.baselines.noisy_sgd",
         {
-            "            gradient = self._training_run.steps.release(total, self.noise_source)": (
-                "            self._training_run.steps.release(total, self.noise_source)\n"
-                "            gradient = total"
+            "            gradient = self.session.release(total)": (
+                "            self.session.release(total)\n"
+                "            gradient = total / self.session.batch_size"
             ),
         },
         ("test_noisy_sgd_steps::test_empty_batches_are_noise_only_steps",),
@@ -230,9 +232,9 @@ FAULTS = (
         "The last private batch lies in every checkpoint.",
         "pl_privknn.baselines.noisy_sgd",
         {
-            '            checkpoint["noisy_sgd"] = self._training_run.state()': (
-                '            checkpoint["noisy_sgd"] = {**self._training_run.state(), "records": '
-                "self._private.records[0]}"
+            '            checkpoint["noisy_sgd"] = self.session.run.state()': (
+                '            checkpoint["noisy_sgd"] = {**self.session.run.state(), "records": '
+                "self.session.private.records[0]}"
             ),
         },
         ("test_noisy_sgd::test_checkpoints_and_logs_hold_nothing_private",),
@@ -240,7 +242,7 @@ FAULTS = (
     Fault(
         "resume-starts-the-plan-again",
         "A resumed training makes all planned steps anew.",
-        "pl_privknn.baselines.training_run",
+        "pl_privknn.training.training_run",
         {
             "max(0, self.planned - before)": "self.planned",
         },
@@ -249,7 +251,7 @@ FAULTS = (
     Fault(
         "resume-with-an-older-ledger",
         "Steps that were drawn are missing in the ledger.",
-        "pl_privknn.baselines.training_run",
+        "pl_privknn.training.training_run",
         {
             'if checkpoint is not None and charged < checkpoint["charged"]:': "if False:",
             "        if found and noted.head is not None:": "        if False:",
@@ -259,7 +261,7 @@ FAULTS = (
     Fault(
         "resume-with-other-parameters",
         "A training goes on with less noise than its plan states.",
-        "pl_privknn.baselines.training_run",
+        "pl_privknn.training.training_run",
         {
             'if found["plan"].get(name) != value': 'if found["plan"].get(name) != value and False',
         },
@@ -268,7 +270,7 @@ FAULTS = (
     Fault(
         "accumulated-batches-accepted",
         "Several batches make one step, which is accounted as one batch.",
-        "pl_privknn.baselines.trainer_checks",
+        "pl_privknn.training.trainer_checks",
         {
             "    if options.accumulate_grad_batches != 1:": "    if False:",
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_choice, check_int, check_positive
-from pl_privknn.baselines.network_checks import ValueCheck, check_network, squared_losses
 from pl_privknn.privacy.noisy_steps import clip_factors
+from pl_privknn.training.layer_checks import check_network
+from pl_privknn.training.network_checks import ValueCheck, squared_losses
 
 CLIPPING = ("flat", "ghost")
 
@@ -19,6 +19,10 @@ _TOGETHER = {"cpu": 64}
 
 #: Maps logits ``(b, c)`` and targets to one loss an example, ``(b,)``.
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+#: Losses of a part of a batch, of all its examples or of those at some places: one each, ``(b,)``, or their
+#: mean, ``()``.
+Losses = Callable[[Tensor | None], Tensor]
 
 
 class ClippedGradients:
@@ -42,6 +46,9 @@ class ClippedGradients:
         ValueError: for a network with layers that mix examples or that Opacus can't handle.
     """
 
+    #: The setting by which batch normalisation is replaced, for messages.
+    replace_batch_norm = 'batch_norm="group_norm"'
+
     def __init__(
         self,
         network: nn.Module,
@@ -55,7 +62,7 @@ class ClippedGradients:
         if physical_batch_size is not None:
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
-        check_network(network)
+        check_network(network, self.replace_batch_norm)
         named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
@@ -81,11 +88,10 @@ class ClippedGradients:
         self.detach()  # a copy has no use for hooks
         made_up = ValueCheck(self.network, shape)
 
-        def clipped(bound: float) -> tuple[Tensor, Tensor]:
-            twin = ClippedGradients(made_up.network, bound, self.method)
-            twin.attach()
-            pieces, norms = twin._part(made_up.inputs, made_up.targets, squared_losses)
-            return norms, torch.cat([piece.flatten() for piece in pieces])
+        def clipped(network: nn.Module, bound: float, count: int) -> tuple[Tensor, Tensor]:
+            x, y = made_up.inputs[:count], made_up.targets[:count]
+            twin = ClippedGradients(network, bound, self.method)
+            return twin.clipped_by(count, lambda _: squared_losses(network(x), y))
 
         made_up.compare(self._names, self.method, clipped)
         self._checked.add(tuple(shape))
@@ -101,9 +107,9 @@ class ClippedGradients:
         """Put the hooks on; a second call changes nothing."""
         if self._hooks is not None:
             return
-        from opacus.grad_sample import GradSampleHooks, GradSampleHooksFastGradientClipping
+        from pl_privknn.training.hooks import FlatHooks, GhostHooks
 
-        kind = GradSampleHooks if self.method == "flat" else GradSampleHooksFastGradientClipping
+        kind = FlatHooks if self.method == "flat" else GhostHooks
         try:
             self._hooks = kind(self.network, batch_first=True, loss_reduction="sum")
         except NotImplementedError as error:
@@ -143,17 +149,36 @@ class ClippedGradients:
             raise RuntimeError(
                 "the network must be in training mode, or Opacus' hooks see nothing: call train()"
             )
-        device = self.parameters[0].device
-        total = torch.zeros(self.size, dtype=torch.float64, device=device)
-        together = self.physical_batch_size or _TOGETHER.get(device.type, 512)
-        for start in range(0, len(inputs), together):
-            chosen = slice(start, start + together)
-            x, y = inputs[chosen].to(device), targets[chosen].to(device)
+
+        def part(chosen: slice) -> tuple[int, Losses]:
+            x, y = inputs[chosen].to(self.device), targets[chosen].to(self.device)
             # Opacus' convolutions read other memory layouts, such as channels_last, as if they were this one.
             x = (x if prepare is None else prepare(x)).contiguous()
             self.check(x.shape[1:])
-            total += torch.cat([piece.flatten() for piece in self._part(x, y, loss)[0]])
+            return len(x), lambda kept: loss(
+                self.network(x if kept is None else x[kept]), y if kept is None else y[kept]
+            )
+
+        return self._sum(len(inputs), part)
+
+    def _sum(self, count: int, part: Callable[[slice], tuple[int, Losses]]) -> Tensor:
+        """Sum of clipped gradients of ``count`` examples, worked off in parts of them."""
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        together = self.physical_batch_size or _TOGETHER.get(self.device.type, 512)
+        for start in range(0, count, together):
+            total += torch.cat(
+                [piece.flatten() for piece in self._part(*part(slice(start, start + together)))[0]]
+            )
         return total
+
+    def clipped_by(self, count: int, losses: Losses) -> tuple[Tensor, Tensor]:
+        """For checks: norms ``(parameters, count)`` of the examples' gradients, and the clipped sum, flattened."""
+        self.attach()
+        try:
+            pieces, norms = self._part(count, losses)
+            return norms, torch.cat([piece.flatten() for piece in pieces])
+        finally:
+            self.detach()
 
     def assign(self, vector: Tensor) -> None:
         """Set ``.grad`` of the parameters from a vector as :meth:`sum` returns it."""
@@ -161,15 +186,18 @@ class ClippedGradients:
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter).to(parameter.dtype)
 
-    def _part(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[list[Tensor], Tensor]:
-        """Clipped sums, one a parameter, and the norms ``(parameters, b)`` that they were clipped by."""
-        with torch.enable_grad(), warnings.catch_warnings():
-            # The first layer's inputs need no gradient, which is just as it should be.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            return self._flat(x, y, loss) if self.method == "flat" else self._ghost(x, y, loss)
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return self.parameters[0].device
 
-    def _flat(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[list[Tensor], Tensor]:
-        loss(self.network(x), y).sum().backward()
+    def _part(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
+        """Clipped sums, one a parameter, and the norms ``(parameters, b)`` that they were clipped by."""
+        with torch.enable_grad():
+            return self._flat(count, losses) if self.method == "flat" else self._ghost(count, losses)
+
+    def _flat(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
+        _total(losses(None), count).backward()
         gradients = []
         for name, parameter in zip(self._names, self.parameters, strict=True):
             gradient: Any = parameter.grad_sample  # type: ignore[attr-defined]
@@ -179,20 +207,21 @@ class ClippedGradients:
                     "or use layers that Opacus supports"
                 )
             if gradient is None:  # took no part in the forward pass
-                gradient = torch.zeros(len(x), *parameter.shape, device=x.device)
-            gradients.append(_of_batch(name, gradient, len(x)).flatten(1))
+                gradient = torch.zeros(count, *parameter.shape, device=parameter.device)
+            gradients.append(_in_full(_of_batch(name, gradient, count).flatten(1)))
             parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
-        by_parameter = torch.stack([gradient.norm(dim=1) for gradient in gradients])
-        norms = by_parameter.norm(dim=0)
-        factors = clip_factors(norms, self.clip_norm)
-        broken = ~torch.isfinite(norms)
-        if bool(broken.any()):
-            gradients = [gradient.masked_fill(broken[:, None], 0.0) for gradient in gradients]
-        return [factors @ gradient for gradient in gradients], by_parameter
+        with torch.autocast(self.device.type, enabled=False):
+            by_parameter = torch.stack([gradient.norm(dim=1) for gradient in gradients])
+            norms = by_parameter.norm(dim=0)
+            factors = clip_factors(norms, self.clip_norm)
+            broken = ~torch.isfinite(norms)
+            if bool(broken.any()):
+                gradients = [gradient.masked_fill(broken[:, None], 0.0) for gradient in gradients]
+            return [factors @ gradient for gradient in gradients], by_parameter
 
-    def _ghost(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[list[Tensor], Tensor]:
-        losses = loss(self.network(x), y)
-        losses.sum().backward(retain_graph=True)
+    def _ghost(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
+        made = losses(None)
+        _total(made, count).backward(retain_graph=True)
         missing = [
             n for n, p in zip(self._names, self.parameters, strict=True) if not hasattr(p, "_norm_sample")
         ]
@@ -202,7 +231,7 @@ class ClippedGradients:
             )
         by_parameter = torch.stack(
             [
-                _of_batch(name, parameter._norm_sample, len(x))  # type: ignore[attr-defined]
+                _of_batch(name, parameter._norm_sample, count)  # type: ignore[attr-defined]
                 for name, parameter in zip(self._names, self.parameters, strict=True)
             ]
         )
@@ -213,8 +242,8 @@ class ClippedGradients:
         self._hooks.disable_hooks()
         try:
             if not bool(usable.all()):  # a factor of 0 would still bring NaN into the sum
-                losses = loss(self.network(x[usable]), y[usable])
-            (losses * clip_factors(norms, self.clip_norm)[usable]).sum().backward()
+                made = losses(usable)
+            (made * clip_factors(norms, self.clip_norm)[usable]).sum().backward()
         finally:
             self._hooks.enable_hooks()
         pieces = [
@@ -229,6 +258,16 @@ class ClippedGradients:
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """One cross-entropy an example: the loss of classifiers."""
     return nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+def _total(losses: Tensor, count: int) -> Tensor:
+    """Sum of the losses of ``count`` examples, of which there is one each or their mean."""
+    return losses.sum() if losses.ndim else losses * count
+
+
+def _in_full(gradients: Tensor) -> Tensor:
+    """Gradients in 32 bits at least: a norm rounded to 16 bits would let them pass the bound by a part in 256."""
+    return gradients.float() if gradients.dtype in (torch.float16, torch.bfloat16) else gradients
 
 
 def _of_batch(name: str, values: Any, count: int) -> Tensor:

@@ -6,8 +6,8 @@ import dataclasses
 
 from pl_privknn._checks import check_choice, check_int, check_positive, check_rate
 from pl_privknn.argument_groups import ArgumentGroup
-from pl_privknn.baselines.clipping import CLIPPING
 from pl_privknn.privacy.settings import Budget
+from pl_privknn.training.clipping import CLIPPING
 
 ON_BUDGET = ("error", "stop")
 
@@ -106,7 +106,7 @@ class Clipping(ArgumentGroup):
 
     Args:
         clip_norm: L2 bound of each record's gradient.
-        clipping: ``"flat"`` or ``"ghost"``, see :class:`~pl_privknn.baselines.clipping.ClippedGradients`.
+        clipping: ``"flat"`` or ``"ghost"``, see :class:`~pl_privknn.training.clipping.ClippedGradients`.
         physical_batch_size: records at once; bounds memory and changes nothing else. By default 64 on a CPU, 512
             elsewhere.
 

@@ -18,7 +18,8 @@ from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 
-_FILE = "noisy_sgd.json"
+#: Name of the run's own file, for each kind of training.
+_FILES = {"NoisySGD": "noisy_sgd.json", "PrivateTraining": "private_training.json"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +64,13 @@ def run_folder(
     return resumed_folder(
         Path(resumed["run_dir"]),
         checkpoint,
-        lambda folder: _content(folder).get("run_id") == resumed["run_id"],
+        lambda folder: any(
+            _content(folder / name).get("run_id") == resumed["run_id"] for name in _FILES.values()
+        ),
     )
 
 
-def _content(folder: Path) -> dict[str, Any]:
-    path = folder / _FILE
+def _content(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
@@ -82,6 +84,7 @@ class TrainingRun:
     Args:
         folder: the run's folder.
         plan: what is asked for.
+        kind: what trains: a class's name.
         max_epsilon: budget of the ledger, or None.
         stop_at_budget: where the plan does not fit the budget, plan as many steps as do fit.
         ledger_path: a ledger that several runs share, or None for the run's own.
@@ -104,6 +107,7 @@ class TrainingRun:
         folder: Path,
         plan: TrainingPlan,
         *,
+        kind: str,
         max_epsilon: float | None,
         stop_at_budget: bool,
         ledger_path: Path | None,
@@ -112,7 +116,8 @@ class TrainingRun:
         noise: NoiseSource,
         ledger_head_path: Path | None = None,
     ) -> None:
-        self.folder, self.plan = folder, plan
+        self.folder, self.plan, self.kind = folder, plan, kind
+        self._file = folder / _FILES[kind]
         self._noise_mark = noise_guarantee(noise)
         self._lock = FolderLock(folder)
         try:
@@ -214,7 +219,7 @@ class TrainingRun:
         return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, plan.steps)
 
     def _state_plan(self, stop_at_budget: bool) -> int:
-        description = {"training": "NoisySGD", **dataclasses.asdict(self.plan)}
+        description = {"training": self.kind, **dataclasses.asdict(self.plan)}
 
         def state(steps: int) -> int:
             self.ledger.run(self.run_id, [Charge(self.mechanism, steps, self._noise_mark)], description)
@@ -236,7 +241,7 @@ class TrainingRun:
             return state(fitting)
 
     def _read(self, checkpoint: dict[str, Any] | None) -> dict[str, Any]:
-        found = _content(self.folder)
+        found = _content(self._file)
         if checkpoint is not None and found.get("run_id") != checkpoint["run_id"]:
             raise ValueError(
                 f"run_dir={str(self.folder)!r} holds run {found.get('run_id')}, the checkpoint belongs to run "
@@ -264,7 +269,7 @@ class TrainingRun:
             "noise_multiplier": self.noise_multiplier,
             "planned": self.planned,
         }
-        write_durably(self.folder / _FILE, (json.dumps(content, indent=2) + "\n").encode())
+        write_durably(self._file, (json.dumps(content, indent=2) + "\n").encode())
 
     def _check_progress(self, checkpoint: dict[str, Any] | None, charged: int) -> None:
         if checkpoint is not None and charged < checkpoint["charged"]:

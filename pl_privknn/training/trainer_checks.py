@@ -7,19 +7,26 @@ from typing import Any
 import pytorch_lightning as pl
 
 
-def check_trainer(trainer: pl.Trainer) -> None:
-    """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do."""
+def check_trainer(trainer: pl.Trainer, kind: str, batch_size: str, clip_norm: str) -> None:
+    """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do.
+
+    Args:
+        trainer: of the training.
+        kind: what trains: a class's name.
+        batch_size: what its argument for the expected size of a batch is called.
+        clip_norm: what that of the clipping norm is called.
+    """
     options: Any = trainer
     if options.accumulate_grad_batches != 1:
         raise ValueError(
             f"accumulate_grad_batches={options.accumulate_grad_batches} would add up several Poisson batches, "
-            "which is not what ε is stated for; set batch_size of NoisySGD instead; its physical_batch_size "
-            "bounds the memory"
+            f"which is not what ε is stated for; set {batch_size} of {kind} instead; its "
+            "physical_batch_size bounds the memory"
         )
     if options.gradient_clip_val:
         raise ValueError(
             f"gradient_clip_val={options.gradient_clip_val} has no part in noisy SGD, which clips each record's "
-            "gradient; set clip_norm of NoisySGD instead"
+            f"gradient; set {clip_norm} of {kind} instead"
         )
     if options.overfit_batches:
         raise ValueError(
@@ -27,7 +34,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
         )
     if options.world_size > 1:
         raise ValueError(
-            f"devices: NoisySGD samples and draws noise in one process, the trainer has {options.world_size}; set "
+            f"devices: {kind} samples and draws noise in one process, the trainer has {options.world_size}; set "
             "devices=1"
         )
     if getattr(options.precision_plugin, "scaler", None) is not None:
@@ -37,8 +44,12 @@ def check_trainer(trainer: pl.Trainer) -> None:
         )
 
 
-def check_data(trainer: pl.Trainer) -> Any:
+def check_data(trainer: pl.Trainer, kind: str) -> Any:
     """The trainer's data module, if it has private records and is not used by a labeler at the same time.
+
+    Args:
+        trainer: of the training.
+        kind: what trains: a class's name.
 
     Raises:
         TypeError: for another kind of data.
@@ -48,14 +59,12 @@ def check_data(trainer: pl.Trainer) -> Any:
     data = options.datamodule
     if not callable(getattr(data, "train_privately", None)):
         raise TypeError(
-            f"NoisySGD needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
+            f"{kind} needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
             "datamodule=ArraysDataModule(…) or another one of pl_privknn.datamodules to trainer.fit"
         )
-    if getattr(data, "task", "multiclass") != "multiclass":
-        raise ValueError(f"task={data.task!r}: NoisySGD trains classifiers of one class an image")
     if any(getattr(callback, "labeler", None) is not None for callback in options.callbacks):
         raise ValueError(
-            "labeler: NoisySGD learns from the private records themselves and asks no teacher; leave the labeler "
+            f"labeler: {kind} learns from the private records themselves and asks no teacher; leave the labeler "
             "out, or train a student with it"
         )
     return data

@@ -1,0 +1,270 @@
+"""The callback that trains any LightningModule privately."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.noisy_steps import noise_for_steps, steps_per_epoch
+from pl_privknn.privacy.private_side import privately
+from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.clipping import CLIPPING
+from pl_privknn.training.layer_checks import replace_batch_norms
+from pl_privknn.training.module_checks import check_module, check_readers
+from pl_privknn.training.module_guard import ModuleGuard
+from pl_privknn.training.reporting import ReportsTraining
+from pl_privknn.training.session import PrivateSession
+from pl_privknn.training.settings import PoissonBatches, TrainingBudget
+from pl_privknn.training.step_checks import step_loss
+from pl_privknn.training.step_gradients import StepGradients
+from pl_privknn.training.trainer_checks import check_data, check_trainer
+
+_KIND = "PrivateTraining"
+_KEY = "private_training"
+
+
+class PrivateTraining(ReportsTraining, pl.Callback):
+    """Trains any LightningModule on the private records by noisy SGD (Abadi et al. 2016), by its own training_step.
+
+    In place of the data module's training batches come Poisson samples of its private part, tuples
+    ``(images, labels)``: at each step every record is drawn with probability
+    ``expected_batch_size / expected_records``, independently. ``training_step`` gives the mean loss of a part of the
+    sample; each example's gradient of it (by Opacus' hooks, without wrapping the module) is clipped to
+    ``max_grad_norm``; noise is added once a step to their sum, which is then divided by ``expected_batch_size``. That
+    is the gradient which the module's own optimizer and schedulers see. Parameters that need no gradient stay as they
+    are, so that frozen backbones and adapters work.
+
+    The trainer's epochs (of ⌈expected_records / expected_batch_size⌉ steps) fix the number of steps, and with it ε,
+    before the first one; they are stated as a plan in a ledger, which pays for every few steps before their noise is
+    drawn. A resumed run continues its plan: ε stays what it was. With ``fast_dev_run`` no private record is touched.
+
+    Checked by value on made-up batches, before anything is paid or read: the loss is the mean over examples, no
+    example sees another one, the clipping takes the whole gradient of each, nothing of a batch stays on the module.
+    What ``training_step`` logs is dropped with a warning, and metrics that it updates are emptied; ``privacy/…`` is
+    logged at every step. See ``docs/guides/private_training.md`` for all that is refused.
+
+    Args:
+        epsilon: ε that the whole training may cost. Without ``noise_multiplier`` the least noise with which all steps
+            stay within it is found; with it, training ends before the step that would pass it.
+        delta: δ of the guarantee.
+        max_grad_norm: L2 bound of each record's gradient.
+        expected_batch_size: what the noisy sum of gradients is divided by, a public constant.
+        expected_records: about how many private records there are, a public constant that takes the place of their
+            number, which is private.
+        noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
+        clipping: ``"flat"``; see :class:`~pl_privknn.training.clipping.ClippedGradients`.
+        physical_batch_size: records at once; bounds memory and changes nothing else.
+        replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
+        files: the run's folder and its ledger.
+        steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
+        noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
+            benchmarks and protect nothing.
+
+    Raises:
+        ValueError: for arguments out of range.
+
+    Example:
+        >>> from pl_privknn import PrivateTraining
+        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
+        >>> training = PrivateTraining(1.0, 1e-5, expected_batch_size=512, expected_records=60_000)
+        >>> steps = 20 * training.steps_per_epoch
+        >>> noise = training.noise_for(steps)
+        >>> steps, round(noise, 3)
+        (2360, 1.728)
+        >>> epsilon_for_delta([Charge(Gaussian(noise, 1.0, 512 / 60_000), steps)], delta=1e-5) <= 1.0
+        True
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        max_grad_norm: float = 1.0,
+        *,
+        expected_batch_size: int,
+        expected_records: int,
+        noise_multiplier: float | None = None,
+        clipping: str = "flat",
+        physical_batch_size: int | None = None,
+        replace_batch_norm: bool = False,
+        files: RunFiles = RunFiles(),
+        steps_per_charge: int = 20,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        if epsilon is None and noise_multiplier is None:
+            raise ValueError(
+                "epsilon=None, noise_multiplier=None: give epsilon, which finds the noise, or noise_multiplier, or "
+                "both to train until epsilon is spent"
+            )
+        for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
+            if value is not None:
+                check_positive(name, value)
+        self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
+        check_int("expected_batch_size", expected_batch_size)
+        if check_int("expected_records", expected_records) < expected_batch_size:
+            raise ValueError(
+                f"expected_batch_size={expected_batch_size} is more than expected_records={expected_records}; "
+                "lower it"
+            )
+        self.clipping = check_choice("clipping", clipping, CLIPPING)
+        if physical_batch_size is not None:
+            check_int("physical_batch_size", physical_batch_size)
+        self.physical_batch_size = physical_batch_size
+        self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
+        known = noise_multiplier is not None
+        budget = TrainingBudget(
+            delta=check_open_unit("delta", delta),
+            max_epsilon=epsilon if known else None,
+            target_epsilon=None if known else epsilon,
+            noise_multiplier=noise_multiplier,
+            on_budget="stop" if known else "error",
+        )
+        batches = PoissonBatches(batch_size=expected_batch_size, expected_records=expected_records)
+        self.session = PrivateSession(_KIND, batches, budget, files, steps_per_charge, noise_source)
+        self._guard: ModuleGuard | None = None
+        self._gradients: StepGradients | None = None
+        self._logged: tuple[int, dict[str, float]] = (-1, {})
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one of the trainer's epochs; it depends on public constants alone."""
+        return steps_per_epoch(self.session.sampling_rate)
+
+    def noise_for(self, steps: int) -> float:
+        """The noise multiplier with which so many steps are trained.
+
+        Args:
+            steps: of the whole training.
+        """
+        budget = self.session.budget
+        if budget.noise_multiplier is not None:
+            return budget.noise_multiplier
+        assert budget.target_epsilon is not None
+        return noise_for_steps(budget.target_epsilon, budget.delta, self.session.sampling_rate, steps)
+
+    # ------------------------------------------------------------------ hooks
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what private training would go wrong with; draw batches from the private part."""
+        if stage != "fit":
+            return
+        self._leave()  # what a training that an error ended may have left
+        self.session.run = None
+        check_trainer(trainer, _KIND, "expected_batch_size", "max_grad_norm")
+        check_module(trainer, pl_module, self)
+        data = check_data(trainer, _KIND)
+        if self.replace_batch_norm:
+            replace_batch_norms(pl_module)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")
+            data.public.set_labels(slice(None), _labels(data, len(data.public)))
+        else:
+            self.session.draw_from(data)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember the run that a checkpoint belongs to."""
+        self.session.loaded = checkpoint.get(_KEY)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save where the run's folder is and how far it came; charges stay in the ledger."""
+        if self.session.run is not None:
+            checkpoint[_KEY] = self.session.run.state()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check the module on made-up batches, then state the plan and take the place of its training_step."""
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        gradients = StepGradients(pl_module, self.max_grad_norm, self.clipping, self.physical_batch_size)
+        logged = gradients.check_step(pl_module, tuple(data.image_shape), _labels(data, 3))
+        check_readers(trainer, logged)
+        self.session.open(trainer, gradients.clip_norm)
+        self._gradients = gradients
+        self._gradients.attach()
+        self._logged = (-1, {})
+        self._guard = ModuleGuard(pl_module, self._step, lambda: self.session.ended(trainer))
+        self._guard.tell(logged)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log ε on the axis of steps, and tell of what was dropped."""
+        assert self._guard is not None
+        self._guard.tell()
+        if self.session.run is None:
+            return
+        row = self.session.run.steps.row
+        if row != self._logged[0]:  # what was spent grows by rows
+            self._logged = (row, self.privacy_metrics())
+        for name, value in self._logged[1].items():
+            pl_module.log(name, value, on_step=True, on_epoch=False, batch_size=1)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the module its methods back, and leave the private records and the run's folder."""
+        if stage == "fit":
+            self._leave()
+            self.session.end(trainer)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the module its methods back, and let another run use the folder."""
+        self._leave()
+
+    # ------------------------------------------------------------------ work
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is not in a fit."""
+        return {**self.__dict__, "_guard": None, "_gradients": None}
+
+    def _leave(self) -> None:
+        if self._guard is not None:
+            self._guard.take_off()
+            self._guard = None
+        if self._gradients is not None:
+            self._gradients.detach()
+            self._gradients = None
+        self.session.leave()
+
+    def _step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """One noisy step: a loss that has the noisy gradient, and nothing else in it."""
+        assert self._gradients is not None
+        assert self._guard is not None
+        self._gradients.check_same(self._guard.module)
+        if self.session.run is None:  # public images
+            images, labels = batch["labeled"]
+            total = self._private_sum(images, labels, batch_idx)
+            return {"loss": self._gradients.surrogate(total / self.session.batch_size)}
+        images, labels = batch.taken()
+        total = privately(self._private_sum, images, labels, batch_idx)
+        return {"loss": self._gradients.surrogate(self.session.release(total))}
+
+    def _private_sum(self, images: Tensor, labels: Tensor, batch_idx: int) -> Tensor:
+        assert self._gradients is not None
+        assert self._guard is not None
+        module, trainer = self._guard.module, self._guard.module.trainer
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            part = trainer.precision_plugin.convert_input((x, y))
+            part = module._on_before_batch_transfer(part, dataloader_idx=0)
+            part = trainer.strategy.batch_to_device(part, dataloader_idx=0)
+            return step_loss(module, part, batch_idx)
+
+        with self._guard.private_step():
+            return self._gradients.sum_of(images, labels, step)
+
+
+def _labels(data: Any, count: int) -> Tensor:
+    """Labels of made-up examples, of all kinds that there are."""
+    if data.task == "multilabel":
+        places = torch.arange(count)[:, None] + torch.arange(data.num_classes)
+        return places % 2
+    return torch.arange(count) % int(data.num_classes)

@@ -1,0 +1,145 @@
+"""What every private training does around its steps: Poisson batches, the plan in the ledger, noise, the end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+
+from pl_privknn._checks import check_int
+from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.settings import PoissonBatches, TrainingBudget
+from pl_privknn.training.trainer_checks import check_data
+from pl_privknn.training.training_run import TrainingPlan, TrainingRun, run_folder
+
+
+class PrivateSession:
+    """One private training in a trainer, whoever computes its gradients.
+
+    Args:
+        kind: what trains, for messages, the ledger and the run's folder: a class's name.
+        batches: how records are drawn.
+        budget: ε and δ, or the noise.
+        files: the run's folder and its ledger.
+        steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
+        noise_source: of coins and noise; the operating system's generator by default.
+
+    Attributes:
+        run: the training in its folder, once the fit has started.
+        private: what the private batches are made of, during the fit; None in a ``fast_dev_run``.
+        loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
+
+    Raises:
+        ValueError: for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        batches: PoissonBatches,
+        budget: TrainingBudget,
+        files: RunFiles,
+        steps_per_charge: int,
+        noise_source: NoiseSource | None,
+    ) -> None:
+        budget.check_complete()
+        self.kind, self.budget = kind, budget
+        self.batch_size, self.sampling_rate = batches.batch_size, batches.rate
+        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        self.noise_source = noise_source if noise_source is not None else default_noise()
+        self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
+        self.run: TrainingRun | None = None
+        self.private: Any = None
+        self.loaded: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy holds no private record and no open ledger."""
+        return {**self.__dict__, "private": None, "run": None}
+
+    def draw_from(self, data: Any) -> None:
+        """Make the data module give Poisson batches of private records."""
+        self.private = data.train_privately(self.sampling_rate, self._coins)
+
+    def open(self, trainer: pl.Trainer, clip_norm: float) -> None:
+        """State the plan in the ledger, or continue that of an interrupted run; nothing where nothing is drawn.
+
+        Raises:
+            BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
+            ValueError: where the trainer says no number of steps; see also :class:`TrainingRun`.
+        """
+        resumed = self.loaded if trainer.ckpt_path is not None else None
+        self.loaded = None
+        if self.private is None:
+            return
+        self.run = TrainingRun(
+            run_folder(self.run_dir, resumed, trainer.ckpt_path, trainer.log_dir or trainer.default_root_dir),
+            self._plan(trainer, clip_norm),
+            kind=self.kind,
+            max_epsilon=self.budget.max_epsilon,
+            stop_at_budget=self.budget.on_budget == "stop",
+            ledger_path=self.ledger_path,
+            steps_per_charge=self.steps_per_charge,
+            checkpoint=resumed,
+            noise=self.noise_source,
+            ledger_head_path=self.ledger_head_path,
+        )
+        if self.run.lost:
+            rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
+
+    def ended(self, trainer: pl.Trainer) -> bool:
+        """Whether all planned steps are done; the trainer is told to stop then."""
+        if self.run is None or self.run.steps.left:
+            return False
+        trainer.should_stop = True
+        rank_zero_info(f"all {self.run.planned} planned steps are done: the training ends here")
+        return True
+
+    def release(self, total: Tensor) -> Tensor:
+        """Pay for a step and draw its noise.
+
+        Args:
+            total: sum of clipped gradients of a Poisson batch; all zero for an empty one.
+
+        Returns:
+            The noisy sum over the expected batch size, a constant: the number of records drawn is private.
+        """
+        assert self.run is not None
+        return self.run.steps.release(total, self.noise_source) / self.batch_size
+
+    def leave(self) -> None:
+        """Let another run use the folder; the ledger stays readable."""
+        if self.run is not None:
+            self.run.close()
+
+    def end(self, trainer: pl.Trainer) -> None:
+        """Leave the folder and the private records."""
+        self.leave()
+        if self.private is not None:
+            self.private = None
+            check_data(trainer, self.kind).train_publicly()
+
+    def _plan(self, trainer: pl.Trainer, clip_norm: float) -> TrainingPlan:
+        steps = trainer.estimated_stepping_batches
+        if not math.isfinite(steps):
+            raise ValueError(
+                f"max_epochs={trainer.max_epochs}: the number of steps is part of the guarantee; set max_epochs or "
+                "max_steps of the trainer"
+            )
+        return TrainingPlan(
+            steps=check_int("steps", steps),
+            sampling_rate=self.private.batches.sampling_rate,
+            batch_size=self.batch_size,
+            clip_norm=clip_norm,
+            delta=self.budget.delta,
+            noise_multiplier=self.budget.noise_multiplier,
+            target_epsilon=self.budget.target_epsilon,
+        )
+
+    def _coins(self) -> NoiseSource:
+        # A seeded source must not toss the same coins again after a resume; charges only grow.
+        place = (0, 0) if self.run is None else (self.run.num_charges, self.run.steps.left)
+        return self.noise_source.stream("batches", *place)

@@ -1,0 +1,125 @@
+"""Faults in the private training of any LightningModule: its batches, its gradients, what it logs."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS = (
+    Fault(
+        "noise-scaled-by-the-true-batch",
+        "The update is divided by the number of records drawn, which is private.",
+        "pl_privknn.training.private_training",
+        {
+            "self._gradients.surrogate(self.session.release(total))": (
+                "self._gradients.surrogate(self.session.release(total) * self.session.batch_size / max(1, len(images)))"
+            ),
+        },
+        ("test_private_training::test_a_noiseless_update_is_that_of_each_example_clipped",),
+    ),
+    Fault(
+        "clipping-after-averaging",
+        "Each example's gradient is divided by the batch before it is clipped, so that none is.",
+        "pl_privknn.training.clipping",
+        {
+            "return losses.sum() if losses.ndim else losses * count": "return losses.sum() if losses.ndim else losses",
+        },
+        ("test_private_training::test_a_noiseless_update_is_that_of_each_example_clipped",),
+    ),
+    Fault(
+        "shuffled-batches",
+        "The loader shuffles and cuts, as ordinary ones do, and is accounted as Poisson sampling.",
+        "pl_privknn.datamodules.formats.poisson_loader",
+        {
+            "        for _ in range(self.steps):\n            yield poisson_sample(self.count, self.sampling_rate, coins).tolist()": (
+                "        order = coins.uniform((self.count,)).argsort()\n"
+                "        for part in order.tensor_split(self.steps):\n"
+                "            yield part.sort().values.tolist()"
+            ),
+        },
+        ("test_noisy_sgd_steps::test_poisson_samples_have_the_stated_rate_and_random_sizes",),
+    ),
+    Fault(
+        "spent-by-the-plan",
+        "What was spent is taken from the planned steps and not from those that were paid.",
+        "pl_privknn.training.training_run",
+        {
+            "return sum(charge.count for charge in charges if charge.mechanism == self.mechanism)": (
+                "return self.planned if charges else 0"
+            ),
+        },
+        ("test_private_training::test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn",),
+    ),
+    Fault(
+        "private-loss-passes",
+        "What training_step logs of private records reaches the loggers.",
+        "pl_privknn.training.module_guard",
+        {
+            "        if self._inside:\n            return False\n        if not self.module": "        if self._inside or not self.module",
+        },
+        ("test_private_training::test_only_epsilon_and_validation_are_logged_and_epsilon_at_every_step",),
+    ),
+    Fault(
+        "private-metric-stays",
+        "A metric keeps the counts of private batches.",
+        "pl_privknn.training.module_guard",
+        {
+            "                    metric.reset()": "                    pass",
+        },
+        ("test_private_training::test_only_epsilon_and_validation_are_logged_and_epsilon_at_every_step",),
+    ),
+    Fault(
+        "a-batch-released-twice",
+        "An optimizer gets two noisy gradients of one sample, accounted as two samples.",
+        "pl_privknn.datamodules.formats.poisson_loader",
+        {
+            "        if self._is_taken:": "        if False:",
+            "records[:0], labels[:0]": "records, labels",
+        },
+        ("test_private_training::test_an_optimizer_that_looks_twice_at_a_batch_is_stopped",),
+    ),
+    Fault(
+        "thawed-without-noise",
+        "Parameters that thaw later are trained by their raw gradients.",
+        "pl_privknn.training.step_gradients",
+        {
+            "        if [id(p) for p in module": "        if not self.parameters and [id(p) for p in module",
+        },
+        ("test_private_training::test_parameters_that_thaw_later_are_refused",),
+    ),
+    Fault(
+        "norms-rounded-to-sixteen-bits",
+        "A norm in 16 bits lets gradients pass the bound.",
+        "pl_privknn.training.clipping",
+        {
+            "return gradients.float() if gradients.dtype in": "return gradients if gradients.dtype in",
+        },
+        ("test_private_training::test_sixteen_bits_do_not_lengthen_a_clipped_gradient",),
+    ),
+    Fault(
+        "a-loss-that-is-no-mean",
+        "A loss that weighs examples by each other is taken for a mean.",
+        "pl_privknn.training.step_checks",
+        {
+            "        if self._same(self.outputs, alone.mean().reshape(1)):": "        if True:",
+        },
+        ("test_refusals::test_what_breaks_the_guarantee_is_refused_before_a_record_is_read",),
+    ),
+    Fault(
+        "outputs-stay-on-the-module",
+        "A module keeps what it made of private records.",
+        "pl_privknn.training.step_checks",
+        {
+            "if before.get(name, ()) != value]": "if before.get(name, value) != value]",
+        },
+        ("test_refusals::test_what_breaks_the_guarantee_is_refused_before_a_record_is_read",),
+    ),
+    Fault(
+        "early-stopping-by-private-loss",
+        "Training waits for a figure of private records.",
+        "pl_privknn.training.module_checks",
+        {
+            "        if monitor in private:": "        if False:",
+        },
+        ("test_refusals::test_callbacks_that_wait_for_private_figures_are_refused",),
+    ),
+)

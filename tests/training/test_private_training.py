@@ -1,0 +1,275 @@
+"""PrivateTraining on a module that nobody shaped for it: its update, its ε, what it logs and leaves."""
+
+import math
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make_data
+from pytorch_lightning.loggers import CSVLogger
+from torch.nn import functional as F
+from training_setup import Lit, Silent, fit, training
+
+from pl_privknn import PrivateTraining
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.private_side import PrivateSideError
+from pl_privknn.training.step_gradients import StepGradients
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def literal_update(module, data, clip_norm, divisor):
+    """One gradient step on the private part: each example's gradient clipped by itself."""
+    data.setup("fit")
+    total = 0
+    for x, y in data.private:
+        module.zero_grad()
+        F.cross_entropy(module(x[None]), torch.tensor([y])).backward()
+        gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).double()
+        total = total + gradient * min(1.0, clip_norm / float(gradient.norm()))
+    return weights(module) - module.lr * total / divisor
+
+
+@pytest.mark.parametrize("physical", [7, 500])
+@pytest.mark.parametrize("clip_norm", [0.1, 100.0])
+def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, physical, clip_norm):
+    # A rate of 1 draws all 90 records; the sum is divided by the expected 60, whatever there are.
+    callback = training(
+        max_grad_norm=clip_norm, expected_batch_size=60, expected_records=60, physical_batch_size=physical,
+        noise_source=Silent(0),
+    )  # fmt: skip
+    expected = literal_update(Lit(), make_data(), clip_norm, 60)
+    module = Lit()
+    fit(module, tmp_path, callback, epochs=1)
+    torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_epsilon_lies_between_what_opacus_states(tmp_path):
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    callback, trainer = fit(Lit(), tmp_path, training(epsilon=2.0), epochs=3)
+    ((mechanism, count),) = charged(tmp_path)
+    assert count == trainer.global_step == callback.planned_steps == 9
+    assert mechanism.sampling_rate == 30 / PRIVATE
+    stated = {}
+    for kind in (PRVAccountant, RDPAccountant):
+        accountant = kind()
+        accountant.history = [(mechanism.sigma / mechanism.l2_sensitivity, mechanism.sampling_rate, count)]
+        stated[kind] = accountant.get_epsilon(delta=1e-5)
+    assert stated[PRVAccountant] - 0.011 <= callback.epsilon <= stated[RDPAccountant]  # PRV's own error: 0.01
+    assert 1.98 < callback.epsilon <= 2.0
+    assert callback.epsilon_spent == pytest.approx(callback.epsilon)
+
+
+def test_training_ends_before_the_step_that_would_pass_epsilon(tmp_path):
+    callback, trainer = fit(Lit(), tmp_path, training(epsilon=3.0, noise_multiplier=3.0), epochs=50)
+    mechanism, steps = Gaussian(3.0, 1.0, 30 / PRIVATE), trainer.global_step
+    assert 0 < steps == sum(count for _, count in charged(tmp_path)) < 150
+    assert account([Charge(mechanism, steps)], delta=1e-5).epsilon <= 3.0
+    assert account([Charge(mechanism, steps + 1)], delta=1e-5).epsilon > 3.0
+    assert callback.epsilon == callback.epsilon_spent <= 3.0
+
+
+def test_only_epsilon_and_validation_are_logged_and_epsilon_at_every_step(tmp_path):
+    names = set()
+
+    class Names(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            names.update(trainer.callback_metrics, trainer.progress_bar_metrics, trainer.logged_metrics)
+            assert set(outputs) == {"loss"}
+            assert len(batch.records) == 0  # the step has taken it
+
+    module = Lit()
+    with pytest.warns(UserWarning, match="train_accuracy, train_loss: logged in training"):
+        _, trainer = fit(
+            module, tmp_path, training(steps_per_charge=2), 2, callbacks=[Names()],
+            logger=CSVLogger(tmp_path, "", ""), log_every_n_steps=1,
+        )  # fmt: skip
+    privacy = {"privacy/epsilon", "privacy/epsilon_spent", "privacy/delta", "privacy/guarantee"}
+    assert names | set(trainer.callback_metrics) == {*privacy, "val_loss"}
+    header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    place = {name: number for number, name in enumerate(header.split(","))}
+    assert set(place) == {*privacy, "val_loss", "step", "epoch"}
+    cells = [row.split(",") for row in rows]
+    spent = [
+        float(row[place["privacy/epsilon_spent"]]) for row in cells if row[place["privacy/epsilon_spent"]]
+    ]
+    expected = [
+        account([Charge(Gaussian(1.0, 1.0, 1 / 3), n)], delta=1e-5).epsilon for n in (2, 2, 4, 4, 6, 6)
+    ]
+    assert spent == pytest.approx(expected, rel=1e-6)
+    assert module.accuracy.update_count == 0
+    assert not module.accuracy.tp.any()
+
+
+def test_the_module_gets_its_methods_back_and_can_be_trained_again(tmp_path):
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, *_):
+            raise OSError("stop")
+
+    module, data = Lit(), make_data()
+    before, keys = set(vars(module)), set(module.state_dict())
+    for place, callbacks in enumerate(([], [Stop()], [])):
+        callback = training()
+        try:
+            fit(module, tmp_path / str(place), callback, 1, data, callbacks=callbacks)
+        except OSError:
+            data.train_publicly()  # as a trainer that ends by an error leaves it
+        assert not {"training_step", "log", "on_train_batch_start"} & (set(vars(module)) - before)
+        assert set(module.state_dict()) == keys
+        assert not any("grad_sample" in vars(p) for p in module.parameters())
+    data.public.set_labels(slice(None), data.public.truth)
+    assert set(next(iter(data.train_dataloader()))[0]) == {"labeled", "unlabeled"}
+
+
+def test_fast_dev_run_touches_no_private_record(tmp_path):
+    class Sealed(ArraysDataModule):
+        @property
+        def private(self):
+            raise AssertionError("a private record was read")
+
+    fit(Lit(), tmp_path, training(noise_source=NoNoise()), data=make_data(Sealed), fast_dev_run=True)
+    assert not list(tmp_path.rglob("*.sqlite"))
+
+
+def test_schedulers_optimizers_and_transfer_hooks_of_the_module_work(tmp_path):
+    shapes = set()
+
+    class Scheduled(Lit):
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)]
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            images, labels = batch
+            shapes.add(tuple(images.shape[1:]))
+            return images - 0.5, labels
+
+    _, trainer = fit(Scheduled(), tmp_path)
+    assert shapes == {(1, 8, 8)}
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**2)
+
+
+def test_an_optimizer_that_looks_twice_at_a_batch_is_stopped(tmp_path):
+    class Twice(torch.optim.SGD):
+        def step(self, closure=None):
+            closure()
+            return super().step(closure)
+
+    class Module(Lit):
+        def configure_optimizers(self):
+            return Twice(self.parameters(), lr=0.1)
+
+    with pytest.raises(RuntimeError, match="closure several times"):
+        fit(Module(), tmp_path)
+
+
+def test_parameters_that_thaw_later_are_refused(tmp_path):
+    class Thaw(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            pl_module.net[1].requires_grad_(trainer.current_epoch == 1)
+
+    module = Lit()
+    module.net[1].requires_grad_(False)
+    frozen = module.net[1].weight.clone()
+    with pytest.raises(ValueError, match="requires_grad: other parameters"):
+        fit(module, tmp_path, callbacks=[Thaw()])
+    assert torch.equal(module.net[1].weight, frozen)
+
+
+def test_an_error_of_the_module_on_private_records_is_not_quoted(tmp_path):
+    class Careless(Lit):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.current_epoch and len(batch[0]) > 3:
+                raise RuntimeError(f"bad record {batch[0]}")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(PrivateSideError, match="RuntimeError at test_private_training"):
+        fit(Careless(), tmp_path)
+
+
+def test_sixteen_bits_do_not_lengthen_a_clipped_gradient(tmp_path):
+    module = Lit()
+    gradients = StepGradients(module, 0.05)
+    gradients.attach()
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 1, 8, 8, generator=generator), torch.arange(40) % 2
+
+    def step(x, y):
+        return F.cross_entropy(module(x), y)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        moved = [float(gradients.sum_of(a[None], b[None], step).norm()) for a, b in zip(x, y, strict=True)]
+    gradients.detach()
+    assert max(moved) <= 0.05
+    assert min(moved) > 0.05 * (1 - 1e-4)  # all are clipped, and none by the rounding of its norm
+    fit(module, tmp_path, epochs=1, precision="bf16-mixed")
+    assert all(math.isfinite(value) for value in weights(module))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": None, "noise_multiplier": None}, "epsilon=None, noise_multiplier=None"),
+        ({"epsilon": 0.0}, "epsilon=0.0"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0"),
+        ({"expected_batch_size": 0}, "expected_batch_size=0"),
+        ({"expected_records": 29}, "expected_batch_size=30 is more than expected_records=29"),
+        ({"clipping": "none"}, "clipping"),
+        ({"physical_batch_size": 0}, "physical_batch_size=0"),
+        ({"steps_per_charge": 0}, "steps_per_charge=0"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        training(**arguments)
+
+
+def test_default_noise_is_cryptographic():
+    callback = PrivateTraining(1.0, expected_batch_size=3, expected_records=9)
+    assert callback.noise_source.cryptographic
+
+
+def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_path, monkeypatch):
+    drawn, original = [], Gaussian.add_noise
+
+    def add_noise(self, values, noise):
+        drawn.append(self)
+        if len(drawn) == 8:  # in the third of five epochs, of three steps each
+            raise OSError("power cut")
+        return original(self, values, noise)
+
+    monkeypatch.setattr(Gaussian, "add_noise", add_noise)
+    last, plan = tmp_path / "ckpt" / "last.ckpt", account([Charge(Gaussian(1.0, 1.0, 1 / 3), 15)], delta=1e-5)
+    with pytest.raises(OSError, match="power cut"):
+        fit(Lit(), tmp_path, training(steps_per_charge=2), 5, callbacks=[keep_last(tmp_path)])
+    assert sum(count for _, count in charged(tmp_path)) == 8
+    seen = []
+
+    class Spent(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(callback.epsilon_spent)
+
+    callback = training(steps_per_charge=2)
+    _, trainer = fit(Lit(), tmp_path, callback, 5, callbacks=[keep_last(tmp_path), Spent()], ckpt_path=last)
+    eight = account([Charge(Gaussian(1.0, 1.0, 1 / 3), 8)], delta=1e-5).epsilon
+    assert seen == [pytest.approx(eight)]  # of the steps that were run, and not of those planned
+    assert callback.epsilon == pytest.approx(plan.epsilon)
+    assert callback.epsilon_spent == pytest.approx(plan.epsilon)
+    # Two steps were lost with the third epoch: six are in the checkpoint, eight were paid, seven are left.
+    assert len(drawn) == 8 + 7
+    assert trainer.global_step == 6 + 7
+    fit(
+        Lit(), tmp_path, training(steps_per_charge=2), 5, ckpt_path=last
+    )  # nothing is left, and nothing drawn
+    assert len(drawn) == 15
+    with pytest.raises(ValueError, match="no checkpoint continues it"):
+        fit(Lit(), tmp_path, training(steps_per_charge=2), 5)
+    with pytest.raises(ValueError, match="other parameters"):
+        fit(Lit(), tmp_path, training(noise_multiplier=2.0, steps_per_charge=2), 5, ckpt_path=last)

@@ -1,0 +1,232 @@
+"""What private training refuses by looking at values, before anything is paid, drawn or read; and what passes."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from noisy_sgd_setup import NoNoise, make_data
+from pytorch_lightning.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
+from torch import nn
+from torch.nn import functional as F
+from training_setup import Lit, fit, training
+
+from pl_privknn.datamodules import ArraysDataModule
+
+
+class Sealed(ArraysDataModule):
+    def private_images(self, start, stop):
+        raise AssertionError("a private record was read")
+
+
+class Other(Lit):
+    """A module whose loss, or whatever else a test gives, is not what it should be."""
+
+    def __init__(self, loss=None, net=None, configure=None, between=None):
+        super().__init__(net)
+        self.own_loss, self.configure, self.between = loss, configure, between
+
+    def training_step(self, batch, batch_idx):
+        if self.own_loss is None and self.between is None:
+            return super().training_step(batch, batch_idx)
+        logits = self(batch[0])
+        if self.own_loss is not None:
+            return self.own_loss(logits, batch[1], self)
+        self.between(self, batch, logits)
+        return F.cross_entropy(logits, batch[1])
+
+    def configure_optimizers(self):
+        return super().configure_optimizers() if self.configure is None else self.configure(self)
+
+
+def contrast(logits, y, _):
+    rows = F.normalize(logits)
+    return F.cross_entropy(rows @ rows.T, torch.arange(len(y)))
+
+
+def decayed(logits, y, module):
+    return F.cross_entropy(logits, y) + 0.1 * module.net[1].weight.square().sum()
+
+
+def keep(module, batch, logits):
+    module.outputs = [*getattr(module, "outputs", []), logits.detach()]
+
+
+def remember(module, batch, logits):
+    module.net.seen += logits.detach().mean()
+
+
+def with_buffer():
+    net = Lit().net
+    net.register_buffer("seen", torch.zeros(()))
+    return net
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.Linear(64, 64), nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.out(F.linear(torch.tanh(self.layer(x.flatten(1))), self.layer.weight))
+
+
+def two(module):
+    return [
+        torch.optim.SGD(module.net[1].parameters(), 0.1),
+        torch.optim.SGD(module.net[3].parameters(), 0.1),
+    ]
+
+
+def plateau(module, monitor="train_loss"):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": monitor}}
+
+
+REFUSED = {
+    "a sum": (lambda: Other(lambda o, y, _: F.cross_entropy(o, y, reduction="sum")), "adds up the losses"),
+    "half a mean": (
+        lambda: Other(lambda o, y, _: F.cross_entropy(o, y, reduction="sum") / 30), "adds up"
+    ),
+    "a mean and a half": (lambda: Other(lambda o, y, _: F.cross_entropy(o, y) * len(y) ** 0.5), "not the mean"),
+    "classes with weights": (
+        lambda: Other(lambda o, y, _: F.cross_entropy(o, y, torch.tensor([1.0, 5.0]).to(o))), "not the mean"
+    ),
+    "a contrast": (lambda: Other(contrast), "not the mean"),
+    "the worst example": (
+        lambda: Other(lambda o, y, _: F.cross_entropy(o, y, reduction="none").max()), "not the mean"
+    ),
+    "losses one by one": (lambda: Other(lambda o, y, _: F.cross_entropy(o, y, reduction="none")), "no loss"),
+    "no loss": (lambda: Other(lambda o, y, _: None), "no loss"),
+    "weights in the loss": (lambda: Other(decayed), "'net.1.weight' for more, or less"),
+    "a layer that mixes": (
+        lambda: Other(net=nn.Sequential(nn.Flatten(), nn.Linear(64, 4), Centred(), nn.Linear(4, 2))),
+        r"layer 'net\.2' mixes",
+    ),
+    "batch norm": (
+        lambda: Other(net=nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))),
+        "replace_batch_norm=True",
+    ),
+    "a weight used again": (lambda: Other(net=Tied()), r"'net\.layer\.weight'"),
+    "noise of its own": (lambda: Other(lambda o, y, _: F.cross_entropy(o + torch.rand_like(o), y)), "second pass"),
+    "outputs kept": (lambda: Other(between=keep), "keeps something of a batch as 'outputs'"),
+    "a buffer": (lambda: Other(net=with_buffer(), between=remember), "buffer 'net.seen'"),
+    "a logger": (lambda: Other(between=lambda m, b, o: m.logger.log_metrics({"loss": 1.0})), "takes no batch"),
+    "other batches": (lambda: Other(lambda o, y, _: F.cross_entropy(o, y["class"])), "takes no batch"),
+    "nothing to train": (lambda: Other(net=Lit().net.requires_grad_(False)), "nothing to train"),
+    "two optimizers": (lambda: manual(Other(configure=two), False), "2 optimizers|multiple optimizers"),
+    "no optimizer": (lambda: Other(configure=lambda m: None), "0 optimizers"),
+    "LBFGS": (lambda: Other(configure=lambda m: torch.optim.LBFGS(m.parameters())), "LBFGS"),
+    "a rate by private loss": (lambda: Other(configure=plateau), "ReduceLROnPlateau: monitor='train_loss'"),
+    "its own steps": (lambda: manual(Lit()), "automatic_optimization=False"),
+}  # fmt: skip
+
+
+def manual(module, by_hand=True):
+    module.automatic_optimization = not by_hand
+    return module
+
+
+def check_refused(tmp_path, module, message, **kwargs):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message) as caught:
+        fit(module, tmp_path, training(noise_source=NoNoise()), data=make_data(Sealed), **kwargs)
+    assert not list(tmp_path.rglob("*.sqlite"))
+    return caught
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_breaks_the_guarantee_is_refused_before_a_record_is_read(tmp_path, name):
+    make, message = REFUSED[name]
+    caught = check_refused(tmp_path, make(), message)
+    if isinstance(caught.value, ValueError):
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ([EarlyStopping("train_loss")], "EarlyStopping: monitor='train_loss'"),
+        ([EarlyStopping("train_loss_epoch")], "EarlyStopping: monitor='train_loss_epoch'"),
+        ([ModelCheckpoint(monitor="train_accuracy")], "ModelCheckpoint: monitor='train_accuracy'"),
+        ([LearningRateFinder()], "LearningRateFinder: it tries steps"),
+        ([training()], "two of them"),
+    ],
+)
+def test_callbacks_that_wait_for_private_figures_are_refused(tmp_path, callbacks, message):
+    check_refused(tmp_path, Lit(), message, callbacks=callbacks)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate_grad_batches": 2}, "set expected_batch_size of PrivateTraining"),
+        ({"gradient_clip_val": 1.0}, "set max_grad_norm of PrivateTraining"),
+        ({"overfit_batches": 1}, "overfit_batches"),
+        ({"epochs": -1}, "max_epochs"),
+    ],
+)
+def test_trainers_that_break_the_accounting_are_refused(tmp_path, options, message):
+    check_refused(tmp_path, Lit(), message, **options)
+
+
+def test_data_without_a_private_part_is_refused(tmp_path):
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self):
+            raise AssertionError("a record was read")
+
+    with pytest.raises(TypeError, match="PrivateTraining needs a PrivatePublicDataModule, got Data"):
+        fit(Lit(), tmp_path, data=Data())
+
+
+def attended(hidden):
+    return F.scaled_dot_product_attention(hidden, hidden, hidden, dropout_p=0.1)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.norm, self.out = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.out(attended(self.norm(self.qkv(x[:, 0]))).flatten(1))
+
+
+HONEST = {
+    "dropout": lambda: Other(net=nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 2))),
+    "attention within an example": lambda: Other(net=Attention()),
+    "group norm": lambda: Other(
+        net=nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 2))
+    ),
+    "a mapping": lambda: Other(lambda o, y, _: {"loss": F.cross_entropy(o, y), "logits": o}),
+    "smoothed labels": lambda: Other(lambda o, y, _: F.cross_entropy(o, y, label_smoothing=0.1)),
+    "two losses": lambda: Other(lambda o, y, _: F.cross_entropy(o, y) + 0.1 * o.square().mean()),
+    "frozen layers": lambda: Other(
+        net=nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False), nn.Linear(8, 2))
+    ),
+    "a learning rate by validation": lambda: Other(configure=lambda m: plateau(m, "val_loss")),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_modules_pass(tmp_path, name):
+    callback, _ = fit(HONEST[name](), tmp_path, epochs=1)
+    assert callback.planned_steps == 3
+
+
+def test_a_check_leaves_no_trace(tmp_path):
+    class Watched(Lit):
+        def on_fit_start(self):  # after the callback's checks, and before the first step
+            self.seen = [{k: v.clone() for k, v in self.state_dict().items()}, torch.get_rng_state()]
+            assert self.accuracy.update_count == 0
+            assert not any(p.grad is not None for p in self.parameters())
+
+    module, before = Watched(), Watched().state_dict()
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    fit(module, tmp_path, epochs=1, num_sanity_val_steps=0)
+    assert all(torch.equal(value, before[name]) for name, value in module.seen[0].items())
+    assert torch.equal(module.seen[1], state)

@@ -1,0 +1,66 @@
+"""What the tests of private training share: a module that nobody shaped for it, and a fit of it."""
+
+import pytorch_lightning as pl
+import torch
+from noisy_sgd_setup import PRIVATE, make_data, make_trainer
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from pl_privknn import PrivateTraining
+from pl_privknn.privacy.noise import SeededNoise
+
+
+class Lit(pl.LightningModule):
+    """A module as the documentation of Lightning shows them: it logs its training loss and accuracy."""
+
+    def __init__(self, net=None, lr=0.5):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 2)]
+        self.net = nn.Sequential(*layers) if net is None else net
+        self.accuracy, self.lr = MulticlassAccuracy(2), lr
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y)
+        self.accuracy(logits, y)
+        self.log("train_loss", loss, prog_bar=True)
+        self.log_dict({"train_accuracy": self.accuracy}, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def training(**kwargs):
+    options = {"expected_batch_size": 30, "expected_records": PRIVATE, "noise_source": SeededNoise(1)}
+    if "epsilon" not in kwargs:
+        options["noise_multiplier"] = 1.0
+    return PrivateTraining(**{**options, **kwargs})
+
+
+def fit(module, folder, callback=None, epochs=2, data=None, ckpt_path=None, callbacks=(), **kwargs):
+    callback = callback or training()
+    trainer = make_trainer(folder, epochs, callbacks=[callback, *callbacks], **kwargs)
+    trainer.fit(module, data or make_data(), ckpt_path=ckpt_path)
+    return callback, trainer
+
+
+class Silent(SeededNoise):
+    """Coins, and noise of zero."""
+
+    def stream(self, *key):
+        child = super().stream(*key)
+        child.__class__ = Silent
+        return child
+
+    def normal(self, shape, scale):
+        return torch.zeros(shape, dtype=torch.float64)
