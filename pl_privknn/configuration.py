@@ -56,6 +56,18 @@ def known_classes() -> dict[str, type]:
     return known
 
 
+def class_named(class_path: str) -> type | None:
+    """The class that YAML names: the project's, or another's by its path, which is imported; None for neither."""
+    if (known := known_classes().get(class_path)) is not None:
+        return known
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError:
+        return None
+    return found if isinstance(found, type) else None
+
+
 def project_classes_only(section: Any, where: str, unmade: Collection[str] = ()) -> Any:
     """A copy of plain data in which every class is the project's own, under its full path.
 
@@ -219,13 +231,8 @@ def _own_class(path: str) -> type | None:
     if (known := known_classes().get(path)) is not None:
         return known
     module, _, name = path.rpartition(".")
-    if not _in_rooms(module) or not name.isidentifier():
-        return None
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return None
-    return found if isinstance(found, type) and _in_rooms(found.__module__) else None
+    found = class_named(path) if _in_rooms(module) and name.isidentifier() else None
+    return found if found is not None and _in_rooms(found.__module__) else None
 
 
 def _check_text(text: str, where: str) -> None:

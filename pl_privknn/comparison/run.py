@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import math
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 from pl_privknn.argument_groups import in_groups, place_of
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
-from pl_privknn.configuration import known_classes
+from pl_privknn.configuration import class_named
 from pl_privknn.nested_settings import get, merged, put
 
 
@@ -165,7 +164,7 @@ def noise_seed(comparison: str, method: str, epsilon: float, seed: int) -> int:
 
 def argument_path(class_path: str, name: str) -> str | None:
     """Where a class takes an argument: its name, or that of its group before it; None where it doesn't."""
-    found = _resolve(class_path)
+    found = class_named(class_path)
     place = None if found is None else place_of(found, name)
     return None if place is None else ".".join(place)
 
@@ -192,18 +191,7 @@ def _fill_in(
 
 def _in_groups(section: dict[str, Any]) -> dict[str, Any]:
     """A section that names a class, with arguments of groups in their groups."""
-    found = _resolve(section["class_path"])
+    found = class_named(section["class_path"])
     if found is None or not section.get("init_args"):
         return section
     return {**section, "init_args": in_groups(found, section["init_args"])}
-
-
-def _resolve(class_path: str) -> type | None:
-    if (known := known_classes().get(class_path)) is not None:
-        return known
-    module, _, name = class_path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name, None) if module else None
-    except ImportError:
-        return None
-    return found if isinstance(found, type) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -46,13 +47,9 @@ class MLPTeachers(StackedTeachers):
 
     Args:
         hidden: units of the hidden layer.
-        steps: see :class:`StackedTeachers`, also for the arguments that follow.
-        batch_size: records a step.
+        steps: optimiser steps of every teacher.
         learning_rate: of Adam at the start.
-        weight_decay: decoupled.
-        seed: for initial weights and batches.
-        teachers_at_once: teachers of one vectorised loop.
-        device: where teachers train.
+        **kwargs: see :class:`StackedTeachers`.
 
     Example:
         >>> import torch
@@ -65,17 +62,9 @@ class MLPTeachers(StackedTeachers):
     """
 
     def __init__(
-        self,
-        hidden: int = 64,
-        steps: int = 300,
-        batch_size: int = 32,
-        learning_rate: float = 3e-3,
-        weight_decay: float = 0.0,
-        seed: int = 0,
-        teachers_at_once: int | None = None,
-        device: str = "cpu",
+        self, hidden: int = 64, steps: int = 300, *, learning_rate: float = 3e-3, **kwargs: Any
     ) -> None:
-        super().__init__(steps, batch_size, learning_rate, weight_decay, seed, teachers_at_once, device)
+        super().__init__(steps, learning_rate=learning_rate, **kwargs)
         self.hidden = check_int("hidden", hidden)
 
     def build(self, num_features: int, num_classes: int) -> nn.Module:
@@ -92,13 +81,9 @@ class CNNTeachers(StackedTeachers):
     Args:
         image_shape: (channels, height, width) of what a row of features is, flattened.
         channels: of the two convolutions.
-        steps: see :class:`StackedTeachers`, also for the arguments that follow.
-        batch_size: records a step.
+        steps: optimiser steps of every teacher.
         learning_rate: of Adam at the start.
-        weight_decay: decoupled.
-        seed: for initial weights and batches.
-        teachers_at_once: teachers of one vectorised loop.
-        device: where teachers train.
+        **kwargs: see :class:`StackedTeachers`.
 
     Raises:
         ValueError: if ``image_shape`` is not three whole numbers, or at training if rows don't fit it.
@@ -118,14 +103,11 @@ class CNNTeachers(StackedTeachers):
         image_shape: tuple[int, int, int] = (1, 28, 28),
         channels: tuple[int, int] = (16, 32),
         steps: int = 300,
-        batch_size: int = 32,
+        *,
         learning_rate: float = 3e-3,
-        weight_decay: float = 0.0,
-        seed: int = 0,
-        teachers_at_once: int | None = None,
-        device: str = "cpu",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(steps, batch_size, learning_rate, weight_decay, seed, teachers_at_once, device)
+        super().__init__(steps, learning_rate=learning_rate, **kwargs)
         if len(image_shape) != 3:
             raise ValueError(f"image_shape={image_shape!r} must be (channels, height, width)")
         self.image_shape = tuple(check_int("image_shape", size) for size in image_shape)
@@ -159,13 +141,9 @@ class ModuleTeachers(StackedTeachers):
         factory: called with (num_features, num_classes), returns a fresh ``nn.Module`` that maps
             ``(b, num_features)`` to logits. Any module that :func:`torch.func.vmap` can run; no batch
             normalisation.
-        steps: see :class:`StackedTeachers`, also for the arguments that follow.
-        batch_size: records a step.
+        steps: optimiser steps of every teacher.
         learning_rate: of Adam at the start.
-        weight_decay: decoupled.
-        seed: for initial weights and batches.
-        teachers_at_once: teachers of one vectorised loop.
-        device: where teachers train.
+        **kwargs: see :class:`StackedTeachers`.
     """
 
     # The factory can't be told apart from another one by its settings.
@@ -175,14 +153,11 @@ class ModuleTeachers(StackedTeachers):
         self,
         factory: Callable[[int, int], nn.Module],
         steps: int = 300,
-        batch_size: int = 32,
+        *,
         learning_rate: float = 3e-3,
-        weight_decay: float = 0.0,
-        seed: int = 0,
-        teachers_at_once: int | None = None,
-        device: str = "cpu",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(steps, batch_size, learning_rate, weight_decay, seed, teachers_at_once, device)
+        super().__init__(steps, learning_rate=learning_rate, **kwargs)
         self.factory = factory
 
     def build(self, num_features: int, num_classes: int) -> nn.Module:

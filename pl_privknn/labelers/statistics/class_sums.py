@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,6 @@ from torch.nn import functional
 from pl_privknn._checks import check_choice, check_int, check_positive
 from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
-from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.noise import NoiseSource
 
 FITS = ("least_squares", "maximum_likelihood")
 
@@ -29,17 +28,9 @@ class ClassSums(StatisticsTeacher):
     by |x − x'| ≤ 2 where it does not (the bias cancels), so by max(2, √2·R).
 
     Args:
-        target_epsilon: find the least noise that costs at most this at ``delta``. Give it or ``noise_multiplier``.
-        noise_multiplier: standard deviation of the noise over the sensitivity.
-        delta: δ of ``target_epsilon``.
-        expected_records: N, a public constant, about the number of private records.
+        *args: ``target_epsilon`` or ``noise_multiplier``.
         fit: ``"least_squares"`` or ``"maximum_likelihood"``.
-        ridge: the penalty is λ = ridge · σ / N, σ the noise of a sum of sensitivity 1.
-        bias: a constant beside the unit features.
-        components: keep so many principal directions of the public features; None takes features as they are.
-        whitening: divide each direction by its public standard deviation to this power.
-        adjacency: neighbouring relation.
-        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        **kwargs: see :class:`~pl_privknn.labelers.statistics.teacher.StatisticsTeacher`.
 
     Raises:
         ValueError: for arguments out of range.
@@ -54,23 +45,12 @@ class ClassSums(StatisticsTeacher):
 
     def __init__(
         self,
-        target_epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        delta: float = 1e-5,
-        expected_records: int = 60_000,
+        *args: Any,
         fit: str = "least_squares",
-        ridge: float = 0.4,
-        bias: float = 0.3,
-        components: int | None = None,
-        whitening: float = 0.5,
-        adjacency: Adjacency = "add_remove",
-        noise_source: NoiseSource | None = None,
+        **kwargs: Any,
     ) -> None:
         self.fitted_by = check_choice("fit", fit, FITS)
-        super().__init__(
-            1, target_epsilon, noise_multiplier, delta, expected_records, ridge, bias, components, whitening,
-            adjacency, noise_source,
-        )  # fmt: skip
+        super().__init__(1, *args, **kwargs)
 
     def sensitivity(self, release: int) -> float:
         """R, or max(2, √2·R); see the class."""
@@ -110,17 +90,11 @@ class SoftVotes(ClassSums):
     under ``replace_one``, whether the class changes or not.
 
     Args:
-        target_epsilon: see :class:`ClassSums`, as for what is not named here.
-        noise_multiplier: as well.
-        delta: as well.
-        expected_records: as well.
+        *args: ``target_epsilon`` or ``noise_multiplier``.
         gamma: γ, for features of unit length, to which they are scaled.
         centers: so many public examples, drawn at random, are centres; None takes all of them.
-        fit: as for :class:`ClassSums`.
-        ridge: as well.
         seed: of the choice of centres, a public matter.
-        adjacency: neighbouring relation.
-        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        **kwargs: see :class:`ClassSums`; without ``bias``, ``components`` and ``whitening``.
 
     Raises:
         ValueError: for arguments out of range.
@@ -135,22 +109,13 @@ class SoftVotes(ClassSums):
 
     def __init__(
         self,
-        target_epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        delta: float = 1e-5,
-        expected_records: int = 60_000,
+        *args: Any,
         gamma: float = 10.0,
         centers: int | None = 1000,
-        fit: str = "least_squares",
-        ridge: float = 0.4,
         seed: int = 0,
-        adjacency: Adjacency = "add_remove",
-        noise_source: NoiseSource | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            target_epsilon, noise_multiplier, delta, expected_records, fit, ridge, 0.0, None, 0.0, adjacency,
-            noise_source,
-        )  # fmt: skip
+        super().__init__(*args, bias=0.0, components=None, whitening=0.0, **kwargs)
         self.gamma = check_positive("gamma", gamma)
         self.centers = None if centers is None else check_int("centers", centers)
         self.seed = check_int("seed", seed, 0, 2**32 - 1)

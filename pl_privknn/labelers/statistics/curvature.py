@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,6 @@ from torch import Tensor
 from pl_privknn._checks import check_positive
 from pl_privknn.labelers.statistics.fits import fit_maximum_likelihood
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
-from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import clip_factors
 
 # Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.
@@ -32,19 +31,10 @@ class PublicCurvature(StatisticsTeacher):
     moves by C under ``add_remove`` and by 2C under ``replace_one``; the model at which they are taken is public.
 
     Args:
-        target_epsilon: find the least noise with which all releases cost at most this at ``delta``. Give it or
-            ``noise_multiplier``.
-        noise_multiplier: standard deviation of each release's noise over its sensitivity.
-        delta: δ of ``target_epsilon``.
-        expected_records: N, a public constant, about the number of private records.
+        *args: ``target_epsilon`` or ``noise_multiplier``.
         releases: T.
         clip_norms: C of each release, public constants; by default 1, 0.5, 0.5 and then 0.25.
-        ridge: the penalty is λ = ridge · σ₁ / N, σ₁ the noise over the sensitivity if there were one release.
-        bias: a constant beside the unit features.
-        components: keep so many principal directions of the public features; None takes features as they are.
-        whitening: divide each direction by its public standard deviation to this power.
-        adjacency: neighbouring relation.
-        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        **kwargs: see :class:`~pl_privknn.labelers.statistics.teacher.StatisticsTeacher`.
 
     Raises:
         ValueError: for arguments out of range.
@@ -59,23 +49,12 @@ class PublicCurvature(StatisticsTeacher):
 
     def __init__(
         self,
-        target_epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        delta: float = 1e-5,
-        expected_records: int = 60_000,
+        *args: Any,
         releases: int = 6,
         clip_norms: Sequence[float] | None = None,
-        ridge: float = 0.4,
-        bias: float = 0.3,
-        components: int | None = None,
-        whitening: float = 0.5,
-        adjacency: Adjacency = "add_remove",
-        noise_source: NoiseSource | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            releases, target_epsilon, noise_multiplier, delta, expected_records, ridge, bias, components, whitening,
-            adjacency, noise_source,
-        )  # fmt: skip
+        super().__init__(releases, *args, **kwargs)
         if clip_norms is None:
             clip_norms = [*_NORMS, *_NORMS[-1:] * self.releases][: self.releases]
         self.clip_norms = [check_positive("clip_norms", norm) for norm in clip_norms]

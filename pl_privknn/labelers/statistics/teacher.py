@@ -81,16 +81,16 @@ class StatisticsTeacher(Labeler):
     def __init__(
         self,
         releases: int,
-        target_epsilon: float | None,
-        noise_multiplier: float | None,
-        delta: float,
-        expected_records: int,
-        ridge: float,
-        bias: float,
-        components: int | None,
-        whitening: float,
-        adjacency: Adjacency,
-        noise_source: NoiseSource | None,
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float = 1e-5,
+        expected_records: int = 60_000,
+        ridge: float = 0.4,
+        bias: float = 0.3,
+        components: int | None = None,
+        whitening: float = 0.5,
+        adjacency: Adjacency = "add_remove",
+        noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
         if (target_epsilon is None) == (noise_multiplier is None):
