@@ -71,7 +71,7 @@ FAULTS = (
     Fault(
         "condition-not-charged",
         "PATE over guided parts charges without its condition.",
-        "pl_privknn.labelers.pate.pate",
+        "pl_privknn.labelers.pate.ensemble",
         {
             "self.paid(ledger, self.partitioner.billed(mechanism), count, key)": "self.paid(ledger, mechanism, count, key)",
         },
@@ -201,7 +201,7 @@ FAULTS = (
     Fault(
         "teachers-in-pickles",
         "Trained teachers, which remember their records, go into copies and checkpoints.",
-        "pl_privknn.labelers.pate.pate",
+        "pl_privknn.labelers.pate.ensemble",
         {
             'for name in ("_trained", "_asked", "_answered", "private_groups"):': 'for name in ("_asked", "_answered", "private_groups"):',
         },

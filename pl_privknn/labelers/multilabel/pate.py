@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_privknn._checks import check_choice, check_int, check_positive, check_switch
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
+from pl_privknn._checks import check_positive, check_switch
+from pl_privknn.labelers.base import ChargesLedger, Release
 from pl_privknn.labelers.multilabel.rules import DecisionRule, LearnedThresholds
 from pl_privknn.labelers.multilabel.votes import (
     attribute_answers,
@@ -18,12 +18,11 @@ from pl_privknn.labelers.multilabel.votes import (
     sum_noise,
     swapped_vote_norms,
 )
+from pl_privknn.labelers.pate.ensemble import TeacherEnsemble, resolve_groups
 from pl_privknn.labelers.pate.networks import LinearTeachers, MLPTeachers
-from pl_privknn.labelers.pate.partition import Partitioner, RandomPartition
-from pl_privknn.labelers.pate.pate import resolve_groups
+from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.labelers.pate.stacked import StackedEnsemble, StackedTeachers
-from pl_privknn.labelers.pate.teachers import TrainedTeachers, progress_bar
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Laplace, Mechanism
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
 
@@ -88,7 +87,7 @@ class MLPAttributeTeachers(AttributeTeachers, MLPTeachers):
     """
 
 
-class MultiLabelPATE(Labeler):
+class MultiLabelPATE(TeacherEnsemble):
     """PATE with τ (the multi-label rival of Private-kNN in Zhu et al., CVPR 2020, section 4.3, "GNMAX").
 
     The records are dealt out to disjoint parts and one teacher is trained on each, as in
@@ -148,34 +147,24 @@ class MultiLabelPATE(Labeler):
         progress: bool = True,
         noise_source: NoiseSource | None = None,
     ) -> None:
-        super().__init__(noise_source)
-        self.num_teachers = check_int("num_teachers", num_teachers, minimum=2)
-        self.teachers = teachers if teachers is not None else LinearAttributeTeachers()
-        if not isinstance(self.teachers, AttributeTeachers):
+        made = teachers if teachers is not None else LinearAttributeTeachers()
+        if not isinstance(made, AttributeTeachers):
             raise ValueError(
-                f"teachers: {type(self.teachers).__name__} answer with one class; use LinearAttributeTeachers or "
+                f"teachers: {type(made).__name__} answer with one class; use LinearAttributeTeachers or "
                 "MLPAttributeTeachers"
             )
-        self.partitioner = partitioner if partitioner is not None else RandomPartition()
-        if not self.partitioner.takes_groups:
+        if partitioner is not None and not partitioner.takes_groups:
             raise ValueError(
-                f"partitioner: {type(self.partitioner).__name__} looks at classes; use RandomPartition or "
+                f"partitioner: {type(partitioner).__name__} looks at classes; use RandomPartition or "
                 "ShufflePartition"
             )
-        self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
+        super().__init__(num_teachers, made, partitioner, groups, on_failure, progress, noise_source)
         self.tau = None if tau is None else check_positive("tau", tau)
         self.noise = noise if noise is not None else Gaussian(sigma=0.2 * self.num_teachers)
         sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
         self.rule = rule if rule is not None else LearnedThresholds()
         self.soft = check_switch("soft", soft)
-        self.groups = groups
-        self.privacy_unit = "record" if groups is None else "group"
-        self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))
-        self.progress = progress
         self.asks_in_batches = not self.rule.learns
-        self._trained: TrainedTeachers | None = None
-        self._num_attributes = 0
-        self._fits = 0
 
     def mechanism(self, num_attributes: int) -> Gaussian | Laplace:
         """The frozen mechanism that draws, and is charged for, one answer about so many attributes."""
@@ -194,24 +183,8 @@ class MultiLabelPATE(Labeler):
             RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
         """
         check_attribute_table(features, labels, num_classes)
-        parts = self.partitioner.assign(
-            features,
-            labels[:, 0],  # partitioners that take groups look at the number of records alone
-            num_classes=max(2, num_classes),
-            num_parts=self.num_teachers,
-            noise=self.noise_source.stream("partition", self._fits),
-            groups=resolve_groups(self.groups, self.private_groups),
-        )
-        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress, silenced():
-            trained = self.teachers.train(features, labels, parts, num_classes, self.num_teachers, progress)
-        broken = trained.failed | trained.empty
-        if bool(broken.all()) or (self.on_failure == "raise" and bool(trained.failed.any())):
-            raise RuntimeError(
-                f"teachers of {type(self.teachers).__name__} failed ({', '.join(sorted(trained.failures))}); try "
-                "their settings on public data first"
-            )
-        self._trained, self._num_attributes = trained, num_classes
-        self._fits += 1
+        groups = resolve_groups(self.groups, self.private_groups)
+        self._keep(self._train(features, labels, num_classes, groups), num_classes)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One noisy sum an answer; see :meth:`Labeler.plan`."""
@@ -229,12 +202,12 @@ class MultiLabelPATE(Labeler):
         """
         votes = self.votes(queries)
         return release_attributes(
-            self.mechanism(self._num_attributes),
+            self.mechanism(self._num_classes),
             len(queries),
-            self._num_attributes,
+            self._num_classes,
             lambda asked, _: votes[asked],
             lambda noisy, deviation: self.rule(noisy, self.num_teachers, self.tau, deviation),
-            lambda mechanism, count, key: self.paid(ledger, self.partitioner.billed(mechanism), count, key),
+            self.pay(ledger),
             self.soft,
             max_answers,
         )
@@ -245,18 +218,10 @@ class MultiLabelPATE(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        if self._trained is None:
-            raise RuntimeError("MultiLabelPATE needs the private table: call fit(features, labels, …) first")
+        trained = self.trained
         with silenced():
             blocks = [
-                clip_attributes(self._trained.predict(part).clamp(min=0), self.tau).sum(dim=1)
+                clip_attributes(trained.predict(part).clamp(min=0), self.tau).sum(dim=1)
                 for part in queries.split(256)
             ]
-        return torch.cat([torch.zeros(0, self._num_attributes, dtype=torch.float64), *blocks])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Settings alone, no teachers; ``groups`` given as an array are a setting."""
-        kept = dict(self.__dict__)
-        kept.update(_trained=None)
-        kept.pop("private_groups", None)
-        return kept
+        return torch.cat([torch.zeros(0, self._num_classes, dtype=torch.float64), *blocks])

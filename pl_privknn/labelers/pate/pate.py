@@ -5,25 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import pl_privknn
-from pl_privknn._checks import check_choice, check_int
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, Release, check_table
 from pl_privknn.labelers.pate.aggregators import Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate.cache import PrivateCache
+from pl_privknn.labelers.pate.ensemble import TeacherEnsemble, resolve_groups
 from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.partition import Partitioner, RandomPartition
+from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.labelers.pate.report import DataDependentReport, data_dependent_report
-from pl_privknn.labelers.pate.teachers import Teachers, TrainedTeachers, progress_bar
-from pl_privknn.privacy.mechanisms import Adjacency, Charge
+from pl_privknn.labelers.pate.teachers import Teachers
+from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
 
 
-class PATE(Labeler):
+class PATE(TeacherEnsemble):
     """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
 
     The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
@@ -79,33 +78,19 @@ class PATE(Labeler):
         progress: bool = True,
         noise_source: NoiseSource | None = None,
     ) -> None:
-        super().__init__(noise_source)
-        self.num_teachers = check_int("num_teachers", num_teachers, minimum=2)
-        self.teachers = teachers if teachers is not None else LinearTeachers()
-        self.partitioner = partitioner if partitioner is not None else RandomPartition()
+        made = teachers if teachers is not None else LinearTeachers()
+        super().__init__(num_teachers, made, partitioner, groups, on_failure, progress, noise_source)
         if aggregator is None:
             count = self.num_teachers
             aggregator = ConfidentGNMAX(0.7 * count, screening_sigma=0.34 * count, sigma=0.16 * count)
         self.aggregator = aggregator
         self.aggregator.screening_mechanism(self.num_teachers, 2)  # refuses thresholds out of reach at once
-        self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
-        self.groups = groups
-        if groups is not None and not self.partitioner.takes_groups:
-            raise ValueError(
-                f"groups: {type(self.partitioner).__name__} deals out single records; use RandomPartition or "
-                "ShufflePartition with groups"
-            )
-        self.privacy_unit = "record" if groups is None else "group"
-        self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))
         self.cache = None if private_cache_dir is None else PrivateCache(private_cache_dir)
         if self.cache is not None and not self.teachers.cacheable:
             raise ValueError(
                 f"private_cache_dir: {type(self.teachers).__name__} can't be cached; leave the folder out, a "
                 "resumed run trains them again"
             )
-        self.progress = progress
-        self._forget()
-        self._fits = 0
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Deal out the private table and train the teachers; see :meth:`Labeler.fit`.
@@ -127,9 +112,7 @@ class PATE(Labeler):
             trained = self._train(features, labels, num_classes, groups)
             if self.cache is not None and (state := trained.state()) is not None:
                 self.cache.save(key, state)
-        self._check_failures(trained)
         self._keep(trained, num_classes)
-        self._fits += 1
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One screening a query (where there is one) and one noisy arg-max an answer; see the base class."""
@@ -144,12 +127,7 @@ class PATE(Labeler):
             RuntimeError: before :meth:`fit`.
         """
         votes = self.votes(queries)
-        release = self.aggregator.release(
-            votes,
-            self.num_teachers,
-            lambda mechanism, count, key: self.paid(ledger, self.partitioner.billed(mechanism), count, key),
-            max_answers,
-        )
+        release = self.aggregator.release(votes, self.num_teachers, self.pay(ledger), max_answers)
         self._asked.append(votes)
         self._answered.append(release.answered)
         return release
@@ -162,10 +140,9 @@ class PATE(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        if self._trained is None:
-            raise RuntimeError("PATE needs the private table: call fit(features, labels, num_classes) first")
+        trained = self.trained
         with silenced():
-            classes = self._trained.predict(queries)
+            classes = trained.predict(queries)
         counts = torch.zeros(len(queries), self._num_classes, dtype=torch.int64)
         voting = (classes >= 0).long()
         return counts.scatter_add_(1, classes.clamp_min(0), voting)
@@ -198,82 +175,11 @@ class PATE(Labeler):
         """
         return data_dependent_report(self, delta)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Settings alone, no teachers and no votes; ``groups`` given as an array are a setting."""
-        kept = dict(self.__dict__)
-        for name in ("_trained", "_asked", "_answered", "private_groups"):
-            kept.pop(name, None)
-        return kept
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
-
     def forget_queries(self) -> None:
         """Start :meth:`asked_votes` and :meth:`data_dependent_report` anew."""
         self._asked: list[Tensor] = []
         self._answered: list[Tensor] = []
 
     def _forget(self) -> None:
-        self._keep(None, 0)
+        super()._forget()
         self.forget_queries()
-
-    def _keep(self, trained: TrainedTeachers | None, num_classes: int) -> None:
-        self._trained = trained
-        self._num_classes = num_classes
-
-    def _train(
-        self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None
-    ) -> TrainedTeachers:
-        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress, silenced():
-            parts = self.partitioner.assign(
-                features,
-                labels,
-                num_classes=num_classes,
-                num_parts=self.num_teachers,
-                noise=self.noise_source.stream("partition", self._fits),
-                groups=groups,
-            )
-            return self.teachers.train(features, labels, parts, num_classes, self.num_teachers, progress)
-
-    def _check_failures(self, trained: TrainedTeachers) -> None:
-        kinds = ", ".join(sorted(trained.failures))
-        if bool((trained.failed | trained.empty).all()):
-            raise RuntimeError(
-                f"every teacher of {type(self.teachers).__name__} failed ({kinds}); try its settings on "
-                "public data first"
-            )
-        if self.on_failure == "raise" and bool(trained.failed.any()):
-            raise RuntimeError(
-                f"teachers of {type(self.teachers).__name__} failed ({kinds}); try its settings on public "
-                "data, or set on_failure='abstain' to go on without their votes"
-            )
-
-
-def resolve_groups(groups: Any, private_groups: Tensor | None) -> Tensor | None:
-    """Group of each private record, from what a user said and what the data module knows.
-
-    Args:
-        groups: None, an array, the path of a ``.npy`` file, or ``"data"``.
-        private_groups: the data module's.
-
-    Raises:
-        ValueError: if the file can't be read, or the data module has no groups.
-    """
-    if groups is None:
-        return None
-    if isinstance(groups, str) and groups == "data":
-        if private_groups is None:
-            raise ValueError(
-                "groups='data': the data module has no private_groups; give an array or a .npy file"
-            )
-        return private_groups
-    if isinstance(groups, str | Path):
-        try:
-            groups = np.load(groups, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"groups={str(groups)!r} can't be read ({type(error).__name__}); give the path of a .npy "
-                "file with one whole number for each private record"
-            ) from None
-    return torch.as_tensor(groups)
