@@ -67,10 +67,10 @@ def test_own_module_beside_the_config_and_loggers_and_folders_where_they_were_as
         + "  callbacks: [{class_path: my_callback_of_a_test.Stops, init_args: {at: 1}}]\n"
     )
     path = list(sys.path)
-    words = ["fit", "--config", str(beside / "run.yaml"), *SHORT, "--trainer.default_root_dir", "deep/root"]
+    words = ["fit", "--config", str(beside / "run.yaml"), *SHORT, "--trainer.default_root_dir", "deep/down"]
     assert main([*words, "--trainer.logger", "TensorBoardLogger"]) == 130
     assert sys.path == path
-    folder = Path("deep/root/run/0")
+    folder = Path("deep/down/run/0")
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.endswith(f"privknn fit --resume {folder}")
     assert not Path("runs").exists()
