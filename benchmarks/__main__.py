@@ -18,6 +18,7 @@ BENCHMARKS = {
     "cells": "search in public cells beside the search of the whole table",
     "compare": "a comparison of methods (privknn compare), all of its runs",
     "config": "one training configuration over several seeds",
+    "extractors": "features of images: linear and ten-neighbour accuracy, speed",
     "ind_knn_accuracy": "Ind-KNN and its rival on one stream of queries",
     "ind_knn_speed": "Ind-KNN beside the bare matrix product",
     "labelling": "Private-kNN's labelling beside the bare matrix product",
