@@ -164,20 +164,6 @@ class FashionMNISTDataModule(MNISTDataModule):
 
     As :class:`MNISTDataModule`, with the folder ``root/FashionMNIST/raw``. Where ``root`` holds none of the
     files, those of Debian's package ``dataset-fashion-mnist`` are used.
-
-    Args:
-        root: folder that holds (or will hold) the data.
-        download: fetch the files by torchvision where they are missing.
-        num_private: a fixed random choice of this many private records; all by default.
-        num_public: a fixed random choice of this many images of the public half; all by default. The test
-            half stays as it is.
-        split_seed: of the shuffles, a public constant. Figures of different values don't compare.
-        class_names: names of the classes, if others than the usual ones are wanted.
-        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
-
-    Raises:
-        ValueError: for arguments out of range; at ``setup`` for damaged files (the message names the file).
-        FileNotFoundError: at ``setup``, if files are missing.
     """
 
     torchvision_name: ClassVar[str] = "FashionMNIST"

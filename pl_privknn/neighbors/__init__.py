@@ -3,7 +3,7 @@
 from pl_privknn.neighbors.assignment import assign
 from pl_privknn.neighbors.cells import CellNeighbors, Cells
 from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, PoissonSums, RankedLists
-from pl_privknn.neighbors.radius import RadiusNeighbors, radius_votes
+from pl_privknn.neighbors.radius import RadiusNeighbors
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "RankedLists",
     "assign",
     "nearest",
-    "radius_votes",
     "top_k",
     "within_radius",
 ]

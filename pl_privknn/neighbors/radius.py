@@ -12,32 +12,6 @@ from pl_privknn.neighbors.search import within_radius
 _MEMBERS_AT_A_TIME = 1 << 22
 
 
-def radius_votes(
-    members: Tensor, labels: Tensor, num_classes: int, sampling_rate: float = 1.0, coins: Coins | None = None
-) -> Tensor:
-    """Votes of all sampled records among the members of each query's neighbourhood.
-
-    Args:
-        members: bool, shape ``(m, n)``, for instance from :func:`~pl_privknn.neighbors.search.within_radius`.
-        labels: integer labels of the records, shape ``(n,)``.
-        num_classes: number of classes c.
-        sampling_rate: probability with which a record takes part, with a coin of its own for each query.
-        coins: tosses those coins; not used at a sampling rate of 1.
-
-    Returns:
-        int64, shape ``(m, c)``.
-    """
-    votes = torch.zeros(len(members), num_classes, dtype=torch.int64)
-    step = max(1, _MEMBERS_AT_A_TIME // max(1, members.shape[1]))
-    for start in range(0, len(members), step):
-        part = members[start : start + step]
-        if sampling_rate < 1:
-            part = part & toss(coins, tuple(part.shape), sampling_rate)
-        rows, records = part.nonzero(as_tuple=True)
-        votes[start : start + step] = count_votes(rows, labels[records], len(part), num_classes)
-    return votes
-
-
 class RadiusNeighbors:
     """Votes of all sampled records within a public radius, with the methods of ``PoissonNeighbors``.
 
@@ -83,4 +57,13 @@ class RadiusNeighbors:
 
     def votes(self, ranked: Tensor, coins: Coins | None = None) -> Tensor:
         """Votes of one fresh sample for each query: int64, shape ``(m, num_classes)``, private."""
-        return radius_votes(ranked, self._labels, self.num_classes, self.sampling_rate, coins)
+        votes = torch.zeros(len(ranked), self.num_classes, dtype=torch.int64)
+        step = max(1, _MEMBERS_AT_A_TIME // max(1, ranked.shape[1]))
+        for start in range(0, len(ranked), step):
+            part = ranked[start : start + step]
+            if self.sampling_rate < 1:
+                part = part & toss(coins, tuple(part.shape), self.sampling_rate)
+            rows, records = part.nonzero(as_tuple=True)
+            counted = count_votes(rows, self._labels[records], len(part), self.num_classes)
+            votes[start : start + step] = counted
+        return votes

@@ -1,4 +1,7 @@
-"""Networks without convolutions, for tables of embeddings."""
+"""Networks without convolutions, for tables of embeddings.
+
+Arguments are those of :func:`~pl_privknn.networks.build_network`.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,13 @@ from pl_privknn.networks.base import FeatureNetwork, image_shape
 
 
 def linear_probe(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
-    """Logistic regression on the values themselves, which are its features.
-
-    Args:
-        num_classes: number of classes.
-        in_channels: number of colour channels, or the length of an embedding.
-        image_size: side of square images, or (height, width); 1 for embeddings.
-
-    Raises:
-        ValueError: if an argument is not a whole number of at least 1.
-    """
+    """Logistic regression on the values themselves, which are its features."""
     channels, height, width = image_shape(in_channels, image_size)
     return FeatureNetwork(nn.Flatten(), channels * height * width, num_classes)
 
 
 def mlp(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
-    """One hidden layer of 256 rectified units, which are its features.
-
-    Args:
-        num_classes: number of classes.
-        in_channels: number of colour channels, or the length of an embedding.
-        image_size: side of square images, or (height, width); 1 for embeddings.
-
-    Raises:
-        ValueError: if an argument is not a whole number of at least 1.
-    """
+    """One hidden layer of 256 rectified units, which are its features."""
     channels, height, width = image_shape(in_channels, image_size)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 256), nn.ReLU())
     return FeatureNetwork(encoder, 256, num_classes)

@@ -1,4 +1,7 @@
-"""The architectures of the Private-kNN paper (Zhu et al., CVPR 2020; supplement, section D)."""
+"""The architectures of the Private-kNN paper (Zhu et al., CVPR 2020; supplement, section D).
+
+Arguments are those of :func:`~pl_privknn.networks.build_network`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,6 @@ def mnist_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, i
 
     Convolutions keep the image size, as in the PATE networks that the paper builds on, so that every image of
     at least 4×4 pixels fits. The 192 activations before the last layer are the features.
-
-    Args:
-        num_classes: number of classes.
-        in_channels: number of colour channels.
-        image_size: side of square images, or (height, width).
 
     Raises:
         ValueError: if the image is too small for two poolings.
@@ -42,14 +40,6 @@ def svhn_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, in
     The paper's table gives filters only. Batch normalisation, a stride of 2 at the third and the sixth
     convolution and the average over what remains of the image follow the classifier of Salimans et al.
     (2016), which the semi-supervised students of PATE come from.
-
-    Args:
-        num_classes: number of classes.
-        in_channels: number of colour channels.
-        image_size: side of square images, or (height, width).
-
-    Raises:
-        ValueError: if an argument is not a whole number of at least 1.
     """
     channels, _, _ = image_shape(in_channels, image_size)
     layers: list[nn.Module] = []
@@ -78,11 +68,6 @@ def cifar_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, i
 
     The paper gives the filter counts only. Here each convolution is 3×3, batch-normalised and followed by a
     2×2 pooling, and a dense layer of 128 gives the features.
-
-    Args:
-        num_classes: number of classes.
-        in_channels: number of colour channels.
-        image_size: side of square images, or (height, width).
 
     Raises:
         ValueError: if the image is too small for three poolings.

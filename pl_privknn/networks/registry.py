@@ -49,8 +49,8 @@ def build_network(
         name: one of :func:`available_networks`, or ``"timm:NAME"`` for any timm model (``"timm:NAME@FILE"``
             and ``"timm:NAME@cache"`` load pretrained weights from this computer).
         num_classes: number of classes.
-        in_channels: number of colour channels.
-        image_size: side of square images, or (height, width).
+        in_channels: number of colour channels, or the length of an embedding.
+        image_size: side of square images, or (height, width); 1 for embeddings.
 
     Returns:
         A module with ``forward(images) -> logits (n, num_classes)``, ``features(images) -> (n, d)`` and

@@ -1,4 +1,7 @@
-"""Networks for small images: one for demos and tests on the CPU, and a wider one."""
+"""Networks for small images: one for demos and tests on the CPU, and a wider one.
+
+Arguments are those of :func:`~pl_privknn.networks.build_network`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,6 @@ def small_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, i
 
     Meant for images of 8×8 to 32×32; the pooling before the dense layer adapts to any size of 4×4 and more.
     At 28×28 one image costs 5.7 million multiply-adds, a seventh of ``mnist_cnn``.
-
-    Args:
-        num_classes: number of classes.
-        in_channels: number of colour channels.
-        image_size: side of square images, or (height, width).
 
     Raises:
         ValueError: if a side is shorter than 4 pixels.
@@ -41,11 +39,6 @@ def wide_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, in
 
     Eight times the weights of ``small_cnn``: a student that does not fall behind a good teacher. At 28×28 one image
     costs 30 million multiply-adds.
-
-    Args:
-        num_classes: number of classes.
-        in_channels: number of colour channels.
-        image_size: side of square images, or (height, width).
 
     Raises:
         ValueError: if a side is shorter than 4 pixels.

@@ -225,7 +225,7 @@ FAULTS = (
         "Records within a radius vote more often than accounted.",
         "pl_privknn.neighbors.radius",
         {
-            "part = part & toss(coins, tuple(part.shape), sampling_rate)": "part = part & toss(coins, tuple(part.shape), min(1.0, 1.5 * sampling_rate))",
+            "toss(coins, tuple(part.shape), self.sampling_rate)": "toss(coins, tuple(part.shape), min(1.0, 1.5 * self.sampling_rate))",
         },
         ("test_poisson_neighbors::test_radius_votes_have_the_distribution_of_literal_sampling",),
     ),

@@ -88,12 +88,7 @@ class MultiLabelKNN(Labeler):
         return sum_noise(self.noise, l1, l2, self.sampling_rate)
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table.
-
-        Args:
-            features: float32, shape ``(n, d)``.
-            labels: int64, shape ``(n, num_classes)``, 0 or 1.
-            num_classes: number of attributes, a public constant.
+        """Take the private table; see :meth:`Labeler.fit`. Labels are ``(n, num_classes)``, 0 or 1.
 
         Raises:
             ValueError: on shapes, dtypes or values that do not fit; also for a table of fewer than ``k`` records

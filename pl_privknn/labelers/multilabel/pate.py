@@ -23,7 +23,6 @@ from pl_privknn.labelers.pate.networks import LinearTeachers, MLPTeachers
 from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.labelers.pate.stacked import StackedEnsemble, StackedTeachers
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism
-from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
 
 
@@ -111,13 +110,7 @@ class MultiLabelPATE(TeacherEnsemble):
         rule: how sums become attributes;
             :class:`~pl_privknn.labelers.multilabel.rules.LearnedThresholds` by default.
         soft: release probabilities of the attributes too; post-processing, free of cost.
-        groups: see :class:`~pl_privknn.labelers.pate.pate.PATE`; ``"data"`` takes the data module's.
-        on_failure: likewise.
-        progress: show a progress bar during training.
-        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
-
-    Attributes:
-        privacy_unit: ``"record"``, or ``"group"`` where ``groups`` are given.
+        **kwargs: see :class:`~pl_privknn.labelers.pate.ensemble.TeacherEnsemble`.
 
     Raises:
         ValueError: for arguments out of range, or a partitioner that needs classes.
@@ -142,10 +135,7 @@ class MultiLabelPATE(TeacherEnsemble):
         noise: Mechanism | None = None,
         rule: DecisionRule | None = None,
         soft: bool = True,
-        groups: Any = None,
-        on_failure: str = "abstain",
-        progress: bool = True,
-        noise_source: NoiseSource | None = None,
+        **kwargs: Any,
     ) -> None:
         made = teachers if teachers is not None else LinearAttributeTeachers()
         if not isinstance(made, AttributeTeachers):
@@ -158,7 +148,7 @@ class MultiLabelPATE(TeacherEnsemble):
                 f"partitioner: {type(partitioner).__name__} looks at classes; use RandomPartition or "
                 "ShufflePartition"
             )
-        super().__init__(num_teachers, made, partitioner, groups, on_failure, progress, noise_source)
+        super().__init__(num_teachers, made, partitioner, **kwargs)
         self.tau = None if tau is None else check_positive("tau", tau)
         self.noise = noise if noise is not None else Gaussian(sigma=0.2 * self.num_teachers)
         sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
@@ -171,12 +161,7 @@ class MultiLabelPATE(TeacherEnsemble):
         return sum_noise(self.noise, *swapped_vote_norms(self.tau, num_attributes))
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Deal out the private table and train the teachers.
-
-        Args:
-            features: float32, shape ``(n, d)``.
-            labels: int64, shape ``(n, num_classes)``, 0 or 1.
-            num_classes: number of attributes, a public constant.
+        """Deal out the private table, labels ``(n, num_classes)``, and train the teachers; see :meth:`Labeler.fit`.
 
         Raises:
             ValueError: on shapes, dtypes or values that do not fit, or fewer records (or groups) than teachers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -107,8 +108,7 @@ class LNMAX(Aggregator):
 
     Args:
         scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
-        secure: see :class:`Aggregator`.
-        release_counts: see :class:`Aggregator`.
+        **kwargs: see :class:`Aggregator`.
 
     Example:
         >>> from pl_privknn.labelers import LNMAX, PATE
@@ -118,10 +118,8 @@ class LNMAX(Aggregator):
         0.483
     """
 
-    def __init__(self, scale: float, secure: bool = False, release_counts: bool = False) -> None:
-        super().__init__(
-            Laplace(scale=check_positive("scale", scale)), secure=secure, release_counts=release_counts
-        )
+    def __init__(self, scale: float, **kwargs: Any) -> None:
+        super().__init__(Laplace(scale=check_positive("scale", scale)), None, **kwargs)
 
 
 class GNMAX(Aggregator):
@@ -129,8 +127,7 @@ class GNMAX(Aggregator):
 
     Args:
         sigma: standard deviation of the noise, in votes.
-        secure: see :class:`Aggregator`.
-        release_counts: see :class:`Aggregator`.
+        **kwargs: see :class:`Aggregator`.
 
     Example:
         >>> from pl_privknn.labelers import GNMAX, PATE
@@ -140,10 +137,8 @@ class GNMAX(Aggregator):
         0.926
     """
 
-    def __init__(self, sigma: float, secure: bool = False, release_counts: bool = False) -> None:
-        super().__init__(
-            Gaussian(sigma=check_positive("sigma", sigma)), secure=secure, release_counts=release_counts
-        )
+    def __init__(self, sigma: float, **kwargs: Any) -> None:
+        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), None, **kwargs)
 
 
 class ConfidentGNMAX(Aggregator):
@@ -153,8 +148,7 @@ class ConfidentGNMAX(Aggregator):
         threshold: votes that the largest count has to reach with its noise; 0.6 to 0.8 of the teachers.
         screening_sigma: σ1, standard deviation of the screening's noise.
         sigma: σ2, standard deviation of the noise on the counts.
-        secure: see :class:`Aggregator`.
-        release_counts: see :class:`Aggregator`.
+        **kwargs: see :class:`Aggregator`.
 
     Example:
         >>> from pl_privknn.labelers import PATE, ConfidentGNMAX
@@ -165,17 +159,6 @@ class ConfidentGNMAX(Aggregator):
         0.96
     """
 
-    def __init__(
-        self,
-        threshold: float,
-        screening_sigma: float,
-        sigma: float,
-        secure: bool = False,
-        release_counts: bool = False,
-    ) -> None:
-        super().__init__(
-            Gaussian(sigma=check_positive("sigma", sigma)),
-            Screening(threshold, check_positive("screening_sigma", screening_sigma)),
-            secure,
-            release_counts,
-        )
+    def __init__(self, threshold: float, screening_sigma: float, sigma: float, **kwargs: Any) -> None:
+        screening = Screening(threshold, check_positive("screening_sigma", screening_sigma))
+        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), screening, **kwargs)

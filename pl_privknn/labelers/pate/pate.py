@@ -18,7 +18,6 @@ from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.labelers.pate.report import DataDependentReport, data_dependent_report
 from pl_privknn.labelers.pate.teachers import Teachers
 from pl_privknn.privacy.mechanisms import Charge
-from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
 
 
@@ -42,18 +41,8 @@ class PATE(TeacherEnsemble):
             by default, whose guarantee has no condition.
         aggregator: how votes become answers; by default confident GNMAX with σ1 = 0.34, σ2 = 0.16 and a
             threshold of 0.7, each times the number of teachers.
-        groups: one whole number for each private record, in the data module's order, or the path of a
-            ``.npy`` file with them, or ``"data"`` for those of the data module. Records with the same number go
-            to the same teacher, and the guarantee is for all records of one number together (one person)
-            instead of for single records.
-        on_failure: what a teacher does whose training breaks (an exception, weights that are not finite):
-            ``"abstain"`` never votes, ``"raise"`` stops the run. If all of them break the run stops anyway.
         private_cache_dir: a folder for trained teachers, as sensitive as the private data; None: no cache.
-        progress: show a progress bar during training.
-        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
-
-    Attributes:
-        privacy_unit: ``"record"``, or ``"group"`` where ``groups`` are given.
+        **kwargs: see :class:`~pl_privknn.labelers.pate.ensemble.TeacherEnsemble`.
 
     Raises:
         ValueError: for arguments out of range, or a cache for teachers that can't be cached.
@@ -72,14 +61,12 @@ class PATE(TeacherEnsemble):
         teachers: Teachers | None = None,
         partitioner: Partitioner | None = None,
         aggregator: Aggregator | None = None,
-        groups: Any = None,
-        on_failure: str = "abstain",
+        *,
         private_cache_dir: str | Path | None = None,
-        progress: bool = True,
-        noise_source: NoiseSource | None = None,
+        **kwargs: Any,
     ) -> None:
         made = teachers if teachers is not None else LinearTeachers()
-        super().__init__(num_teachers, made, partitioner, groups, on_failure, progress, noise_source)
+        super().__init__(num_teachers, made, partitioner, **kwargs)
         if aggregator is None:
             count = self.num_teachers
             aggregator = ConfidentGNMAX(0.7 * count, screening_sigma=0.34 * count, sigma=0.16 * count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.labelers.pate.aggregators import Aggregator
 from pl_privknn.privacy.accounting import rdp
-from pl_privknn.privacy.accounting.accountant import account, epsilon_curve
+from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, DataDependent
@@ -116,18 +115,6 @@ def data_dependent_report(pate: AskedTeachers, delta: float) -> DataDependentRep
         guarantee=guarantee.level,
         reason=guarantee.reason,
     )
-
-
-def epsilon_of_queries(
-    pate: AskedTeachers, counts: Sequence[int], *, delta: float, num_classes: int
-) -> dict[int, float]:
-    """Data-independent ε if so many queries are all answered, for each count (the papers show 100 and 250).
-
-    A guarantee that can be stated beforehand: nothing private enters.
-    """
-    one_query = pate.plan(1, 1, num_classes)
-    curve = epsilon_curve(one_query, list(counts), delta, pate.adjacencies[0])
-    return {int(count): float(epsilon) for count, epsilon in zip(counts, curve, strict=True)}
 
 
 def consensus(votes: Tensor, num_teachers: int) -> Tensor:
