@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test names faults lint docs install clean
+.PHONY: demo test test-long names faults lint docs install clean
 
 install: $(STAMP)
 
@@ -21,12 +21,16 @@ demo: $(STAMP)
 	$(BIN)/privknn demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# What make test leaves out, see tests/long_tests.py.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long
 
 # Two collections under different hash seeds must name the same tests in the same order.
 names: $(STAMP)
-	PYTHONHASHSEED=1 $(BIN)/python -m pytest --collect-only --quiet | grep :: > $(VENV)/names.1
-	PYTHONHASHSEED=2 $(BIN)/python -m pytest --collect-only --quiet | grep :: > $(VENV)/names.2
+	PYTHONHASHSEED=1 $(BIN)/python -m pytest --collect-only --quiet -m "" | grep :: > $(VENV)/names.1
+	PYTHONHASHSEED=2 $(BIN)/python -m pytest --collect-only --quiet -m "" | grep :: > $(VENV)/names.2
 	cmp $(VENV)/names.1 $(VENV)/names.2
 
 # Privacy faults, put into a copy of the package one at a time: does a test notice each? PART=1/4 tries a quarter.

@@ -205,7 +205,7 @@ def _child(fault: Fault, report: Path, log: Path) -> None:
     sys.dont_write_bytecode = True
     notes = _Notes()
     with tempfile.TemporaryDirectory(dir=_scratch) as folder:
-        words = ["--exitfirst", "--quiet", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
+        words = ["--exitfirst", "--quiet", "-m", "", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
         words += ["--rootdir", str(_scratch), "-c", str(_scratch / "pyproject.toml")]
         status = pytest.main([*words, *fault.node_ids(_scratch / "tests")], plugins=[notes])
     origin = getattr(sys.modules.get(PACKAGE), "__file__", None) or _scratch

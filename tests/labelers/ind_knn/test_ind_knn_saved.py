@@ -1,5 +1,6 @@
 """The predictor's folder: saved, merged, and killed at every point."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -173,7 +174,8 @@ def run_until(folder, log, event):
 
 @pytest.mark.usefixtures("_no_waiting")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_killed_at_any_point_nothing_is_forgotten(tmp_path, monkeypatch):
+@pytest.mark.parametrize("every", [1, 7])
+def test_killed_at_any_point_nothing_is_forgotten(tmp_path, monkeypatch, every):
     monkeypatch.setattr(ind_knn_store, "_MANY_SEGMENTS", 2)  # so that merging is among what is cut short
     # What each record has left at each milestone of a life without a crash; seeds are the same.
     milestones = {}
@@ -181,9 +183,8 @@ def test_killed_at_any_point_nothing_is_forgotten(tmp_path, monkeypatch):
         tmp_path / "whole",
         lambda what, predictor: milestones.setdefault(what, dict(zip(*predictor.remaining(), strict=True))),
     )
-    event = died = 0
-    while True:
-        event += 1
+    died = 0
+    for event in itertools.count(1, every):
         folder, log = tmp_path / f"run{event}", tmp_path / f"log{event}"
         if not run_until(folder, log, event):
             break
@@ -208,11 +209,11 @@ def test_killed_at_any_point_nothing_is_forgotten(tmp_path, monkeypatch):
             predictor.add([99], *rows(1, seed=9))
             predictor.predict(QUERIES)
             expected = predictor.remaining()
-        if event % 5 == 0:
+        if died % 5 == 0:
             with IndKNNPredictor.open(folder) as predictor:
                 np.testing.assert_array_equal(predictor.remaining()[1], expected[1])
         shutil.rmtree(folder)
-    assert died > 60
+    assert died > 60 / every
 
 
 CHILD = """
