@@ -27,7 +27,7 @@ from pl_privknn.training.clipping import ClippedGradients, cross_entropies
 from pl_privknn.training.network_checks import CannotRunError
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import Clipping, PoissonBatches, TrainingBudget
-from pl_privknn.training.trainer_checks import check_data, check_trainer
+from pl_privknn.training.trainer_checks import check_data, check_precision, check_trainer
 from pl_privknn.training.training_run import TrainingRun
 
 _KIND = "NoisySGD"
@@ -136,6 +136,7 @@ class NoisySGD(LogsTraining, Classifier):
         """The trainer asks for callbacks first, so its arguments are checked here."""
         if self._trainer is not None:
             check_trainer(self.trainer, _KIND, "batch_size", "clip_norm")
+            check_precision(self.trainer, self._clipped.method)
         return [LeavesFolder()]
 
     def setup(self, stage: str) -> None:

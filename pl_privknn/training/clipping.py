@@ -13,7 +13,7 @@ from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.training.layer_checks import check_network
 from pl_privknn.training.network_checks import ValueCheck, squared_losses
 
-CLIPPING = ("flat", "ghost")
+CLIPPING = ("flat", "ghost", "per_layer")
 
 _TOGETHER = {"cpu": 64}
 
@@ -38,7 +38,8 @@ class ClippedGradients:
         clip_norm: the bound ``C``.
         method: ``"flat"`` keeps the gradients of a physical batch in memory; ``"ghost"`` computes their norms
             without them and then the sum by a second backward pass (Li et al. 2022; Opacus' fast gradient
-            clipping), which needs less memory and is faster for wide linear layers.
+            clipping), which needs less memory and is faster for wide linear layers; ``"per_layer"`` clips each of
+            ``L`` layers' parts to ``clip_norm / √L`` (McMahan et al. 2018).
         physical_batch_size: examples at once; a batch of any size is worked off in such parts. By default 64 on
             a CPU, whose caches larger parts leave (a third of the speed at 1,024), and 512 elsewhere.
 
@@ -46,6 +47,8 @@ class ClippedGradients:
         ValueError: for a network with layers that mix examples or that Opacus can't handle.
     """
 
+    #: Whether losses come as the mean over a part of a batch, and not one an example.
+    of_means = False
     #: The setting by which batch normalisation is replaced, for messages.
     replace_batch_norm = 'batch_norm="group_norm"'
 
@@ -88,15 +91,20 @@ class ClippedGradients:
         self.detach()  # a copy has no use for hooks
         made_up = ValueCheck(self.network, shape)
 
-        def clipped(network: nn.Module, bound: float, count: int) -> tuple[Tensor, Tensor]:
-            x, y = made_up.inputs[:count], made_up.targets[:count]
-            twin = ClippedGradients(network, bound, self.method)
-            return twin.clipped_by(count, lambda _: squared_losses(network(x), y))
+        def clipped(bound: float) -> tuple[Tensor, Tensor]:
+            twin = ClippedGradients(made_up.network, bound, self._checked_as)
+            x, y = made_up.inputs, made_up.targets
+            return twin.clipped_by(len(x), lambda _: squared_losses(made_up.network(x), y))
 
-        made_up.compare(self._names, self.method, clipped)
+        made_up.compare(self._names, self._checked_as, clipped)
         self._checked.add(tuple(shape))
         if was_attached:
             self.attach()
+
+    @property
+    def _checked_as(self) -> str:
+        """The clipping with the same gradients one by one, by whose sum they are checked."""
+        return "flat" if self.method == "per_layer" else self.method
 
     @property
     def size(self) -> int:
@@ -109,9 +117,12 @@ class ClippedGradients:
             return
         from pl_privknn.training.hooks import FlatHooks, GhostHooks
 
-        kind = FlatHooks if self.method == "flat" else GhostHooks
+        options: dict[str, Any] = {"batch_first": True, "loss_reduction": "sum"}
         try:
-            self._hooks = kind(self.network, batch_first=True, loss_reduction="sum")
+            if self.method == "ghost":
+                self._hooks = GhostHooks(self.network, keeps=self.of_means, **options)
+            else:
+                self._hooks = FlatHooks(self.network, **options)
         except NotImplementedError as error:
             raise ValueError(f"network: Opacus can't give per-example gradients of it ({error})") from error
 
@@ -194,7 +205,7 @@ class ClippedGradients:
     def _part(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
         """Clipped sums, one a parameter, and the norms ``(parameters, b)`` that they were clipped by."""
         with torch.enable_grad():
-            return self._flat(count, losses) if self.method == "flat" else self._ghost(count, losses)
+            return self._ghost(count, losses) if self.method == "ghost" else self._flat(count, losses)
 
     def _flat(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
         _total(losses(None), count).backward()
@@ -213,15 +224,27 @@ class ClippedGradients:
         with torch.autocast(self.device.type, enabled=False):
             by_parameter = torch.stack([gradient.norm(dim=1) for gradient in gradients])
             norms = by_parameter.norm(dim=0)
-            factors = clip_factors(norms, self.clip_norm)
             broken = ~torch.isfinite(norms)
             if bool(broken.any()):
                 gradients = [gradient.masked_fill(broken[:, None], 0.0) for gradient in gradients]
+            if self.method == "per_layer":
+                return self._by_layer(gradients, by_parameter.masked_fill(broken, 0.0)), by_parameter
+            factors = clip_factors(norms, self.clip_norm)
             return [factors @ gradient for gradient in gradients], by_parameter
+
+    def _by_layer(self, gradients: list[Tensor], norms: Tensor) -> list[Tensor]:
+        """Sums of gradients, each layer's part clipped to an equal share: √layers such shares make ``clip_norm``."""
+        layers = [name.rpartition(".")[0] for name in self._names]
+        share = self.clip_norm / len(set(layers)) ** 0.5
+        factors = {
+            layer: clip_factors(norms[[own == layer for own in layers]].norm(dim=0), share)
+            for layer in set(layers)
+        }
+        return [factors[layer] @ gradient for layer, gradient in zip(layers, gradients, strict=True)]
 
     def _ghost(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
         made = losses(None)
-        _total(made, count).backward(retain_graph=True)
+        _total(made, count).backward(retain_graph=bool(made.ndim))
         missing = [
             n for n, p in zip(self._names, self.parameters, strict=True) if not hasattr(p, "_norm_sample")
         ]
@@ -241,9 +264,13 @@ class ClippedGradients:
         usable = torch.isfinite(norms)
         self._hooks.disable_hooks()
         try:
-            if not bool(usable.all()):  # a factor of 0 would still bring NaN into the sum
-                made = losses(usable)
-            (made * clip_factors(norms, self.clip_norm)[usable]).sum().backward()
+            if made.ndim:
+                if not bool(usable.all()):  # a factor of 0 would still bring NaN into the sum
+                    made = losses(usable)
+                (made * clip_factors(norms, self.clip_norm)[usable]).sum().backward()
+            else:  # a mean has no place for factors; the layers' own gradients have
+                for parameter, piece in self._hooks.weighted(clip_factors(norms, self.clip_norm), usable):
+                    parameter.grad = piece if parameter.grad is None else parameter.grad + piece
         finally:
             self._hooks.enable_hooks()
         pieces = [

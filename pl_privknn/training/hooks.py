@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from opacus.grad_sample import GradSampleHooks, GradSampleHooksFastGradientClipping
 from opacus.grad_sample.functorch import prepare_layer
 from torch import Tensor, nn
@@ -52,4 +54,36 @@ class FlatHooks(_OnTensors, GradSampleHooks):
 
 
 class GhostHooks(_OnTensors, GradSampleHooksFastGradientClipping):
-    """Writes the norm of each example's gradient to ``_norm_sample`` of the parameters."""
+    """Writes the norm of each example's gradient to ``_norm_sample`` of the parameters.
+
+    What a layer saw is kept until :meth:`weighted` asks for the sum (book-keeping: Bu et al. 2023).
+    """
+
+    def __init__(self, *args: Any, keeps: bool, **kwargs: Any) -> None:
+        self.keeps = keeps
+        self._kept: list[tuple[nn.Module, list[Tensor], Tensor]] = []
+        super().__init__(*args, **kwargs)
+
+    def capture_backprops_hook(
+        self, module: Any, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
+    ) -> None:
+        """See :class:`opacus.grad_sample.GradSampleHooks`."""
+        if self.keeps and self.hooks_enabled:
+            self._kept.append((module, module.activations[-1], forward_output[0].detach()))
+        super().capture_backprops_hook(module, _forward_input, forward_output, loss_reduction, batch_first)
+
+    def weighted(self, factors: Tensor, usable: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Sums of the examples' gradients, each with a factor: of every call of a layer, by the layer run anew.
+
+        Args:
+            factors: shape ``(b,)``.
+            usable: which examples take part, shape ``(b,)``.
+        """
+        kept, self._kept = self._kept, []
+        for layer, inputs, gradients in kept:
+            parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+            made = layer.forward(*(given[usable] for given in inputs))
+            weights = factors[usable].view(-1, *[1] * (gradients.ndim - 1)).to(gradients.dtype)
+            output = made if isinstance(made, Tensor) else made[0]
+            pieces = torch.autograd.grad(output, parameters, gradients[usable] * weights, allow_unused=True)
+            yield from ((p, piece) for p, piece in zip(parameters, pieces, strict=True) if piece is not None)

@@ -23,7 +23,7 @@ from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
 from pl_privknn.training.step_checks import step_loss
 from pl_privknn.training.step_gradients import StepGradients
-from pl_privknn.training.trainer_checks import check_data, check_trainer
+from pl_privknn.training.trainer_checks import check_data, check_precision, check_trainer
 
 _KIND = "PrivateTraining"
 _KEY = "private_training"
@@ -58,7 +58,8 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         expected_records: about how many private records there are, a public constant that takes the place of their
             number, which is private.
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
-        clipping: ``"flat"``; see :class:`~pl_privknn.training.clipping.ClippedGradients`.
+        clipping: ``"flat"``, ``"ghost"`` or ``"per_layer"``; see
+            :class:`~pl_privknn.training.clipping.ClippedGradients`.
         physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         files: the run's folder and its ledger.
@@ -157,6 +158,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         self._leave()  # what a training that an error ended may have left
         self.session.run = None
         check_trainer(trainer, _KIND, "expected_batch_size", "max_grad_norm")
+        check_precision(trainer, self.clipping)
         check_module(trainer, pl_module, self)
         data = check_data(trainer, _KIND)
         if self.replace_batch_norm:

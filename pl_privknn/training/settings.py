@@ -106,7 +106,8 @@ class Clipping(ArgumentGroup):
 
     Args:
         clip_norm: L2 bound of each record's gradient.
-        clipping: ``"flat"`` or ``"ghost"``, see :class:`~pl_privknn.training.clipping.ClippedGradients`.
+        clipping: ``"flat"``, ``"ghost"`` or ``"per_layer"``, see
+            :class:`~pl_privknn.training.clipping.ClippedGradients`.
         physical_batch_size: records at once; bounds memory and changes nothing else. By default 64 on a CPU, 512
             elsewhere.
 

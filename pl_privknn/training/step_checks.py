@@ -84,22 +84,22 @@ class StepCheck(ValueCheck):
                 "be checked; scale its inputs"
             )
 
-    def _copy(self, dtype: torch.dtype, still: bool = True) -> nn.Module:
-        twin: Any = super()._copy(dtype, still)
+    def _copy(self, dtype: torch.dtype) -> nn.Module:
+        twin: Any = super()._copy(dtype)
         twin._trainer = self._original._trainer
         twin.log = lambda name, *_, **__: self.logged.add(name)
         return twin
 
-    def loss_of(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """What ``training_step`` of a copy gives for images and labels, with the module's own transfer hooks."""
-        twin: Any = module
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """What the copy's ``training_step`` gives for images and labels, with the module's own transfer hooks."""
+        twin: Any = self.network
         batch = twin.on_after_batch_transfer(twin.on_before_batch_transfer((inputs, targets), 0), 0)
         with without_loggers(twin.trainer):
             return step_loss(twin, batch, 0)
 
     def _made(self, inputs: Tensor, targets: Any) -> Tensor:
         before = _state(self.network)
-        made = self.loss_of(self.network, inputs, targets)
+        made = self.loss_of(inputs, targets)
         if changed := [name for name, value in _state(self.network).items() if before.get(name, ()) != value]:
             raise RefusedError(
                 f"training_step: it keeps something of a batch as {changed[0]!r} on the module, where something of "

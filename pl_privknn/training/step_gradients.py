@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -23,6 +22,7 @@ class StepGradients(ClippedGradients):
     first record is read, so that ``b`` times the loss has the examples' gradients in it one by one.
     """
 
+    of_means = True
     replace_batch_norm = "replace_batch_norm=True"
 
     def check_step(self, module: pl.LightningModule, shape: tuple[int, ...], targets: Tensor) -> set[str]:
@@ -44,12 +44,11 @@ class StepGradients(ClippedGradients):
         self.detach()  # a copy has no use for hooks
         check = StepCheck(module, shape, targets)
 
-        def clipped(network: Any, bound: float, count: int) -> tuple[Tensor, Tensor]:
-            x, y = check.inputs[:count], check.targets[:count]
-            twin = StepGradients(network, bound, self.method)
-            return twin.clipped_by(count, _losses(lambda x, y: check.loss_of(network, x, y), x, y))
+        def clipped(bound: float) -> tuple[Tensor, Tensor]:
+            twin = StepGradients(check.network, bound, self._checked_as)
+            return twin.clipped_by(len(targets), _losses(check.loss_of, check.inputs, targets))
 
-        check.compare(self._names, self.method, clipped)
+        check.compare(self._names, self._checked_as, clipped)
         return check.logged
 
     def sum_of(self, images: Tensor, labels: Tensor, step: Step) -> Tensor:

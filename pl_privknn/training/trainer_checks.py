@@ -44,6 +44,16 @@ def check_trainer(trainer: pl.Trainer, kind: str, batch_size: str, clip_norm: st
         )
 
 
+def check_precision(trainer: pl.Trainer, clipping: str) -> None:
+    """Raise ``ValueError`` for ghost clipping in 16 bits: Opacus' norms are then rounded, and may be too small."""
+    options: Any = trainer
+    if clipping == "ghost" and "16" in str(options.precision):
+        raise ValueError(
+            f'clipping="ghost": norms are made in 16 bits under precision={options.precision!r}, and rounding would '
+            'let gradients pass the bound; use clipping="flat", or precision="32-true"'
+        )
+
+
 def check_data(trainer: pl.Trainer, kind: str) -> Any:
     """The trainer's data module, if it has private records and is not used by a labeler at the same time.
 

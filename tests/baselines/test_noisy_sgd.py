@@ -38,7 +38,7 @@ def test_trainers_that_break_the_accounting_are_refused(tmp_path, options, messa
         ({"expected_records": None}, "sampling_rate=None, expected_records=None: give exactly one"),
         ({"sampling_rate": 0.1, "expected_records": 90}, "give exactly one"),
         ({"expected_records": 29}, "batch_size=30 is more than expected_records=29"),
-        ({"clipping": "per_layer"}, "clipping"),
+        ({"clipping": "by_layer"}, "clipping"),
         ({"on_budget": "ignore"}, "on_budget"),
         ({"components": 65}, "components"),
         ({"head": "deep"}, "head"),

@@ -151,7 +151,7 @@ FAULTS = (
         "Each physical batch is clipped as if it were one record of the mean gradient.",
         "pl_privknn.training.clipping",
         {
-            "factors = clip_factors(norms, self.clip_norm)\n            broken": "factors = clip_factors(norms.mean().expand(len(norms)), self.clip_norm)\n            broken",
+            "factors = clip_factors(norms, self.clip_norm)\n            return": "factors = clip_factors(norms.mean().expand(len(norms)), self.clip_norm)\n            return",
         },
         ("test_noisy_sgd_clipping::test_clipped_sum_equals_a_loop_over_examples",),
     ),

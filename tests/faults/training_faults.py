@@ -122,4 +122,33 @@ FAULTS = (
         },
         ("test_refusals::test_callbacks_that_wait_for_private_figures_are_refused",),
     ),
+    Fault(
+        "layers-clipped-to-the-whole-norm",
+        "Each layer is clipped to the norm that all of them share.",
+        "pl_privknn.training.clipping",
+        {
+            "share = self.clip_norm / len(set(layers)) ** 0.5": "share = self.clip_norm",
+        },
+        (
+            "test_private_training::test_no_record_moves_the_sum_by_more_than_the_norm_and_broken_ones_not_at_all",
+        ),
+    ),
+    Fault(
+        "kept-inputs-without-factors",
+        "Ghost clipping of a mean sums gradients as they are.",
+        "pl_privknn.training.hooks",
+        {
+            "gradients[usable] * weights, allow": "gradients[usable], allow",
+        },
+        ("test_private_training::test_a_noiseless_update_is_that_of_each_example_clipped",),
+    ),
+    Fault(
+        "ghost-norms-in-sixteen-bits",
+        "Ghost clipping goes by norms that were rounded to 16 bits.",
+        "pl_privknn.training.trainer_checks",
+        {
+            'if clipping == "ghost" and "16" in': 'if clipping == "none" and "16" in',
+        },
+        ("test_private_training::test_norms_of_other_draws_and_rounded_norms_are_refused",),
+    ),
 )

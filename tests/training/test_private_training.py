@@ -22,30 +22,63 @@ def weights(module):
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def literal_update(module, data, clip_norm, divisor):
+def clipped(pieces, clip_norm, by_layer):
+    """One example's gradient, layer by layer: clipped as a whole, or each of the layers to its share."""
+    parts = pieces if by_layer else [torch.cat(pieces)]
+    bound = clip_norm / len(parts) ** 0.5
+    return torch.cat([part * min(1.0, bound / float(part.norm())) for part in parts])
+
+
+def literal_update(module, data, clip_norm, divisor, by_layer=False):
     """One gradient step on the private part: each example's gradient clipped by itself."""
     data.setup("fit")
     total = 0
     for x, y in data.private:
         module.zero_grad()
         F.cross_entropy(module(x[None]), torch.tensor([y])).backward()
-        gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).double()
-        total = total + gradient * min(1.0, clip_norm / float(gradient.norm()))
+        layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+        pieces = [torch.cat([p.grad.flatten() for p in layer.parameters()]).double() for layer in layers]
+        total = total + clipped(pieces, clip_norm, by_layer)
     return weights(module) - module.lr * total / divisor
 
 
-@pytest.mark.parametrize("physical", [7, 500])
-@pytest.mark.parametrize("clip_norm", [0.1, 100.0])
-def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, physical, clip_norm):
+@pytest.mark.parametrize("method", ["flat", "ghost", "per_layer"])
+@pytest.mark.parametrize(("clip_norm", "physical"), [(0.1, 7), (0.1, 500), (100.0, 7)])
+def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, clip_norm, physical, method):
     # A rate of 1 draws all 90 records; the sum is divided by the expected 60, whatever there are.
     callback = training(
         max_grad_norm=clip_norm, expected_batch_size=60, expected_records=60, physical_batch_size=physical,
-        noise_source=Silent(0),
+        noise_source=Silent(0), clipping=method,
     )  # fmt: skip
-    expected = literal_update(Lit(), make_data(), clip_norm, 60)
+    expected = literal_update(Lit(), make_data(), clip_norm, 60, method == "per_layer")
     module = Lit()
     fit(module, tmp_path, callback, epochs=1)
     torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["flat", "ghost", "per_layer"])
+def test_no_record_moves_the_sum_by_more_than_the_norm_and_broken_ones_not_at_all(method):
+    module = Lit(torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.ReLU(inplace=True), torch.nn.Flatten(),
+        torch.nn.Linear(144, 2),
+    ))  # fmt: skip
+    gradients = StepGradients(module, 0.3, method)
+    gradients.attach()
+    generator = torch.Generator().manual_seed(0)
+    x, y = 5 * torch.randn(6, 1, 8, 8, generator=generator), torch.arange(6) % 2
+
+    def total(images, labels):
+        return gradients.sum_of(images, labels, lambda x, y: F.cross_entropy(module(x), y))
+
+    whole = total(x, y)
+    for i in range(6):
+        others = torch.arange(6) != i
+        assert float((whole - total(x[others], y[others])).norm()) <= 0.3 * (1 + 1e-5)
+    assert float(whole.norm()) > 0.3
+    x[2] = math.nan
+    good = torch.tensor([0, 1, 3, 4, 5])
+    torch.testing.assert_close(total(x, y), total(x[good], y[good]))
+    gradients.detach()
 
 
 def test_epsilon_lies_between_what_opacus_states(tmp_path):
@@ -190,6 +223,25 @@ def test_an_error_of_the_module_on_private_records_is_not_quoted(tmp_path):
 
     with pytest.raises(PrivateSideError, match="RuntimeError at test_private_training"):
         fit(Careless(), tmp_path)
+
+
+class Restless(torch.nn.Module):
+    """A layer with a weight of its own and chance within."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.out = torch.nn.Parameter(torch.ones(64)), torch.nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.out(F.dropout(x.flatten(1) * self.scale, 0.5, self.training))
+
+
+def test_norms_of_other_draws_and_rounded_norms_are_refused(tmp_path):
+    for method in ("flat", "ghost"):
+        with pytest.raises(ValueError, match="called random operation"):
+            fit(Lit(Restless()), tmp_path, training(clipping=method))
+    with pytest.raises(ValueError, match="16 bits"):
+        fit(Lit(), tmp_path, training(clipping="ghost"), precision="bf16-mixed")
 
 
 def test_sixteen_bits_do_not_lengthen_a_clipped_gradient(tmp_path):
