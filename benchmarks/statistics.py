@@ -32,13 +32,8 @@ from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
 
 CONFIG = "configs/fashion_mnist_statistics.yaml"
-#: Of each ε: components of the kernel, clipping norms of the releases, and epochs of the student.
-SETTINGS = {
-    0.1: (200, [1.0, 0.5, 0.25, 0.25, 0.1], 18),
-    0.5: (400, [1.0, 0.5, 0.25, 0.1, 0.1, 0.1], 28),
-    1.0: (600, [1.0, 0.5, 0.25, 0.25, 0.1, 0.1, 0.1, 0.1], 28),
-    2.0: (600, [1.0, 0.5, 0.25, 0.25, 0.1, 0.1, 0.1, 0.1], 28),
-}
+#: Of each ε: components of the kernel, releases, and epochs of the student.
+SETTINGS = {0.1: (200, 5, 18), 0.5: (600, 6, 28), 1.0: (600, 8, 28), 2.0: (600, 8, 28)}
 _LEARNED = "labeling.features.0.init_args.components"
 
 
@@ -84,12 +79,12 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                     student = _student(sections, answers, seed)
                     results["student"] = _accuracy(student, truth)
                     results["mean"] = _accuracy((student + answers["test"]) / 2, truth)
-                components, norms, epochs = SETTINGS[epsilon]
+                components, releases, epochs = SETTINGS[epsilon]
                 settings = {
                     "config": Path(CONFIG).name,
                     "split_seed": split,
                     "components": components,
-                    "clip_norms": norms,
+                    "releases": releases,
                     **({} if options.heads else {"epochs": epochs}),
                 }
                 yield Measured(results, [seed], part, settings)
@@ -97,13 +92,12 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 def _sections(epsilon: float, split: int, root: str) -> dict[str, Any]:
     """The configuration at an ε, on a split."""
-    components, norms, epochs = SETTINGS[epsilon]
+    components, releases, epochs = SETTINGS[epsilon]
     document: dict[str, Any] = read_document(ROOT / CONFIG)
     put(document, "data.init_args.root", root)
     put(document, "data.init_args.split_seed", split)
     put(document, "labeling.labeler.init_args.target_epsilon", epsilon)
-    put(document, "labeling.labeler.init_args.releases", len(norms))
-    put(document, "labeling.labeler.init_args.clip_norms", norms)
+    put(document, "labeling.labeler.init_args.releases", releases)
     put(document, _LEARNED, components)
     put(document, "trainer.max_epochs", epochs)
     return document
