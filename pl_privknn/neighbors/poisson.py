@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -289,6 +290,7 @@ def count_votes(rows: Tensor, labels: Tensor, queries: int, num_classes: int) ->
     return cells.bincount(minlength=queries * num_classes).view(queries, num_classes)
 
 
+@functools.lru_cache(maxsize=64)
 def _list_length(k: int, sampling_rate: float) -> int:
     if sampling_rate == 1.0:
         return k

@@ -78,8 +78,11 @@ def test_samples_have_the_stated_rate():
     """Votes of k = all candidates are binomial; a deviation of 4 standard errors has a chance of 6e-5 a query."""
     centroids = Cells(6, 2).centroids(PUBLIC)
     cells = neighbors(80, 0.3, centroids, 2)
-    ranked, noise, runs = cells.rank(QUERIES), SeededNoise(0), 2000
-    mean = sum(cells.votes(ranked, noise.bernoulli).sum(dim=1) for _ in range(runs)) / runs
+    # A query that stands there many times is sampled anew each time.
+    times, calls, noise = 100, 20, SeededNoise(0)
+    ranked, runs = cells.rank(QUERIES.repeat(times, 1)), times * calls
+    found = sum(cells.votes(ranked, noise.bernoulli).sum(dim=1) for _ in range(calls))
+    mean = found.view(times, len(QUERIES)).sum(dim=0) / runs
     for query, found in zip(QUERIES, mean, strict=True):
         n = int(candidates(query, TABLE, centroids, 2).sum())
         assert abs(float(found) - 0.3 * n) <= 4 * (0.21 * n / runs) ** 0.5

@@ -1,14 +1,13 @@
 """A run's past: older copies, other ledgers, other data and other runs in its folder are refused, never silent."""
 
 import dataclasses
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
-from ledger_setup import PROTECTED, G
+from ledger_setup import PROTECTED, G, needs_fork
 from small_fit import fit_student
 
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, previous, usable_checkpoint
@@ -191,17 +190,19 @@ def test_one_run_at_a_time_has_a_folder(tmp_path):
         run.close()
 
 
+def take(folder):
+    FolderLock(folder).release()
+
+
+@needs_fork
 def test_another_process_has_to_wait_for_the_folder(tmp_path):
-    run = opened(tmp_path)
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from pl_privknn.privacy.ledger.run_folder import FolderInUse, FolderLock\n"
-        "try: FolderLock(Path(sys.argv[1]))\nexcept FolderInUse: sys.exit(7)"
-    )
-    words = [sys.executable, "-c", script, str(tmp_path)]
-    assert subprocess.run(words, check=False).returncode == 7
-    run.close()
-    assert subprocess.run(words, check=False).returncode == 0
+    # Forked before the folder is taken, so that nothing but the file tells it of that.
+    with multiprocessing.get_context("fork").Pool(1) as other:
+        run = opened(tmp_path)
+        with pytest.raises(FolderInUse):
+            other.apply(take, (tmp_path,))
+        run.close()
+        other.apply(take, (tmp_path,))
     assert os.path.exists(tmp_path / "run.lock")
 
 
