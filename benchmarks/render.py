@@ -116,7 +116,7 @@ def compared(name: str, results: list[Result]) -> str:
     """A comparison's plot and table as Markdown."""
     from pl_privknn.comparison import markdown_table
 
-    picture = f"![test accuracy against ε: {name}](docs/guides/{name}.png)"
+    picture = f"![test accuracy against ε: {name}](docs/guides/{name}.svg)"
     return f"{picture}\n\n{markdown_table(results)}"
 
 
@@ -150,7 +150,7 @@ def old_plots() -> list[str]:
 
 
 def draw_comparisons() -> None:
-    """Each comparison into ``docs/guides/<its name>.png`` and ``.svg``."""
+    """Each comparison into ``docs/guides/<its name>.svg`` and ``.png``."""
     from pl_privknn.comparison.plot import draw
 
     for name, results in comparisons().items():

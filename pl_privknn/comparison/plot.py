@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,14 +20,27 @@ from pl_privknn.comparison.table import (
     mean_and_spread,
     weakened,
 )
-from pl_privknn.privacy.guarantee import weakest
+from pl_privknn.figures import (
+    FAINT,
+    INK,
+    LINES,
+    MARKERS,
+    label_ends,
+    new_figure,
+    plain_axes,
+    save_png,
+    save_svg,
+)
+from pl_privknn.privacy.guarantee import UNCONDITIONAL, weakest
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKERS = "osD^vPX*<>pH"
 # Of the text below a plot, in characters and inches a line.
-_CHARACTERS, _LINE = 17.0, 0.14
+_CHARACTERS, _LINE = 16.0, 0.15
+# From how many lines on, and for how small a share of all heights, their ends get a panel of their own.
+_CROWD, _CROWDED = 5, 0.5
 
 
 def digest_of(results: Sequence[Result]) -> str:
@@ -48,68 +61,53 @@ def digest_of(results: Sequence[Result]) -> str:
 def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
     """Test accuracy against ε.
 
-    The horizontal axis is logarithmic and shows ε of the runs, not their target. Points are means over seeds,
-    bars their standard deviation. Those whose guarantee is weaker than others'
-    (:func:`~pl_privknn.comparison.table.weakened`) are hollow and dashed. The legend marks what holds only under
-    a condition, or not at all, and the text below says why. Horizontal lines are bounds without privacy, in the
-    colour of their method, or black for methods that have nothing else.
+    The horizontal axis is logarmithic and shows ε of the runs, not their target; behind its end stands what a method
+    reaches without privacy, joined by dots. Points are means over seeds, bars their standard deviation, where there
+    are several. Those whose guarantee is weaker than others'
+    (:func:`~pl_privknn.comparison.table.weakened`) are hollow and dashed. Names stand at the lines' ends, with marks
+    for what holds only under a condition, or not at all; the text below says why. Where ends crowd, the left panel
+    shows everything and the right one the crowd.
 
     Args:
         results: see :func:`~pl_privknn.comparison.results.read_results`.
         title: over the plot; by default the comparison's name.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     cells = cells_of(results)
-    methods = {result.method: result.title for result in results}
-    colours = matplotlib.colormaps["tab10" if len(methods) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
-    figure = Figure(figsize=(8.5, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    explain(figure, marks_explained(cells))
-    axes = figure.add_subplot()
-    bounds, known, out = False, guarantees(cells), weakened(cells)
-    for place, (method, name) in enumerate(methods.items()):
-        colour, marker = colours[place % len(colours)], _MARKERS[place % len(_MARKERS)]
-        for apart in (False, True):
-            shown = [key for key in known if key[0] == method and (key in out) == apart]
-            if shown:
-                points = _points(cells, shown)
-                axes.errorbar(
-                    [point[0] for point in points],
-                    [point[1] for point in points],
-                    yerr=[point[2] for point in points],
-                    color=colour,
-                    marker=marker,
-                    markerfacecolor="none" if apart else colour,
-                    linestyle="--" if apart else "-",
-                    capsize=3,
-                    label=name + mark(weakest(known[key] for key in shown)),
-                )
-        if bound := cells.get((method, math.inf)):
-            alone = all(target == math.inf for other, target in cells if other == method)
-            bounds |= not alone
-            axes.axhline(
-                mean_and_spread(bound)[0],
-                color="black" if alone else colour,
-                linestyle="-." if alone else ":",
-                linewidth=1,
-                label=f"{name} (no privacy)" if alone else None,
-            )
     first = results[0].values
-    axes.set_xscale("log")
-    if targets := sorted({result.target for result in results if result.target < math.inf}):
-        axes.set_xticks(targets, [f"{target:g}" for target in targets])
-        axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"ε at δ = {first['delta']:g} ({first['adjacency']})")
-    axes.set_ylabel("test accuracy")
-    axes.set_title(title or first["comparison"])
-    axes.grid(alpha=0.3)
-    if bounds:
-        axes.plot([], [], ":", color="gray", label="the method without privacy")
-    figure.legend(loc="outside right upper", fontsize="small")
+    ends = _ends(cells)
+    crowd = _crowd(cells, ends)
+    figure = new_figure(8.4, 4.6)
+    explain(figure, [caption(results), *marks_explained(cells)])
+    if crowd is None:
+        panels = [plain_axes(figure.add_subplot())]
+    else:
+        panels = [plain_axes(axes) for axes in figure.subplots(1, 2, width_ratios=(1, 1.7))]
+    for axes in panels:
+        _draw(axes, cells)
+    if crowd is not None:
+        panels[0].axhspan(*crowd, color=FAINT, alpha=0.18, linewidth=0)
+        panels[0].set_title("all", fontsize=9.5, color=INK)
+        panels[1].set_title("the shaded range", fontsize=9.5, color=INK)
+        panels[1].set_ylim(*crowd)
+    for axes in panels:
+        axes.set_xlabel(f"ε at δ = {first['delta']:g} ({first['adjacency']})")
+    panels[0].set_ylabel("test accuracy", color=INK)
+    figure.suptitle(title or first["comparison"], color=INK, fontsize=12)
+    figure.canvas.draw()  # the heights of labels follow from the layout
+    label_ends(panels[-1], ends)
     return figure
+
+
+def caption(results: Sequence[Result]) -> str:
+    """What the seeds of a comparison decided, and what its bars are."""
+    seeds = sorted({result.seed for result in results})
+    what = "training, the choice of queries and the noise"
+    if not all(result.values.get("noise_seeded") for result in results):
+        what = "training and the choice of queries, not the noise, which is the operating system's"
+    if len(seeds) == 1:
+        return f"One run each, seed {seeds[0]}, which decides {what}."
+    named = ", ".join(map(str, seeds))
+    return f"Means over seeds {named}; bars are standard deviations. A seed decides {what}."
 
 
 def explain(figure: Figure, notes: Sequence[str]) -> None:
@@ -119,25 +117,98 @@ def explain(figure: Figure, notes: Sequence[str]) -> None:
     width, height = figure.get_size_inches()
     lines = [line for note in notes for line in textwrap.wrap(note, round(_CHARACTERS * width))]
     figure.set_size_inches(width, height + _LINE * len(lines))
-    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize="x-small")
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize="x-small", color=INK)
 
 
 def draw(results: Sequence[Result], path: str | Path, title: str | None = None) -> None:
     """Write :func:`figure_of` into ``path`` with the endings ``.svg`` and ``.png``.
 
+    The SVG is light or dark as its reader's system is, the PNG light.
+
     Args:
-        results: what is drawn; the SVG carries their :func:`digest_of`.
+        results: what is drawn; both carry their :func:`digest_of`.
         path: the file without its ending.
         title: over the plot.
     """
-    import matplotlib
-
     description = f"results {digest_of(results)}"
-    # The same file for the same results.
-    with matplotlib.rc_context({"svg.hashsalt": "pl_privknn"}):
-        figure = figure_of(results, title)
-        figure.savefig(Path(f"{path}.svg"), metadata={"Date": None, "Description": description})
-        figure.savefig(Path(f"{path}.png"), metadata={"Description": description}, dpi=120)
+    figure = figure_of(results, title)
+    save_svg(figure, Path(f"{path}.svg"), description)
+    save_png(figure, Path(f"{path}.png"), description)
+
+
+def _draw(axes: Axes, cells: Cells) -> None:
+    """All lines of a comparison, without their names."""
+    known, out = guarantees(cells), weakened(cells)
+    targets = sorted({target for _, target in cells if target < math.inf})
+    beyond = _beyond(cells)
+    for place, method in enumerate(_titles(cells)):
+        colour, marker = LINES[place % len(LINES)], MARKERS[place % len(MARKERS)]
+        last: tuple[float, float] | None = None
+        for apart in (False, True):
+            shown = [key for key in known if key[0] == method and (key in out) == apart]
+            if not shown:
+                continue
+            points = _points(cells, shown)
+            several = any(len(cells[key]) > 1 for key in shown)
+            axes.errorbar(
+                [point[0] for point in points],
+                [point[1] for point in points],
+                yerr=[point[2] for point in points] if several else None,
+                color=colour,
+                marker=marker,
+                markersize=5,
+                markerfacecolor="none" if apart else colour,
+                linestyle="--" if apart else "-",
+                capsize=2.5,
+                label=_titles(cells)[method] + mark(weakest(known[key] for key in shown)),
+            )
+            last = max(point[:2] for point in points) if last is None else max(last, points[-1][:2])
+        if bound := cells.get((method, math.inf)):
+            height = mean_and_spread(bound)[0]
+            if last is None:
+                axes.axhline(height, color=colour, linestyle="-.", linewidth=1.1)
+            else:
+                axes.plot([last[0], beyond], [last[1], height], ":", color=colour, linewidth=1.1)
+                axes.plot([beyond], [height], marker, color=colour, markersize=5, markerfacecolor="none")
+    axes.set_xscale("log")
+    ticks = {target: f"{target:g}" for target in targets}
+    if any(target == math.inf for _, target in cells):
+        ticks[beyond] = "no\nprivacy"
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.set_xticks([], minor=True)
+
+
+def _titles(cells: Cells) -> Mapping[str, str]:
+    return {method: results[0].title for (method, _), results in cells.items()}
+
+
+def _beyond(cells: Cells) -> float:
+    """Where on the axis of ε runs without privacy stand: one step behind the last."""
+    targets = sorted({target for _, target in cells if target < math.inf}) or [1.0]
+    step = (targets[-1] / targets[0]) ** (1 / (len(targets) - 1)) if len(targets) > 1 else 2.0
+    return targets[-1] * step
+
+
+def _ends(cells: Cells) -> list[tuple[float, str, str]]:
+    """Height, name and colour of each line's right end."""
+    known = guarantees(cells)
+    found = []
+    for place, (method, title) in enumerate(_titles(cells).items()):
+        last = max(target for other, target in cells if other == method)
+        own = [guarantee for (other, _), guarantee in known.items() if other == method]
+        name = title + (mark(weakest(own)) if own else mark(UNCONDITIONAL))
+        found.append((mean_and_spread(cells[method, last])[0], name, LINES[place % len(LINES)]))
+    return found
+
+
+def _crowd(cells: Cells, ends: Sequence[tuple[float, str, str]]) -> tuple[float, float] | None:
+    """The range of heights that gets a panel of its own; None where names have room as it is."""
+    heights = [mean_and_spread(results)[0] for results in cells.values()]
+    low, high = min(height for height, *_ in ends), max(height for height, *_ in ends)
+    if len(ends) < _CROWD or not 0 < high - low < _CROWDED * (max(heights) - min(heights)):
+        return None
+    room = 0.12 * (high - low)
+    return low - room, max(high, *heights) + room
 
 
 def _points(cells: Cells, shown: Collection[tuple[str, float]]) -> list[tuple[float, float, float]]:

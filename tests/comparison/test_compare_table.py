@@ -1,5 +1,6 @@
 """Tables, plots and pages of stored comparisons."""
 
+import itertools
 import math
 import statistics
 from pathlib import Path
@@ -10,6 +11,7 @@ from compare_setup import (
     made,
     own_folder,  # noqa: F401 - used by itself
 )
+from scipy.optimize import minimize
 
 from benchmarks import render
 from pl_privknn.cli.main import main
@@ -18,6 +20,7 @@ from pl_privknn.comparison.noise_search import Planner
 from pl_privknn.comparison.plot import digest_of, draw, figure_of
 from pl_privknn.comparison.results import result_from
 from pl_privknn.comparison.runner import choose
+from pl_privknn.figures import apart
 from pl_privknn.privacy.guarantee import SEEDED_NOISE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +60,7 @@ def test_table_names_the_best_and_keeps_conditions_apart():
     assert lines[10:] == ["† guarantee: conditional – if C."]
 
 
-def test_plot_draws_conditions_hollow_and_bounds_as_lines(tmp_path):
+def test_plot_draws_conditions_hollow_names_at_the_ends_and_bounds_behind_them(tmp_path):
     results = made_results()
     (axes,) = figure_of(results).axes
     assert axes.get_xscale() == "log"
@@ -73,13 +76,62 @@ def test_plot_draws_conditions_hollow_and_bounds_as_lines(tmp_path):
         assert halves == pytest.approx([statistics.stdev(each) for each in cells.values()])
         assert (line.get_markerfacecolor() == "none") == hollow
         assert line.get_linestyle() == ("--" if hollow else "-")
-    assert figure_of(results).get_supxlabel() == "† guarantee: conditional – if C."
+    seeded, *notes = figure_of(results).get_supxlabel().split("\n")
+    assert seeded.startswith("Means over seeds 0, 1, 2; bars are standard deviations.")
+    assert notes[-1] == "† guarantee: conditional – if C."
     levels = {float(line.get_ydata()[0]) for line in axes.get_lines() if list(line.get_xdata()) == [0, 1]}
-    assert levels == {0.9, 0.95}
+    assert levels == {0.95}
+    # B goes on to what it reaches without privacy, one step behind the last ε.
+    dotted = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+    assert [tuple(line.get_ydata()) for line in dotted] == [(pytest.approx(0.84), 0.9)]
+    assert dotted[0].get_xdata()[1] == pytest.approx(8)
+    names = {text.get_text(): text for text in axes.texts}
+    assert names.keys() == {"A", "B", "C †", "TOP"}
+    heights = {name: text.xyann[1] for name, text in names.items()}
+    assert sorted(heights, key=heights.get) == ["C †", "A", "B", "TOP"]
+    assert axes.get_legend() is None
     draw(results, tmp_path / "one")
     draw(results, tmp_path / "two")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert digest_of(results) != digest_of(results[1:])
+
+
+def test_one_seed_has_no_bars_and_a_crowd_gets_a_panel():
+    single = [made(name, target, 0.5 + place / 10) for place, name in enumerate("ab") for target in (1, 2, 4)]
+    (axes,) = figure_of(single).axes
+    assert all(not container.has_yerr for container in axes.containers)
+    assert figure_of(single).get_supxlabel().startswith("One run each, seed 0, which decides training")
+    crowd = [
+        made(name, target, accuracy + 0.002 * place, place=place)
+        for place, name in enumerate("abcdef")
+        for target, accuracy in ((1, 0.5), (2, 0.7), (4, 0.9))
+    ]
+    whole, zoomed = figure_of(crowd).axes
+    assert (len(whole.texts), len(zoomed.texts)) == (0, 6)
+    low, high = zoomed.get_ylim()
+    assert low < 0.9 < 0.91 < high
+    assert high - low < 0.1 * (whole.get_ylim()[1] - whole.get_ylim()[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_labels_are_moved_apart_in_their_order_and_no_further_than_needed(count):
+    places = np.random.default_rng(count).uniform(0, 1, count)
+    places[: count // 2] = 0.98  # a crowd at the upper end
+    moved = np.array(apart(list(places), 0.1))
+    order = np.argsort(places, kind="stable")
+    assert (np.diff(moved[order]) >= 0.1 - 1e-9).all()
+    assert moved.min() >= -1e-9
+    assert moved.max() <= 1 + 1e-9
+    # The least sum of squares under these conditions, found by a general solver.
+    keep_apart = [
+        {"type": "ineq", "fun": lambda x, i=i, j=j: x[j] - x[i] - 0.1} for i, j in itertools.pairwise(order)
+    ]
+    start = np.empty(count)
+    start[order] = np.linspace(0, 1, count) if count > 1 else places
+    best = minimize(
+        lambda x: ((x - places) ** 2).sum(), start, bounds=[(0, 1)] * count, constraints=keep_apart, tol=1e-12
+    )
+    assert moved == pytest.approx(best.x, abs=1e-4)
 
 
 def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatch):
@@ -89,7 +141,7 @@ def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatc
     monkeypatch.setattr(render, "PLOTS", tmp_path)
     marks = (render.START, render.END, render.COMPARE_START, render.COMPARE_END)
     text = render.rendered("before\n" + "\n".join(marks) + "\nafter")
-    assert "docs/guides/compare_made.png" in text
+    assert "docs/guides/compare_made.svg" in text
     assert "| *best* | A (C † is ahead) | B |  |" in text
     assert render.rendered(text) == text
     with pytest.raises(SystemExit, match="comparisons"):
