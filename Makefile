@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long names faults lint docs install clean
+.PHONY: demo test test-long names faults lint docs notebooks install clean
 
 install: $(STAMP)
 
@@ -46,6 +46,14 @@ lint: $(STAMP)
 # Static pages in build/site; a broken link, a missing anchor or a page outside the navigation is an error.
 docs: $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The gallery as executed notebooks in build/notebooks; an error in a cell is an error.
+notebooks: $(STAMP)
+	mkdir -p build/notebooks
+	cd build/notebooks && for script in ../../docs/guides/gallery/*.py; do \
+	  ../../$(BIN)/jupytext --quiet --set-kernel python3 --execute --to ipynb \
+	    --output "$$(basename "$$script" .py).ipynb" "$$script" || exit 1; \
+	done
 
 $(VENV)/.docs-installed: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[docs]"

@@ -31,7 +31,7 @@ comparison = {
     "delta": 1e-4,
     "noise_seeded": True,  # repeatable, and no protection: for public data alone
     "seeds": [0, 1],
-    "epsilons": [1, 8],
+    "epsilons": [1, 2, 8],
     "methods": [
         {
             "name": "knn",
@@ -57,17 +57,17 @@ status = main(["compare", "gallery.yaml", "--workers", "0"])
 #   worst case stated before the first query, not what was spent. Further left is stronger.
 # * A point is the mean over seeds of the last epoch's test accuracy, its bar one standard deviation. Two
 #   methods whose bars overlap are not told apart by three seeds.
-# * A mark in the legend says that the guarantee is **conditional (†)** or that there is **none (‡)**, and the text
+# * A mark behind a name says that the guarantee is **conditional (†)** or that there is **none (‡)**, and the text
 #   below the plot says why. Here it is ‡ for all: the noise came from seeds. Hollow points and dashed lines are
 #   weaker than others'; such a method is never named the best.
 # * Dotted lines are the same method without its noise: the distance to them is the price of privacy. The
-#   black line is the student on true labels: the distance from there is the price of the teacher.
+#   line across is the student on true labels: the distance from there is the price of the teacher.
 
 # %%
 results = read_results("runs/compare/gallery")
 cells = cells_of(results)
 print(markdown_table(results))
-for epsilon in (1, 8):
+for epsilon in (1, 2, 8):
     best = best_at(cells, epsilon)
     mean, spread = mean_and_spread(cells[best, epsilon])
     found = cells[best, epsilon][0].values["calibrated"]

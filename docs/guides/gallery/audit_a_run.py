@@ -1,0 +1,83 @@
+# %% [markdown]
+# # Audit a run
+#
+# An auditor gets two files of a run, `summary.json` and `ledger.sqlite`, and trusts neither. Here the run is made
+# first: reverse kNN on scikit-learn's bundled digits, one noisy release for all queries.
+
+# %%
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
+from pl_privknn.callbacks import LabelingBudget, RunReport
+from pl_privknn.cli.main import main
+from pl_privknn.datamodules import DigitsDataModule
+from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.report import write_report
+
+folder = Path("runs/audited")
+labeling = PrivateLabeler(
+    ReverseKNN(k=1, epsilon=1.0),
+    queries_per_round=30,
+    selection="clusters",
+    features=HOG(),
+    budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
+    files=RunFiles(run_dir=folder),
+    progress=False,
+)
+student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20)
+trainer = pl.Trainer(
+    max_epochs=3,
+    accelerator="auto",
+    devices=1,
+    callbacks=[labeling, RunReport(folder)],
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    default_root_dir=folder,
+)
+trainer.fit(student, datamodule=DigitsDataModule(batch_size=32))
+
+# %% [markdown]
+# ## Two files
+#
+# The audit checks the chain of hashes, computes ε anew from the rows, lists every release, and compares each figure
+# of the summary with the ledger. Its exit status is 0.
+
+# %%
+summary, ledger = folder / "summary.json", folder / "ledger.sqlite"
+honest = main(["audit", str(summary), str(ledger)])
+
+# %% [markdown]
+# ## Three forgeries
+#
+# Somebody makes the run look better: a smaller ε, another δ, more answers. The exit status is 1, and the figure is
+# named.
+
+# %%
+stated = json.loads(summary.read_text())
+found = {}
+for name, value in {"epsilon": 0.1, "delta": 1e-6, "answered": stated["answered"] + 100}.items():
+    forged = folder / f"forged_{name}.json"
+    forged.write_text(json.dumps({**stated, name: value}))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = main(["audit", str(forged), str(ledger)])
+    found[name] = status, printed.getvalue().strip().splitlines()[-1]
+    print(name, *found[name], sep=": ")
+
+# %% [markdown]
+# ## A page for everybody else
+#
+# One HTML file with the promise in words, the public images that were asked about and what was answered, and a
+# privacy card beside it.
+
+# %%
+page = write_report(folder)
+print(page)
+print((folder / "privacy_card.md").read_text()[:600])
