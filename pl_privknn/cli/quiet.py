@@ -12,14 +12,15 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelSummary, RichModelSummary
 from pytorch_lightning.utilities import rank_zero_info
 
+from pl_privknn._quiet import MESSAGES
+
 #: Beginnings of warnings about Lightning's own workings, and about what this package sees to itself.
 _WORKINGS = (
     "LightningCLI's args parameter is intended",
-    r".*isinstance\(treespec, LeafSpec\)` is deprecated",
     "Experiment logs directory .* exists and is not empty",  # put aside by PrivKNNCLI.before_fit
     "Checkpoint directory .* exists and is not empty",  # a resumed run's
     ".*does not have many workers",  # images are in memory
-    ".*is smaller than the logging interval",  # every epoch is logged
+    *MESSAGES,
 )
 _SAID = ("litlogger", "litmodels", "TPU available", "HPU available")
 

@@ -1,0 +1,138 @@
+"""What TensorBoard and W&B are told of a run, read back from their files."""
+
+import json
+import sqlite3
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wandb
+from PIL import Image
+from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
+from report_setup import QUERIES, small_run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from wandb_files import wandb_records
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A run with both loggers: its folder, its callback, its data, and the warnings of Lightning."""
+    folder = tmp_path_factory.mktemp("logged")
+    wandb.teardown()
+    loggers = [WandbLogger(save_dir=folder, project="p", offline=True), TensorBoardLogger(folder, "tb", "")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        callback, data = small_run(folder, loggers=loggers)
+    wandb.finish()
+    return folder, callback, data, [str(one.message) for one in caught]
+
+
+@pytest.fixture(scope="module")
+def records(logged):
+    for _ in range(600):  # W&B's own process may end a moment later
+        paths = list(logged[0].rglob("*.wandb"))
+        found = list(wandb_records(paths[0])) if paths else []
+        if found and found[-1].WhichOneof("record_type") == "exit":
+            return found
+        time.sleep(0.1)
+    raise AssertionError("W&B wrote no run")
+
+
+def history(records):
+    return [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+def test_the_config_of_a_wandb_run_names_labeler_noise_rounds_and_data(records):
+    config = {
+        item.key: json.loads(item.value_json)
+        for record in records
+        if record.WhichOneof("record_type") == "config"
+        for item in record.config.update
+    }
+    assert config["noise"]["gaussian"]["sigma"] == 4.0
+    assert config["noise"]["gaussian"]["sampling_rate"] == 0.8
+    assert config["noise"]["gaussian"]["count"] == 2 * QUERIES
+    assert (config["labeler"], config["student"], config["rounds"]) == ("PrivateKNN", "SupervisedStudent", 2)
+    assert config["queries_per_round"] == [QUERIES, QUERIES]
+    assert config["data"] == {
+        "name": "ArraysDataModule",
+        "classes": 3,
+        "public_images": 24,
+        "task": "multiclass",
+    }
+    assert (config["delta"], config["adjacency"]) == (1e-5, "add_remove")
+
+
+def test_epsilon_and_accuracy_stand_in_one_row(logged, records):
+    folder, callback, *_ = logged
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [row for row in history(records) if "tradeoff/epsilon" in row]
+    epochs = [row for row in rows if "tradeoff/val_accuracy" in row]
+    assert len(epochs) == 2
+    assert all(row["tradeoff/epsilon"] == pytest.approx(callback.epsilon) for row in epochs)
+    assert (
+        0
+        < epochs[0]["tradeoff/epsilon_spent"]
+        < epochs[1]["tradeoff/epsilon_spent"]
+        <= 1.000001 * callback.epsilon
+    )
+    assert epochs[-1]["tradeoff/val_accuracy"] == pytest.approx(summary["val_accuracy"], abs=1e-6)
+    (test,) = [row for row in rows if "tradeoff/test_accuracy" in row]
+    assert test["tradeoff/test_accuracy"] == summary["test_accuracy"]
+    assert test["tradeoff/epsilon"] == summary["epsilon"]
+
+
+def test_the_table_of_queries_holds_public_pictures_and_released_answers(logged, records):
+    folder, _, data, _ = logged
+    with sqlite3.connect(folder / "labels.sqlite") as store:
+        asked = store.execute("SELECT example, label FROM queries ORDER BY round, position").fetchall()
+    assert any(name.startswith("queries") for row in history(records) for name in row)
+    (artifact,) = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
+    files = {file.path: Path(file.local_path) for file in artifact.manifest.contents}
+    table = json.loads(files["queries.table.json"].read_text())
+    assert table["columns"] == ["picture", "example", "round", "state", "label", "truth", "right"]
+    assert len(table["data"]) == len(asked)
+    for row, (wanted, released) in zip(table["data"], asked, strict=True):
+        picture, example, _, state, label, truth, right = row
+        assert (example, state, label) == (wanted, "answered", data.class_names[released])
+        assert truth == data.class_names[int(data.public.truth[example])]
+        assert right == (label == truth)
+        shown = np.array(Image.open(files[picture["path"]]).convert("L"))
+        public = (data.public.images([example])[0, 0] * 255).round().numpy().astype(np.uint8)
+        assert np.array_equal(shown, public)
+
+
+def test_tensorboard_has_the_same(logged):
+    folder, callback, *_ = logged
+    summary = json.loads((folder / "summary.json").read_text())
+    whole = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0, "tensors": 0}).Reload()
+    spent = [event.value for event in whole.Scalars("tradeoff/epsilon_spent")]
+    accuracy = whole.Scalars("tradeoff/val_accuracy")
+    assert len(spent) == len(accuracy) == 2
+    assert [event.step for event in accuracy] == [
+        event.step for event in whole.Scalars("tradeoff/epsilon_spent")
+    ]
+    assert whole.Scalars("tradeoff/epsilon")[0].value == pytest.approx(callback.epsilon)
+    assert "queries" in " ".join(whole.Tags()["tensors"])
+    assert any(tag.startswith("queries") for tag in whole.Tags()["images"])
+    for part in ("val", "test"):
+        row = EventAccumulator(str(folder / "tb" / f"result_{part}")).Reload()
+        content = row.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        settings = HParamsPluginData.FromString(content).session_start_info.hparams
+        assert settings["noise.gaussian.sigma"].number_value == 4.0
+        assert settings["labeler"].string_value == "PrivateKNN"
+        assert row.Scalars("epsilon")[0].value == pytest.approx(summary["epsilon"])
+        assert row.Scalars(f"{part}_accuracy")[0].value == pytest.approx(
+            summary[f"{part}_accuracy"], abs=1e-6
+        )
+
+
+def test_no_warning_that_nobody_can_act_on(logged):
+    assert not [text for text in logged[3] if "LeafSpec" in text or "log_every_n_steps" in text]
