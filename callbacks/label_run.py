@@ -18,6 +18,7 @@ from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.ledger.run_folder import FolderLock
+from pl_privknn.privacy.ledger.summary_check import counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 if TYPE_CHECKING:
@@ -136,6 +137,10 @@ class LabelRun:
             )
         self.store.check_ledger(ledger, self.run_id)
         return ledger
+
+    def note_counts(self) -> None:
+        """Note in the ledger how many queries were asked and answered, so that an auditor can check a summary."""
+        self.ledger_run.note(counts_topic(self.run_id), counts_text(self.store.counts()))
 
     def tell_losses(self, labelled: int) -> None:
         """Say what a kill took of the answers that were paid for.

@@ -54,6 +54,18 @@ class ReportsRun(pl.Callback):
         """The run's folder, once the fit has started, on global rank 0."""
         return None if self._run is None else self._run.store.path.parent
 
+    @property
+    def run_id(self) -> str | None:
+        """The run's lasting name in its ledger, once the fit has started, on global rank 0."""
+        return None if self._run is None else self._run.run_id
+
     def label_counts(self) -> dict[str, int]:
         """Numbers of queries: queried, answered, refused, lost to a crash."""
         return {} if self._run is None else self._run.store.counts()
+
+    def asked_examples(self) -> list[int]:
+        """Public examples of all rounds so far, in the order in which they were asked."""
+        if self._run is None:
+            return []
+        store = self._run.store
+        return [example for index in range(store.rounds()) for example in store.selected(index) or []]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,31 @@ import pytorch_lightning as pl
 import torch
 
 from pl_privknn import __version__
+from pl_privknn._commit import source_commit
 from pl_privknn._files import write_durably
+from pl_privknn._quiet import quiet_lightning
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
+from pl_privknn.callbacks.public_pictures import TestConfusion, pictures_of
 from pl_privknn.callbacks.released_head import MODELS, Judged, load_head
 from pl_privknn.callbacks.round_settings import lasting_extractor
+from pl_privknn.callbacks.run_loggers import (
+    labeling_of,
+    log_queries,
+    log_results,
+    log_settings,
+    log_trade_off,
+    run_settings,
+)
+from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.logged import check_declared
 
 
 class RunReport(pl.Callback):
     """Writes ``summary.json`` into the run's folder when training ends, and again after a test.
+
+    Beside it ``pictures.npz``, public images and their truth for ``privknn report``: see
+    :class:`~pl_privknn.callbacks.public_pictures.PublicPictures`.
 
     The ε in it is the exact worst case where that applies (see
     :func:`pl_privknn.privacy.accounting.accountant.account`), so it can be a little below the fast figure that was
@@ -35,11 +51,17 @@ class RunReport(pl.Callback):
         self.summary: dict[str, Any] = {}
         self._started = time.monotonic()
         self._judged: Judged | None = None
+        self._confusion: TestConfusion | None = None
+        self._settings: dict[str, Any] = {}
 
     @property
     def path(self) -> Path | None:
         """Where the summary was written, once it was."""
         return None if self.run_dir is None else self.run_dir / "summary.json"
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Keep out of the way what no user can act on."""
+        quiet_lightning()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock."""
@@ -62,12 +84,38 @@ class RunReport(pl.Callback):
             "versions": _versions(),
         }
         self._write()
+        self._keep_pictures(trainer)
+        self._log_results(trainer, "val")
+        log_queries(trainer, self.run_dir)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Tell the loggers what the run is."""
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._settings = run_settings(trainer, pl_module)
+            log_settings(trainer, self._settings)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log ε beside the accuracy of the epoch."""
+        accuracy = trainer.callback_metrics.get("val/accuracy")
+        labeling = labeling_of(trainer)
+        owner: Any = pl_module if labeling is None or labeling.labeler is None else labeling
+        if accuracy is None or getattr(owner, "ledger", None) is None or not trainer.is_global_zero:
+            return
+        # What the labeler logged before it asked for the next epoch, whose accuracy is not known yet.
+        logged = trainer.callback_metrics.get("privacy/epsilon_spent")
+        spent = owner.epsilon_spent if owner is pl_module or logged is None else float(logged)
+        log_trade_off(
+            trainer, {"epsilon": owner.epsilon, "epsilon_spent": spent, "val_accuracy": float(accuracy)}
+        )
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look for a head to judge beside the student; with several processes none sees all test images."""
         self._judged = None
-        labeling = _labeling(trainer)
-        if not self.summary or trainer.world_size > 1 or labeling is None or labeling.folder is None:
+        labeling = labeling_of(trainer)
+        if not self.summary or trainer.world_size > 1:
+            return
+        self._confusion = TestConfusion(pl_module)
+        if labeling is None or labeling.folder is None:
             return
         extractor = lasting_extractor(labeling.features)
         if labeling.labeler is not None and extractor is not None:
@@ -83,7 +131,9 @@ class RunReport(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Judge the head on the batch."""
+        """Count the student's predictions of the batch, and judge the head on it."""
+        if self._confusion is not None:
+            self._confusion.add(batch[1])
         if self._judged is not None:
             self._judged.add(pl_module, batch[0], batch[1])
 
@@ -96,12 +146,36 @@ class RunReport(pl.Callback):
         if not self.summary or not trainer.is_global_zero:
             return
         self.summary["test_accuracy"] = _metric(trainer, "test/accuracy")
-        labeling = _labeling(trainer)
+        labeling = labeling_of(trainer)
         if self._judged is not None and labeling is not None:
             accuracies = self._judged.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
         self._write()
+        self._keep_pictures(trainer)
+        self._log_results(trainer, "test")
+
+    def _log_results(self, trainer: pl.Trainer, part: str) -> None:
+        """Give TensorBoard's table a row, and a test its point against ε."""
+        summary, accuracy = self.summary, self.summary.get(f"{part}_accuracy")
+        if summary.get("epsilon") is None or accuracy is None:
+            return
+        results = {"epsilon": summary["epsilon"], f"{part}_accuracy": accuracy}
+        if part == "test":
+            log_trade_off(trainer, results)
+        log_results(trainer, self._settings, part, results)
+
+    def _keep_pictures(self, trainer: pl.Trainer) -> None:
+        """Keep public pictures for the report; after a test with the student's confusion matrix."""
+        counts = None
+        if self._confusion is not None:
+            self._confusion.close()
+            counts, self._confusion = self._confusion.counts, None
+        data, labeling = trainer.datamodule, labeling_of(trainer)  # type: ignore[attr-defined]
+        if isinstance(data, PrivatePublicDataModule) and self.run_dir is not None:
+            pictures_of(data, [] if labeling is None else labeling.asked_examples(), counts).write(
+                self.run_dir
+            )
 
     def table(self) -> list[tuple[str, str]]:
         """The summary in the few lines that people look for, as (name, value) pairs."""
@@ -140,11 +214,6 @@ class RunReport(pl.Callback):
         write_durably(self.path, json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
 
 
-def _labeling(trainer: pl.Trainer) -> PrivateLabeler | None:
-    found = [part for part in trainer.callbacks if isinstance(part, PrivateLabeler)]  # type: ignore[attr-defined]
-    return found[0] if found else None
-
-
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, PrivateLabeler) and (reports := callback.report(exact=True)) is not None:
@@ -162,6 +231,7 @@ def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, An
                 "label_accuracy_last_round": callback.metrics.get("labels/accuracy_last_round"),
                 "labeler": type(callback.labeler).__name__,
                 "ledger_head": whole.head,
+                "run": callback.run_id,
             }
     # What trains on the private records itself has its own ledger.
     for owner in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
@@ -177,5 +247,10 @@ def _metric(trainer: pl.Trainer, name: str) -> float | None:
 
 
 def _versions() -> dict[str, str]:
-
-    return {"pl_privknn": __version__, "torch": torch.__version__, "pytorch_lightning": pl.__version__}
+    versions = {
+        "pl_privknn": __version__,
+        "torch": torch.__version__,
+        "pytorch_lightning": pl.__version__,
+        "python": platform.python_version(),
+    }
+    return versions if (commit := source_commit()) is None else {**versions, "commit": commit}

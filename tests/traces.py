@@ -10,12 +10,15 @@ import json
 import re
 import sqlite3
 
+import numpy as np
 import torch
+
+from pl_privknn.report.page import facts_of
 
 #: Of summary.json: answers, what was learnt from them, and what no two runs have alike.
 ANSWERS = {"answered", "refused", "epsilon_spent", "label_accuracy", "label_accuracy_last_round"}
 LEARNT = {"val_accuracy", "test_accuracy"} | {f"{name}_test_accuracy" for name in ("student", "head", "mean")}
-OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time"}
+OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time", "head"}
 #: Of metrics.csv.
 ANSWERED = {
     "labels/answered", "labels/labelled", "labels/accuracy", "labels/accuracy_last_round", "privacy/epsilon_spent"
@@ -37,6 +40,12 @@ def traces(folder, shown=""):
     }
     if (folder / "labels.sqlite").exists():
         found["labels"] = masked_labels(folder / "labels.sqlite")
+    if (folder / "pictures.npz").exists():
+        with np.load(folder / "pictures.npz") as pictures:
+            found["pictures"] = {
+                name: pictures[name].shape if name == "confusion" else pictures[name].tolist()
+                for name in pictures.files
+            }
     for path in files:
         if path.suffix == ".ckpt":
             found[path.name] = masked_checkpoint(torch.load(path, weights_only=False))
@@ -45,6 +54,25 @@ def traces(folder, shown=""):
         if path.suffix == ".json" and path.name != "summary.json":
             found[path.name] = without(json.loads(path.read_text()), OF_ITS_OWN)
     return found
+
+
+def report_traces(folder):
+    """What a page shows, without answers, what was learnt from them, and what was charged in fact."""
+    facts = facts_of(folder, exact=False)
+    shown = without(facts, {*OF_ITS_OWN, "spent", "student", "curves", "answers", "checks"})
+    answers = facts["answers"] or {"gallery": [], "rounds": {}}
+    asked = [
+        {name: one[name] for name in ("example", "round", "truth", "picture")} for one in answers["gallery"]
+    ]
+    checks = [(check["name"], check["agrees"]) for check in facts["checks"]]
+    return (
+        shown,
+        facts["student"].keys(),
+        [curve["title"] for curve in facts["curves"]],
+        asked,
+        answers["rounds"],
+        checks,
+    )
 
 
 def released(folder):

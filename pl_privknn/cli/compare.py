@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import signal
 import sys
 import threading
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pl_privknn.comparison.results import Result
     from pl_privknn.comparison.run import Run
     from pl_privknn.comparison.spec import Comparison
     from pl_privknn.comparison.worker import Command
@@ -94,7 +92,7 @@ def render(folder: Path, output: Path) -> None:
     """Write ``results.csv``, ``table.md`` and ``comparison.{svg,png}`` of the results in ``folder``."""
     from pl_privknn.comparison.plot import draw
     from pl_privknn.comparison.results import read_results, write_csv
-    from pl_privknn.comparison.table import markdown_table
+    from pl_privknn.comparison.table import markdown_table, together
 
     results = read_results(folder)
     output.mkdir(parents=True, exist_ok=True)
@@ -103,28 +101,7 @@ def render(folder: Path, output: Path) -> None:
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     draw(results, output / "comparison")
     print(table)
-    print(_all_together(results))
-
-
-def _all_together(results: list[Result]) -> str:
-    """What comparing itself costs: the runs were made on the same records."""
-    from pl_privknn.comparison.results import epsilon_of_all
-    from pl_privknn.privacy.guarantee import SEVERAL_FILES, Guarantee, weakest
-
-    if any(result.target == math.inf and result.values["kind"] != "true_labels" for result in results):
-        without = " Runs without privacy come on top of that: on real records they void any guarantee."
-    else:
-        without = ""
-    first = results[0].values
-    records = [record for result in results for record in result.values["records"]]
-    total = epsilon_of_all(records, first["delta"], first["adjacency"])
-    text = "∞" if total == math.inf else f"{total:.4g}"
-    private = [result.guarantee for result in results if result.target < math.inf]
-    whole = weakest([*private, *([Guarantee("conditional", (SEVERAL_FILES,))] if len(private) > 1 else [])])
-    return (
-        f"All runs together, on the same private records: ε ≤ {text} at δ = {first['delta']:g}, guarantee: "
-        f"{whole.level}{f' ({whole.reason})' if whole.reasons else ''}.{without}"
-    )
+    print(together(results))
 
 
 def _dry_run(comparison: Comparison, output: Path, parsed: argparse.Namespace) -> int:

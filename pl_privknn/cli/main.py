@@ -14,9 +14,11 @@ from pl_privknn._checks import check_int
 from pl_privknn.cli import compare as cli_compare
 from pl_privknn.cli import privacy as cli_privacy
 from pl_privknn.cli import search as cli_search
+from pl_privknn.cli.audit import add_audit, print_figures
 from pl_privknn.cli.completion import add_completion
 from pl_privknn.cli.demo import add_demo
 from pl_privknn.cli.errors import CommandParser, mistake, shown_text
+from pl_privknn.cli.report import add_report
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.ledger.release_files import Releases
@@ -27,7 +29,7 @@ _TRAINING = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
-_COMMANDS = ("epsilon", "plan", "compare", "search", "audit", "completion", "demo")
+_COMMANDS = ("epsilon", "plan", "compare", "search", "audit", "report", "completion", "demo")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -121,24 +123,8 @@ def _parser(words: Sequence[str]) -> CommandParser:
     cli_compare.add_compare(commands, main)
     cli_search.add_search(commands, main)
 
-    audit = commands.add_parser("audit", help="check a ledger's hash chain and recompute its ε")
-    audit.add_argument(
-        "ledger",
-        nargs="?",
-        help="the ledger's file; with --empirical also a JSON list of records, or --labeler",
-    )
-    audit.add_argument(
-        "--delta",
-        type=float,
-        default=None,
-        help="δ that the ledger has to keep; with --empirical, that of a list",
-    )
-    audit.add_argument("--head", default=None, help="head hash noted earlier: the ledger must contain it")
-    audit.add_argument("--json", action="store_true", help="print one JSON object")
-    audit.add_argument("--export", metavar="FILE", default=None, help="also write the ledger as JSON")
-    cli_privacy.add_empirical(audit)
-    audit.set_defaults(run=_audit)
-
+    add_audit(commands)
+    add_report(commands)
     add_demo(commands, main)
     add_completion(commands, _parser, _TRAINING)
     return parser
@@ -199,31 +185,11 @@ def _is_config(document: Any) -> bool:
     return isinstance(document, dict) and "labeling" in document
 
 
-def _audit(parsed: argparse.Namespace) -> int:
-    if parsed.empirical:
-        return cli_privacy.run_empirical(parsed)
-    if parsed.ledger is None or parsed.labeler is not None:
-        raise ValueError("name the ledger's file; --labeler belongs to --empirical")
-    from pl_privknn.privacy.ledger.audit import audit_ledger
-
-    report = audit_ledger(parsed.ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
-    if parsed.export is not None:
-        from pl_privknn.privacy.ledger.audit import export_ledger
-
-        text = json.dumps(export_ledger(parsed.ledger), indent=2, ensure_ascii=False)
-        Path(parsed.export).write_text(text + "\n", encoding="utf-8")
-    _print(report, parsed.json)
-    return 0
-
-
 def _print(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
-        return
-    width = max(len(name) for name in report)
-    for name, value in report.items():
-        if not isinstance(value, list | dict):
-            print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
+    else:
+        print_figures(report)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from pl_privknn.configuration import (
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.ledger.run_folder import FolderLock
+from pl_privknn.report import write_report
 
 #: The exit status after Ctrl-C, as shells count it.
 INTERRUPTED = 130
@@ -97,7 +98,10 @@ class PrivKNNCLI(LightningCLI):
             help="folder of the run; runs/NAME/NUMBER by default, or NAME/NUMBER in --trainer.default_root_dir",
         )
         parser.add_argument(
-            "--attach_ledger", type=bool, default=False, help="attach the ledger to a W&B run as an artifact"
+            "--attach_ledger",
+            type=bool,
+            default=False,
+            help="attach ledger and report to a W&B run as artifacts",
         )
         parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
         parser.link_arguments("data.task", "model.init_args.task", apply_on="instantiate")
@@ -198,7 +202,7 @@ class PrivKNNCLI(LightningCLI):
         if self.trainer.is_global_zero:
             _print_table(self.run_report.table())
             ledger = _ledger_of(self.trainer, self.model) if self._subconfig().attach_ledger else None
-            _finish_wandb(self.trainer, self.run_report.summary, ledger)
+            _finish_wandb(self.trainer, self.run_report.summary, Path(self._subconfig().run_dir), ledger)
             print(self._subconfig().run_dir)
 
     def _subconfig(self) -> Namespace:
@@ -302,23 +306,24 @@ def _ledger_of(trainer: pl.Trainer, model: pl.LightningModule) -> Path | None:
     return None
 
 
-def _finish_wandb(trainer: pl.Trainer, summary: dict[str, Any], ledger: Path | None) -> None:
+def _finish_wandb(trainer: pl.Trainer, summary: dict[str, Any], folder: Path, ledger: Path | None) -> None:
     """Put the plain figures into the summary of a W&B run and close it, so that its file is complete."""
     for logger in trainer.loggers:
         if type(logger).__name__ == "WandbLogger":
             figures = {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
             logger.experiment.summary.update(figures)  # type: ignore[attr-defined]
             if ledger is not None:
-                _attach(logger.experiment, ledger)  # type: ignore[attr-defined]
+                _attach(logger.experiment, "ledger", ledger, "ledger.sqlite")  # type: ignore[attr-defined]
+                _attach(logger.experiment, "report", write_report(folder), "report.html")  # type: ignore[attr-defined]
             logger.experiment.finish()  # type: ignore[attr-defined]
 
 
-def _attach(run: Any, ledger: Path) -> None:
-    """Attach the ledger (parameters and numbers of releases) so that a reader of the run can audit its ε."""
+def _attach(run: Any, kind: str, file: Path, name: str) -> None:
+    """Attach a file of released things alone, such as the ledger, with which a reader of the run can audit its ε."""
     import wandb
 
-    artifact = wandb.Artifact(f"ledger-{run.id}", type="ledger")
-    artifact.add_file(str(ledger), name="ledger.sqlite")
+    artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
+    artifact.add_file(str(file), name=name)
     run.log_artifact(artifact)
 
 

@@ -120,7 +120,7 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         "noise_seeded": comparison.noise_seeded,
         "starts": starts,
         "records": _records(folder) if run.private else [],
-        "config": _without_places(_with(run.document, calibrated)),
+        "config": without_places(_with(run.document, calibrated)),
         "versions": summary["versions"],
         "fingerprint": run.fingerprint,
     }
@@ -251,12 +251,12 @@ def _with(document: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
     return completed
 
 
-def _without_places(value: Any) -> Any:
+def without_places(value: Any) -> Any:
     """A copy in which absolute paths are cut to their last name."""
     if isinstance(value, dict):
-        return {name: _without_places(item) for name, item in value.items()}
+        return {name: without_places(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_places(item) for item in value]
+        return [without_places(item) for item in value]
     if isinstance(value, str) and len(value) > 1 and Path(value).is_absolute():
         return f"…/{Path(value).name}"
     return value

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from pl_privknn.comparison.marks import SEEDED, footnotes, mark
-from pl_privknn.comparison.results import Result
+from pl_privknn.comparison.results import Result, epsilon_of_all
 from pl_privknn.comparison.spec import epsilon_text
-from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, weakest
+from pl_privknn.privacy.guarantee import SEVERAL_FILES, UNCONDITIONAL, Guarantee, weakest
 
 Cells = Mapping[tuple[str, float], Sequence[Result]]
 
@@ -66,6 +66,24 @@ def best_at(cells: Cells, target: float, *, apart: bool = False) -> str | None:
 def marks_explained(cells: Cells) -> list[str]:
     """What the marks of the cells mean, and why each is there."""
     return footnotes((cells[key][0].title, guarantee) for key, guarantee in guarantees(cells).items())
+
+
+def together(results: Sequence[Result]) -> str:
+    """What comparing itself costs: the runs were made on the same records."""
+    if any(result.target == math.inf and result.values["kind"] != "true_labels" for result in results):
+        without = " Runs without privacy come on top of that: on real records they void any guarantee."
+    else:
+        without = ""
+    first = results[0].values
+    records = [record for result in results for record in result.values["records"]]
+    total = epsilon_of_all(records, first["delta"], first["adjacency"])
+    text = "∞" if total == math.inf else f"{total:.4g}"
+    private = [result.guarantee for result in results if result.target < math.inf]
+    whole = weakest([*private, *([Guarantee("conditional", (SEVERAL_FILES,))] if len(private) > 1 else [])])
+    return (
+        f"All runs together, on the same private records: ε ≤ {text} at δ = {first['delta']:g}, guarantee: "
+        f"{whole.level}{f' ({whole.reason})' if whole.reasons else ''}.{without}"
+    )
 
 
 def markdown_table(results: Sequence[Result]) -> str:

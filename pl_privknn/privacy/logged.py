@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-Where = Literal["metrics", "summary"]
+Where = Literal["metrics", "summary", "report"]
 
 _PUBLIC = "public constants"
 _PLAN = "the plan and public constants"
@@ -27,6 +27,9 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("labels/answered", "labels/labelled"), _ANSWERS),
         **dict.fromkeys(("labels/accuracy", "labels/accuracy_last_round"), _JUDGED),
         **dict.fromkeys(("val/accuracy", "val/loss", "test/accuracy", "test/loss"), _JUDGED),
+        "tradeoff/epsilon": _PLAN,
+        "tradeoff/epsilon_spent": _CHARGES,
+        **dict.fromkeys(("tradeoff/val_accuracy", "tradeoff/test_accuracy"), _JUDGED),
     },
     # Keys of summary.json.
     "summary": {
@@ -43,7 +46,18 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("label_accuracy", "label_accuracy_last_round"), _JUDGED),
         **dict.fromkeys(("val_accuracy", "test_accuracy"), _JUDGED),
         **dict.fromkeys((f"{name}_test_accuracy" for name in ("student", "head", "mean")), _JUDGED),
-        "released": _PUBLIC,
+        **dict.fromkeys(("released", "run"), _PUBLIC),
+    },
+    # Parts of a report, of which the page and the privacy card are made.
+    "report": {
+        **dict.fromkeys(("kind", "title", "settings", "versions"), _PUBLIC),
+        **dict.fromkeys(("promise", "planned"), _PLAN),
+        **dict.fromkeys(("spent", "kept"), _CHARGES),
+        "checks": "the summary's and the ledger's figures",
+        "answers": "released answers, with pictures and truth of public examples",
+        **dict.fromkeys(("student", "curves"), _JUDGED),
+        "without_privacy": "accuracy of runs without a promise, which other files of the comparison hold",
+        "comparison": "results of runs, each from its summary and its ledger",
     },
 }
 
@@ -56,8 +70,8 @@ def check_declared(names: Iterable[str], where: Where = "metrics") -> None:
     """Refuse to log what is not on the list.
 
     Args:
-        names: of metrics, or keys of ``summary.json``.
-        where: which of the two.
+        names: of metrics, keys of ``summary.json``, or parts of a report.
+        where: which of these.
 
     Raises:
         UndeclaredError: for a name that is not there; nothing of ``names`` has been logged.
@@ -76,7 +90,7 @@ def declare(name: str, made_of: str, where: Where = "metrics") -> None:
     Args:
         name: of the metric, or the key of ``summary.json``.
         made_of: what it is computed from, in words: released answers, public data, public constants.
-        where: which of the two.
+        where: which of these lists.
 
     Raises:
         ValueError: where nothing is said of what it is made of.

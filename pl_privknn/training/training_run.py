@@ -209,6 +209,7 @@ class TrainingRun:
             "noise_multiplier": self.noise_multiplier,
             "clip_norm": self.plan.clip_norm,
             "ledger_head": report.head,
+            "run": self.run_id,
         }
 
     def _noise(self) -> float:

@@ -10,10 +10,11 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
-from traces import released, traces
+from traces import released, report_traces, traces
 
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.comparison.results import write_json
 from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features import Extractor
@@ -44,6 +45,7 @@ from pl_privknn.privacy import logged
 from pl_privknn.privacy.logged import UndeclaredError
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.report import page
 from pl_privknn.students import SupervisedStudent
 
 RECORDS, PUBLIC, CLASSES, SIDE = 40, 24, 3, 6
@@ -226,6 +228,9 @@ RUNS = {
     "noisy_sgd head": fit_noisy_sgd(lambda: {"extractor": Flat(), "clipping": "ghost"}),
 }  # fmt: skip
 
+#: Whose pages are compared too: one that answers query by query, one that releases once, one that trains itself.
+REPORTED = ("private_knn", "reverse_knn", "noisy_sgd head")
+
 
 @pytest.mark.parametrize("name", RUNS)
 def test_neighbouring_private_sets_leave_the_same_traces(tmp_path, capfd, name):
@@ -236,6 +241,8 @@ def test_neighbouring_private_sets_leave_the_same_traces(tmp_path, capfd, name):
     for kind in kinds:
         asked = run(tmp_path / "run", kind)
         left.append({"asked": asked, **traces(tmp_path / "run", "".join(capfd.readouterr()))})
+        if name in REPORTED:
+            left[-1]["report"] = report_traces(tmp_path / "run")
         answers.append(released(tmp_path / "run"))
         # The next run has the same folder, and begins with nothing.
         for made in ("run", "run.private"):
@@ -284,3 +291,11 @@ def test_figures_of_ones_own_are_declared_with_what_they_are_made_of(monkeypatch
     logged.check_declared(["labels/entropy"])
     with pytest.raises(UndeclaredError):
         logged.check_declared(["labels/entropy"], "summary")
+
+
+def test_a_page_holds_declared_parts_alone(tmp_path, monkeypatch):
+    write_json(tmp_path / "summary.json", {"epsilon": None})
+    monkeypatch.setattr(page, "run_facts", lambda *_: {"kind": "run", "title": "", "records": 41})
+    with pytest.raises(UndeclaredError, match=r"report: 'records' is not declared"):
+        page.write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()

@@ -40,7 +40,8 @@ def wheel(tmp_path_factory):
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     package = ROOT / "pl_privknn"
     folders = [package, *(package / name for name in LINKED)]
-    sources = {path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml")}
+    endings = (".py", ".yaml", ".j2", ".css", ".js")
+    sources = {path for folder in folders for path in folder.rglob("*") if path.suffix in endings}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert held == {str(path.relative_to(ROOT)) for path in sources} | {"pl_privknn/py.typed"}

@@ -162,4 +162,49 @@ FAULTS = (
         },
         ("test_individual_file::test_marks_tell_an_older_copy",),
     ),
+    Fault(
+        "audit-believes-the-summary",
+        "A forged summary passes the audit.",
+        "pl_privknn.privacy.ledger.summary_check",
+        {
+            "        agrees = stated == found or math.isclose(stated, found, rel_tol=_ROUNDING)": "        agrees = True",
+        },
+        ("test_summary_check::test_a_forged_summary_is_found[epsilon]",),
+    ),
+    Fault(
+        "audit-of-a-cut-past",
+        "A summary that names an early row hides what was charged later.",
+        "pl_privknn.privacy.ledger.summary_check",
+        {
+            '"agrees": not later': '"agrees": True',
+        },
+        ("test_summary_check::test_a_summary_from_before_the_last_charge_is_found",),
+    ),
+    Fault(
+        "page-shows-the-summarys-epsilon",
+        "A page repeats what a forged summary says.",
+        "pl_privknn.report.run_facts",
+        {
+            "    return facts\n\n\ndef _ledger_of": '    facts["promise"]["epsilon"] = summary["epsilon"]\n    return facts\n\n\ndef _ledger_of',
+        },
+        ("test_report_page::test_a_forged_summary_is_named_and_the_ledgers_figures_are_shown",),
+    ),
+    Fault(
+        "pictures-of-private-images",
+        "A run keeps pictures of private records for its page.",
+        "pl_privknn.callbacks.public_pictures",
+        {
+            "_small(data.public.images(examples))": "_small(data.private.images(examples))",
+        },
+        ("test_report_page::test_pictures_are_the_asked_public_images_and_no_private_one",),
+    ),
+    Fault(
+        "attackers-rate-without-delta",
+        "A page understates what an attacker can detect.",
+        "pl_privknn.report.promise",
+        {
+            "math.exp(min(epsilon, 700.0)) * fpr + delta": "math.exp(min(epsilon, 700.0)) * fpr",
+        },
+        ("test_report_page::test_the_attackers_rates_are_those_of_the_worst_pair[1.0-0.01]",),
+    ),
 )

@@ -11,8 +11,10 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.guarantee import SEVERAL_FILES, Guarantee
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerReport
 from pl_privknn.privacy.ledger.release_files import Releases, read_releases
-from pl_privknn.privacy.ledger.store import SQLITE_MAGIC
+from pl_privknn.privacy.ledger.store import SQLITE_MAGIC, read_rows
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
+
+_NO_PARAMETERS = ("mechanism", "count", "guarantee", "reasons")
 
 
 def epsilon_of_file(
@@ -40,7 +42,7 @@ def epsilon_of_file(
     path = _existing(path)
     if delta is not None:
         delta = check_open_unit("delta", delta)
-    if not _is_ledger(path):
+    if not is_ledger(path):
         return total([(path, read_releases(path))], delta, adjacency, exact)
     ledger = Ledger.open_readonly(path)
     try:
@@ -130,8 +132,9 @@ def audit_ledger(
         adjacency: neighbouring relation that the ledger is expected to keep.
 
     Returns:
-        what :func:`epsilon_of_file` returns for a ledger, and ``within_budget``: whether the guarantee keeps
-        ``max_epsilon`` by the rule in ``filter``; None where there is no budget.
+        what :func:`epsilon_of_file` returns for a ledger; ``within_budget``: whether the guarantee keeps
+        ``max_epsilon`` by the rule in ``filter``, None where there is no budget; and ``charges``, one a charged row:
+        ``row``, ``run``, ``noise`` (None where it is not stated) and the ``release``.
 
     Raises:
         LedgerCorrupt: if the rows do not fit, or ``head`` is unknown.
@@ -152,7 +155,17 @@ def audit_ledger(
         report = ledger.report(delta, exact=exact)
         if head is not None:
             ledger.check_head(head.strip().lower(), "--head")
-        return {**_of_ledger(ledger, report), "within_budget": ledger.within_budget()}
+        charges = [
+            {
+                "row": row["position"],
+                "run": row["run"],
+                "noise": row.get("noise"),
+                "release": {"count": 1, **row["charge"]},
+            }
+            for row in read_rows(path)
+            if row["kind"] == "charge"
+        ]
+        return {**_of_ledger(ledger, report), "within_budget": ledger.within_budget(), "charges": charges}
     finally:
         ledger.close()
 
@@ -219,7 +232,7 @@ def releases_of(path: str | Path) -> Releases:
         FileNotFoundError: if there is no such file.
     """
     path = _existing(path)
-    if not _is_ledger(path):
+    if not is_ledger(path):
         return read_releases(path)
     ledger = Ledger.open_readonly(path)
     try:
@@ -231,7 +244,17 @@ def releases_of(path: str | Path) -> Releases:
         ledger.close()
 
 
-def _is_ledger(path: Path) -> bool:
+def parameters_text(record: dict[str, Any]) -> str:
+    """The parameters of a release, for people."""
+    shown = {name: value for name, value in record.items() if name not in _NO_PARAMETERS}
+    return ", ".join(
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in shown.items()
+    )
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether a file is an SQLite one, as ledgers are."""
     with path.open("rb") as file:
         return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
 

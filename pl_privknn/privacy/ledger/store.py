@@ -269,6 +269,20 @@ class RowStore:
             )
 
 
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """All rows of a file in their order, verified, each with its ``position`` and ``hash``.
+
+    Raises:
+        LedgerCorrupt: if they do not fit, or the file is no ledger.
+        FileNotFoundError: if there is no file.
+    """
+    store = RowStore(path, readonly=True)
+    try:
+        return store.read_after(0, GENESIS)
+    finally:
+        store.close()
+
+
 @contextmanager
 def _locked(lock: FileLock, path: Path) -> Iterator[None]:
     try:

@@ -1,0 +1,5 @@
+"""A page to look at: one HTML file of a run, a comparison or a ledger, and its privacy card."""
+
+from pl_privknn.report.page import privacy_card, write_report
+
+__all__ = ["privacy_card", "write_report"]

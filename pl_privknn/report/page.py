@@ -1,0 +1,166 @@
+"""One self-contained page of a run, a comparison or a ledger."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pl_privknn import __version__
+from pl_privknn._files import write_durably
+from pl_privknn.comparison.plot import figure_of
+from pl_privknn.figures import colour_variables, themed_svg
+from pl_privknn.privacy.logged import check_declared
+from pl_privknn.report.card import card_markdown, card_of
+from pl_privknn.report.charts import attacker_chart, line_chart
+from pl_privknn.report.comparison_facts import comparison_facts
+from pl_privknn.report.ledger_facts import ledger_facts
+from pl_privknn.report.promise import percent
+from pl_privknn.report.run_facts import is_run, plain, run_facts
+
+if TYPE_CHECKING:
+    from pl_privknn.comparison.results import Result
+
+_CARD = "privacy_card"
+
+
+def write_report(path: str | Path, output: str | Path | None = None, exact: bool = True) -> Path:
+    """Write one HTML file that needs no network, and the privacy card beside it.
+
+    Args:
+        path: the folder of a run or of a comparison, or a ledger.
+        output: the HTML file; by default ``report.html`` in the folder, or ``NAME.report.html`` beside the ledger.
+        exact: also compute the exact worst case (seconds).
+
+    Returns:
+        The HTML file. ``privacy_card.md`` and ``privacy_card.json`` lie beside it, except for a comparison.
+
+    Raises:
+        ValueError: where ``path`` is none of these, or a file in it is damaged.
+        LedgerCorrupt: for a ledger whose rows do not fit.
+        FileNotFoundError: if there is nothing at ``path``.
+
+    Example:
+        >>> import tempfile
+        >>> from pl_privknn.privacy import Charge, Gaussian, Ledger
+        >>> from pl_privknn.report import write_report
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = Ledger(f"{folder}/ledger.sqlite").run("first", plan=[Charge(Gaussian(sigma=4.0))])
+        ...     run.ledger.close()
+        ...     page = write_report(f"{folder}/ledger.sqlite")
+        ...     page.name, "ε = 0.926" in page.read_text(encoding="utf-8")
+        ...
+        ('ledger.report.html', True)
+    """
+    path = Path(path)
+    facts, results = _facts_and_results(path, exact)
+    if output is None:
+        output = path / "report.html" if path.is_dir() else path.with_suffix(".report.html")
+    output = Path(output)
+    if output.is_dir():
+        raise ValueError(f"output={str(output)!r} is a folder; name the HTML file")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(output, render(facts, results))
+    if facts.get("promise") is not None:
+        card = card_of(facts)
+        write_durably(output.parent / f"{_CARD}.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+        write_durably(output.parent / f"{_CARD}.md", card_markdown(card))
+    return output
+
+
+def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
+    """The privacy card of a run's folder, or of a ledger, as plain JSON types.
+
+    Args:
+        run: the folder, or the ledger's file.
+        exact: also compute the exact worst case (seconds).
+
+    Raises:
+        ValueError: for a comparison, or a run that used no private record; and as :func:`write_report`.
+    """
+    return card_of(facts_of(run, exact))
+
+
+def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
+    """Everything that a page shows, as plain JSON types.
+
+    The template sees nothing else, and :mod:`pl_privknn.privacy.logged` declares of each key what it is made of.
+    """
+    return _facts_and_results(Path(path), exact)[0]
+
+
+def _facts_and_results(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result]]:
+    results: list[Result] = []
+    if path.is_file():
+        facts = {"kind": "ledger", "title": path.name, **ledger_facts(path, exact)}
+    elif not path.is_dir():
+        raise FileNotFoundError(
+            f"there is nothing at {path}; name a run's folder, a comparison's folder or a ledger"
+        )
+    elif is_run(path):
+        facts = run_facts(path, exact)
+    else:
+        try:
+            facts, results = comparison_facts(path)
+        except ValueError as error:
+            raise ValueError(f"{error}; nor is it a run's folder (summary.json, ledger.sqlite)") from None
+    check_declared(facts, "report")
+    return plain(facts), results
+
+
+def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
+    """The page of some facts, and of the results that a comparison's plot shows."""
+    template = _environment().get_template("report.html.j2")
+    light, dark = colour_variables()
+    parts = {**dict.fromkeys(("comparison", "answers", "student", "checks", "settings", "versions")), **facts}
+    html: str = template.render(
+        facts=parts, charts=_charts(facts, results or []), light=light, dark=dark, version=__version__
+    )
+    return html
+
+
+def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
+    charts: dict[str, Any] = dict.fromkeys(("attacker", "growth", "comparison"))
+    if (promise := facts.get("promise")) is not None:
+        charts["attacker"] = attacker_chart(promise["attacker"]["curve"])
+        if growth := facts["spent"]["growth"]:
+            charts["growth"] = line_chart(
+                {"spent": growth},
+                "releases charged",
+                "growth",
+                bounds={"promised": promise["epsilon"]},
+                steps=len(growth) == 2,
+            )
+    charts["curves"] = [
+        {
+            "title": curve["title"],
+            "svg": line_chart(
+                curve["series"],
+                "epoch",
+                f"curve{place}",
+                curve["share"],
+            ),
+        }
+        for place, curve in enumerate(facts.get("curves", []))
+    ]
+    if results:
+        charts["comparison"] = themed_svg(figure_of(results), "comparison")
+    return charts
+
+
+@functools.cache
+def _environment() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pl_privknn.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = percent
+    environment.filters["share"] = lambda value: "–" if value is None else f"{100 * value:.1f} %"
+    environment.filters["figure"] = lambda value: "∞" if value is None else f"{value:.4g}"
+    return environment

@@ -1,0 +1,227 @@
+"""What a run's folder says, as facts for a page: what was asked and answered, how good it is, with which settings."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pl_privknn.callbacks.label_run import LABELS
+from pl_privknn.callbacks.public_pictures import PublicPictures
+from pl_privknn.callbacks.query_table import pictured_queries
+from pl_privknn.callbacks.stored_labels import StoredLabels
+from pl_privknn.comparison.results import RESULTS, read_results, read_summary, without_places
+from pl_privknn.documents import read_document, write_yaml
+from pl_privknn.privacy.ledger.summary_check import check_summary
+from pl_privknn.report.ledger_facts import ledger_facts
+
+#: Of metrics.csv, which may have columns of the user's own.
+_CURVES = (
+    ("Accuracy", True, {"val/accuracy": "on public images"}),
+    ("Training loss on released labels", False, {"train/loss": "loss"}),
+)
+_MODELS = {"student": "the student", "head": "the teacher's own model", "mean": "the mean of both"}
+
+
+def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
+    """Facts of a run, from the files in its folder alone.
+
+    Raises:
+        ValueError: if a file in it can't be read as what it is.
+        LedgerCorrupt: if the ledger's rows do not fit.
+    """
+    summary = read_summary(folder) or {}
+    config = folder / "config.yaml"
+    settings = read_document(config) if config.is_file() else {}
+    ledger = _ledger_of(folder, settings)
+    pictures = PublicPictures.read(folder)
+    facts: dict[str, Any] = {
+        "kind": "run",
+        "title": " · ".join(
+            str(summary[name]) for name in ("labeler", "student", "data") if summary.get(name)
+        )
+        or folder.name,
+        "promise": None,
+        **(ledger_facts(ledger, exact) if ledger is not None else {}),
+        "checks": check_summary(summary, ledger, exact) if summary and ledger is not None else [],
+        "answers": _answers(folder, pictures),
+        "student": _student(summary, pictures),
+        "curves": _curves(folder),
+        "without_privacy": _without_privacy(folder, summary),
+        "settings": write_yaml(without_places(_set(settings)), width=100) if settings else "",
+        "versions": summary.get("versions", {}),
+    }
+    return facts
+
+
+def _ledger_of(folder: Path, settings: dict[str, Any]) -> Path | None:
+    """The run's own ledger, or the one that its settings name; None for a run without private records."""
+    for section in (settings.get("labeling"), (settings.get("model") or {}).get("init_args")):
+        named = ((section or {}).get("files") or {}).get("ledger_path")
+        if named is not None:
+            if not Path(named).is_file():
+                raise FileNotFoundError(
+                    f"the ledger {named} of this run is missing; run from the folder where it began, or restore it"
+                )
+            return Path(named)
+    own = folder / "ledger.sqlite"
+    return own if own.is_file() else None
+
+
+def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | None:
+    """Queries with their pictures, and how right the labels are where the public truth is known."""
+    path = folder / LABELS
+    if not path.is_file():
+        return None
+    store = StoredLabels(path)
+    try:
+        queries, counts = store.queries(), store.counts()
+        examples, labels, _ = store.answers(store.rounds())
+    finally:
+        store.close()
+    names = pictures.class_names if pictures is not None else ()
+    truth = None if pictures is None or not len(pictures.truth) else torch.from_numpy(pictures.truth)
+    gallery = [{**one.plain(), "picture": _png(one.image)} for one in pictured_queries(folder)]
+    asked = Counter(query.round + 1 for query in queries if query.state != "not asked")
+    return {
+        "counts": {**counts, "labelled": len(examples)},
+        "rounds": dict(asked),
+        "gallery": gallery,
+        "not_pictured": counts["queried"] - len(gallery),
+        **_judged(examples, labels, truth, names),
+    }
+
+
+def _judged(
+    examples: torch.Tensor, labels: torch.Tensor, truth: torch.Tensor | None, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """Released labels against the public truth: by class with a confusion matrix, or by attribute."""
+    if truth is None or not len(examples):
+        return {"by_class": [], "confusion": None}
+    right, wanted = labels, truth[examples]
+    if labels.ndim == 2:
+        by_class = [
+            _share(
+                name,
+                int((wanted[:, i] == right[:, i])[wanted[:, i] >= 0].sum()),
+                int((wanted[:, i] >= 0).sum()),
+            )
+            for i, name in enumerate(names)
+        ]
+        return {"by_class": by_class, "confusion": None}
+    known = wanted >= 0
+    cells = wanted[known] * len(names) + right[known]
+    confusion = torch.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names)).numpy()
+    return {"by_class": _by_class(confusion, names), "confusion": _matrix(confusion, names)}
+
+
+def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[str, Any]:
+    """How good the released model is, on public images and the public test set."""
+    confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
+    names = pictures.class_names if pictures is not None else ()
+    return {
+        "test_accuracy": summary.get("test_accuracy"),
+        "val_accuracy": summary.get("val_accuracy"),
+        "label_accuracy": summary.get("label_accuracy"),
+        "epochs": summary.get("epochs"),
+        "released": _MODELS.get(summary.get("released", ""), ""),
+        "models": {
+            text: summary[f"{name}_test_accuracy"]
+            for name, text in _MODELS.items()
+            if summary.get(f"{name}_test_accuracy") is not None
+        },
+        "by_class": [] if confusion is None else _by_class(confusion, names),
+        "confusion": None if confusion is None else _matrix(confusion, names),
+    }
+
+
+def _curves(folder: Path) -> list[dict[str, Any]]:
+    """The student's curves over epochs, from all parts of a run that was interrupted."""
+    values: dict[str, dict[int, float]] = {}
+    earlier = sorted(folder.glob("metrics.*.csv"), key=lambda path: int(path.name.split(".")[1]))
+    for path in [*earlier, *[p for p in [folder / "metrics.csv"] if p.is_file()]]:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                for _, _, columns in _CURVES:
+                    for name in columns:
+                        if row.get(name) and row.get("epoch"):
+                            values.setdefault(name, {})[int(row["epoch"]) + 1] = float(row[name])
+    return [
+        {
+            "title": title,
+            "share": share,
+            "series": {
+                text: sorted(values[name].items()) for name, text in columns.items() if name in values
+            },
+        }
+        for title, share, columns in _CURVES
+        if any(name in values for name in columns)
+    ]
+
+
+def _without_privacy(folder: Path, summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """What runs of the same comparison reach without privacy, with the same seed; none outside a comparison."""
+    places = folder.resolve().parents
+    if len(places) < 3 or not (places[2] / RESULTS).is_dir() or not folder.resolve().name.startswith("seed_"):
+        return []
+    method, seed = places[1].name, folder.resolve().name.removeprefix("seed_")
+    found = []
+    for result in read_results(places[2]):
+        bound = result.values["kind"] == "true_labels"
+        if result.target != np.inf or str(result.seed) != seed or not (bound or result.method == method):
+            continue
+        what = (
+            "the same student on the true labels of public images"
+            if bound
+            else "the same method without noise"
+        )
+        found.append({"what": what, "title": result.title, "accuracy": result.accuracy})
+    return found
+
+
+def _set(value: Any) -> Any:
+    """Settings without those that stand at nothing."""
+    if isinstance(value, dict):
+        return {name: _set(item) for name, item in value.items() if item is not None}
+    return [_set(item) for item in value] if isinstance(value, list) else value
+
+
+def _by_class(confusion: np.ndarray[Any, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [_share(name, int(confusion[i, i]), int(confusion[i].sum())) for i, name in enumerate(names)]
+
+
+def _share(name: str, right: int, count: int) -> dict[str, Any]:
+    return {"name": name, "right": right, "count": count, "accuracy": right / count if count else None}
+
+
+def _matrix(confusion: np.ndarray[Any, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    rows = confusion.tolist()
+    shares = [[cell / sum(row) if sum(row) else 0.0 for cell in row] for row in rows]
+    return {"names": list(names), "rows": rows, "shares": shares}
+
+
+def _png(image: np.ndarray[Any, Any]) -> str:
+    """A picture as a data URI."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return any((folder / name).is_file() for name in ("summary.json", LABELS, "ledger.sqlite"))
+
+
+def plain(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts as they read in JSON."""
+    loaded: dict[str, Any] = json.loads(json.dumps(facts))
+    return loaded

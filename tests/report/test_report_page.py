@@ -1,0 +1,200 @@
+import base64
+import io
+import json
+import math
+import re
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+import torch
+from compare_setup import made
+from PIL import Image
+from report_setup import CLASSES, QUERIES, small_run
+
+from pl_privknn.cli.main import main
+from pl_privknn.comparison.results import write_json
+from pl_privknn.privacy import Charge, Gaussian, Ledger
+from pl_privknn.report import privacy_card, write_report
+from pl_privknn.report.page import facts_of
+from pl_privknn.report.promise import percent, right_guesses, true_positive_rate
+
+#: All that a page of a run is made of.
+FILES = ("summary.json", "metrics.csv", "labels.sqlite", "ledger.sqlite", "pictures.npz")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "run"
+    callback, data = small_run(folder)
+    return folder, callback, data, facts_of(folder, exact=False)
+
+
+def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
+    folder, callback, _, facts = run
+    page = write_report(folder, exact=False)
+    text = page.read_text(encoding="utf-8")
+    assert page == folder / "report.html"
+    assert not re.search(r"(?:src|href|srcset|action)\s*=\s*[\"'](?!#|data:)", text)
+    assert not re.search(r"url\(\s*[\"']?(?!#)|@import|fetch\(|XMLHttpRequest", text)
+    assert f"ε = {callback.epsilon:.4g}" in text
+    assert "This run protects nobody" in text  # its noise came from a seed
+    assert text.count('<img src="data:image/png') == 2 * QUERIES == facts["answers"]["counts"]["queried"]
+    assert "cat" in text
+    assert text.count("<svg") == 4  # attacker, growth, two curves
+
+
+def test_pictures_are_the_asked_public_images_and_no_private_one(run):
+    folder, _, data, facts = run
+    with sqlite3.connect(folder / "labels.sqlite") as store:
+        asked = store.execute("SELECT example, label FROM queries ORDER BY round, position").fetchall()
+    gallery = facts["answers"]["gallery"]
+    assert [one["example"] for one in gallery] == [example for example, _ in asked]
+    private = (data.private.images() * 255).round().to(torch.uint8)
+    for one, (example, label) in zip(gallery, asked, strict=True):
+        picture = Image.open(io.BytesIO(base64.b64decode(one["picture"].partition(",")[2])))
+        shown = torch.from_numpy(np.array(picture))
+        public = (data.public.images([example])[0, 0] * 255).round().to(torch.uint8)
+        assert torch.equal(shown, public)
+        assert not (private[:, 0] == shown).all(dim=(1, 2)).any()
+        assert one["label"] == data.class_names[label]
+        assert one["truth"] == data.class_names[int(data.public.truth[example])]
+        assert one["right"] == (one["label"] == one["truth"])
+
+
+def test_accuracies_by_class_and_confusions_agree_with_counting(run):
+    folder, callback, data, facts = run
+    answered, truth = data.public.labels, data.public.truth
+    for place, one in enumerate(facts["answers"]["by_class"]):
+        here = [
+            int(label) for label, true in zip(answered, truth, strict=True) if true == place and label >= 0
+        ]
+        assert (one["count"], one["right"]) == (len(here), here.count(place))
+    confusion = np.array(facts["student"]["confusion"]["rows"])
+    assert confusion.sum() == 30
+    assert confusion.sum(axis=1).tolist() == [10] * CLASSES
+    assert confusion.trace() / 30 == pytest.approx(facts["student"]["test_accuracy"], abs=1e-6)
+    assert json.loads((folder / "summary.json").read_text())["run"] == callback.run_id
+
+
+def test_epsilon_grows_to_what_was_spent(run):
+    _, _, _, facts = run
+    growth = facts["spent"]["growth"]
+    assert growth[0] == [0, 0.0]
+    assert growth == sorted(growth)
+    assert [point[1] for point in growth] == sorted(point[1] for point in growth)
+    assert growth[-1] == [2 * QUERIES, facts["spent"]["epsilon"]]
+    assert facts["spent"]["epsilon"] <= facts["promise"]["epsilon"]
+
+
+def test_a_page_is_made_of_these_files_alone(run, tmp_path):
+    folder, *_ = run
+    for name in FILES:
+        shutil.copy(folder / name, tmp_path / name)
+    copied = write_report(tmp_path, exact=False).read_text(encoding="utf-8")
+    settings = (folder / "config.yaml").exists()
+    assert not settings
+    assert copied == write_report(folder, exact=False).read_text(encoding="utf-8")
+
+
+def test_a_forged_summary_is_named_and_the_ledgers_figures_are_shown(run, tmp_path):
+    folder, callback, *_ = run
+    for name in FILES:
+        shutil.copy(folder / name, tmp_path / name)
+    summary = json.loads((folder / "summary.json").read_text())
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "epsilon": 0.01}))
+    text = write_report(tmp_path, exact=False).read_text(encoding="utf-8")
+    assert "<b>No.</b> epsilon" in text
+    assert f"ε = {callback.epsilon:.4g}" in text
+    assert "ε = 0.01" not in text
+
+
+def test_markup_in_names_is_text(tmp_path):
+    ledger = Ledger(tmp_path / "a<script>b.sqlite")
+    ledger.run("first", plan=[Charge(Gaussian(sigma=4.0))])
+    ledger.close()
+    text = write_report(tmp_path / "a<script>b.sqlite").read_text(encoding="utf-8")
+    assert "a<script>b" not in text
+    assert "a&lt;script&gt;b" in text
+    assert "Nothing has been charged yet" in text
+
+
+def test_a_comparison_has_its_plot_table_and_the_cost_of_all_runs(tmp_path, capsys):
+    accuracies = {1.0: 0.8, 4.0: 0.9, math.inf: 0.95}
+    for target, accuracy in accuracies.items():
+        result = made("knn", target, accuracy)
+        values = {
+            **result.values,
+            "records": [Charge(Gaussian(sigma=9.0)).to_record()],
+            "versions": {"torch": "2"},
+        }
+        write_json(tmp_path / "results" / f"{target}.json", values)
+    assert main(["report", str(tmp_path), "--fast"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "All runs together, on the same private records: ε ≤" in text
+    assert "0.800" in text
+    assert "without privacy" in text
+    assert not list(tmp_path.glob("privacy_card*"))
+    with pytest.raises(ValueError, match="no privacy card"):
+        privacy_card(tmp_path)
+
+
+def test_what_is_no_run_no_comparison_and_no_ledger_is_one_line(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("x")
+    for path, word in (
+        (tmp_path, "nor is it a run"),
+        (tmp_path / "none", "nothing at"),
+        (tmp_path / "notes.txt", "ledger"),
+    ):
+        assert main(["report", str(path)]) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1
+        assert word in lines[0]
+
+
+def test_the_card_has_the_terms_of_the_standard(run):
+    folder, callback, _, facts = run
+    write_report(folder, exact=False)
+    card = json.loads((folder / "privacy_card.json").read_text(encoding="utf-8"))
+    assert card == privacy_card(folder, exact=False)
+    assert (card["epsilon"], card["delta"], card["adjacency"]) == (callback.epsilon, 1e-5, "add_remove")
+    assert card["mechanisms"] == facts["planned"]
+    assert card["mechanisms"][0]["count"] == 2 * QUERIES
+    assert card["guarantee"] == "none"
+    assert "seed" in card["reason"]
+    assert card["trust_model"].startswith("central model")
+    assert {"unit_of_privacy", "composition", "tuning", "known_exclusions"} <= card.keys()
+    summary = json.loads((folder / "summary.json").read_text())
+    detected = [rate["true_positive_rate"] for rate in card["attacker"]["rates"]]
+    assert detected == pytest.approx([summary[f"tpr_at_fpr_{rate}"] for rate in (0.001, 0.01, 0.1)])
+    assert card["attacker"]["right_guesses"] == pytest.approx((1 + summary["advantage"]) / 2)
+    for rate, found in zip((0.001, 0.01, 0.1), detected, strict=True):
+        assert found <= true_positive_rate(rate, card["epsilon"], card["delta"]) + 1e-9
+    text = (folder / "privacy_card.md").read_text(encoding="utf-8")
+    assert f"| ε | {callback.epsilon:.4g} |" in text
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0), (1.0, 1e-2), (3.0, 0.2), (8.0, 1e-5)])
+def test_the_attackers_rates_are_those_of_the_worst_pair(epsilon, delta):
+    """The pair that (ε, δ)-DP allows: δ gives the record away, the rest is randomised response."""
+    likely = math.exp(epsilon) / (1 + math.exp(epsilon))
+    present = [delta, (1 - delta) * likely, (1 - delta) * (1 - likely), 0.0]
+    absent = [0.0, (1 - delta) * (1 - likely), (1 - delta) * likely, delta]
+    for fpr in (0.0, 0.001, 0.01, 0.1, 0.3, 0.7, 0.999, 1.0):
+        left, found = fpr, 0.0
+        for p, q in zip(present, absent, strict=True):  # by falling likelihood ratio, the last one by a coin
+            part = 1.0 if q == 0 else min(1.0, left / q)
+            found, left = found + part * p, left - part * q
+        assert true_positive_rate(fpr, epsilon, delta) == pytest.approx(found, abs=1e-12)
+    guesses = sum(max(p, q) for p, q in zip(present, absent, strict=True)) / 2
+    assert right_guesses(epsilon, delta) == pytest.approx(guesses, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "50.0 %"), (0.12341, "12.4 %"), (0.9999, "99.990 %"), (1.0, "100.0 %"), (1 - 1e-10, "100 %")],
+)  # fmt: skip
+def test_shares_are_never_rounded_down_nor_up_to_certainty(value, text):
+    assert percent(value) == text
