@@ -16,6 +16,7 @@ from paper_data import (
     write_mnist,
     write_svhn,
 )
+from parsed_config import understood
 
 from pl_privknn.cli.main import main
 
@@ -123,11 +124,7 @@ def test_comment_says_what_was_printed_and_what_is_needed(config):
 @pytest.mark.parametrize("config", CONFIGS, ids=names)
 def test_config_is_understood_and_accounted_as_it_says(config, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    if config.stem not in dict(RUNS):  # the others go through the same parser when they run
-        with pytest.raises(SystemExit) as stopped:
-            main(["fit", "--config", str(config), "--print_config"])
-        assert stopped.value.code in (0, None)
-        capsys.readouterr()
+    assert understood(config).model.class_path
     text = config.read_text(encoding="utf-8")
     if "labeling:" not in text:
         assert "NoisySGD" in text or config.stem == PRETRAINING
