@@ -154,4 +154,6 @@ def labeling_plan(
     if labeling.selects_all and public_examples is not None:
         queries = public_examples * labeling.rounds
     answers = queries if labeling.max_answers is None else min(labeling.max_answers, queries)
-    return labeling.labeler.stated_plan(queries, answers, num_classes, rounds=labeling.rounds)
+    return labeling.labeler.stated_plan(
+        queries, answers, num_classes, rounds=sum(map(bool, labeling.queries_per_round))
+    )
