@@ -141,6 +141,29 @@ def test_a_comparison_has_its_plot_table_and_the_cost_of_all_runs(tmp_path, caps
         privacy_card(tmp_path)
 
 
+def test_a_run_of_a_comparison_stands_beside_what_was_run_without_privacy(tmp_path):
+    truth = {**made("truth", math.inf, 0.95).values, "kind": "true_labels"}
+    kept = {
+        "truth, seed 0": truth,
+        "truth, seed 1": {**truth, "seed": 1, "test_accuracy": 0.9},
+        "knn without noise": made("knn", math.inf, 0.85).values,
+        "another without noise": made("pate", math.inf, 0.8).values,
+        "knn": made("knn", 1.0, 0.7).values,
+    }
+    for name, values in kept.items():
+        write_json(tmp_path / "results" / f"{name}.json", values)
+    folder = tmp_path / "knn" / "eps_1" / "seed_0"
+    write_json(folder / "summary.json", {"epsilon": None, "test_accuracy": 0.7})
+    beside = facts_of(folder)["without_privacy"]
+    assert sorted(one["accuracy"] for one in beside) == [0.85, 0.95]
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "without privacy: the same student on the true labels" in text
+    assert "without privacy: the same method without noise" in text
+    elsewhere = tmp_path / "alone"
+    write_json(elsewhere / "summary.json", {"epsilon": None, "test_accuracy": 0.7})
+    assert facts_of(elsewhere)["without_privacy"] == []
+
+
 def test_what_is_no_run_no_comparison_and_no_ledger_is_one_line(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("x")
     for path, word in (
