@@ -16,7 +16,8 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.formats.images import ImageStore
 
-_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+#: Endings of the files that are read as images.
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _LAYOUT = "want private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
 
 
@@ -223,4 +224,4 @@ def _images_under(folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()

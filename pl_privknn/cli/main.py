@@ -18,6 +18,8 @@ from pl_privknn.cli.audit import add_audit, print_figures
 from pl_privknn.cli.completion import add_completion
 from pl_privknn.cli.demo import add_demo
 from pl_privknn.cli.errors import CommandParser, mistake, shown_text
+from pl_privknn.cli.export import add_export
+from pl_privknn.cli.init import add_init
 from pl_privknn.cli.report import add_report
 
 if TYPE_CHECKING:
@@ -29,7 +31,18 @@ _TRAINING = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
-_COMMANDS = ("epsilon", "plan", "compare", "search", "audit", "report", "completion", "demo")
+_COMMANDS = (
+    "epsilon",
+    "plan",
+    "compare",
+    "search",
+    "audit",
+    "report",
+    "completion",
+    "demo",
+    "init",
+    "export",
+)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -126,6 +139,8 @@ def _parser(words: Sequence[str]) -> CommandParser:
     add_audit(commands)
     add_report(commands)
     add_demo(commands, main)
+    add_init(commands)
+    add_export(commands)
     add_completion(commands, _parser, _TRAINING)
     return parser
 

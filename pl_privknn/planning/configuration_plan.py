@@ -154,6 +154,6 @@ def labeling_plan(
     if labeling.selects_all and public_examples is not None:
         queries = public_examples * labeling.rounds
     answers = queries if labeling.max_answers is None else min(labeling.max_answers, queries)
-    return labeling.labeler.stated_plan(
-        queries, answers, num_classes, rounds=sum(map(bool, labeling.queries_per_round))
-    )
+    # As the callback states it: a round of no queries smooths earlier counts anew and releases nothing.
+    rounds = labeling.rounds if labeling.selects_all else sum(map(bool, labeling.queries_per_round))
+    return labeling.labeler.stated_plan(queries, answers, num_classes, rounds=rounds)

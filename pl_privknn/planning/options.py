@@ -11,6 +11,8 @@ from pl_privknn import labelers
 from pl_privknn.privacy import mechanisms
 from pl_privknn.privacy.mechanisms import Charge
 
+#: Teachers whose settings can be searched; see :mod:`pl_privknn.planning.vote_search`.
+SEARCHED = ("private-knn", "reverse-knn")
 _BARE = (*vars(labelers).values(), *vars(mechanisms).values())
 
 

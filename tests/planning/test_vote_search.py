@@ -1,0 +1,134 @@
+"""Settings found on stand-in data, against the labelers themselves; and a configuration for one's own arrays."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from pl_privknn.cli.init import usual_delta
+from pl_privknn.cli.main import main
+from pl_privknn.labelers import PrivateKNN
+from pl_privknn.planning.configuration_plan import plan_of_config
+from pl_privknn.planning.vote_search import StandIn, digits, search_settings
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
+
+
+@pytest.fixture(scope="module")
+def found():
+    """For as many records as scikit-learn's digits have."""
+    return search_settings("private-knn", epsilon=1.0, delta=1e-5, records=1000, public=500)
+
+
+def test_the_best_setting_does_with_the_labeler_what_the_search_says(found):
+    best, data = found[0], digits()
+    assert [item.student for item in found] == sorted((item.student for item in found), reverse=True)
+    assert best.plan.epsilon <= 1.0
+    o = best.plan.parameters
+    noise = Gaussian(o["noise_scale"])
+    teacher = PrivateKNN(o["k"], sampling_rate=o["sampling_rate"], noise=noise, noise_source=SeededNoise(1))
+    teacher.fit(data.private, data.private_labels, 10)
+    # All 500 public examples: the standard error of the share of right answers is 0.02.
+    released = teacher.label(data.public, FreeLedger()).labels
+    answered = released >= 0
+    right = float((released[answered] == data.public_labels[answered]).double().mean())
+    plain = [item for item in found if item.settings["k"] == o["k"] and not item.settings["screening"]]
+    same = [item for item in plain if item.settings["sampling_rate"] == o["sampling_rate"]]
+    closest = min(same, key=lambda item: abs(item.settings["noise_scale"] - o["noise_scale"]))
+    assert right == pytest.approx(closest.labels, abs=0.1)
+
+
+def test_votes_of_the_stand_in_are_those_of_its_neighbours():
+    torch.manual_seed(0)
+    private, labels = torch.randn(40, 3), torch.randint(0, 3, (40,))
+    public = torch.randn(5, 3)
+    data = StandIn(private, labels, public, torch.zeros(5).long(), public, torch.zeros(5).long())
+    for query in range(5):
+        nearest = (private - public[query]).norm(dim=1).sort().indices[:7]
+        assert data.votes[query, 6].tolist() == torch.bincount(labels[nearest], minlength=3).tolist()
+
+
+def test_more_records_help_and_the_table_of_counts_wins_at_small_ones():
+    few, many = (
+        search_settings("reverse-knn", epsilon=0.1, delta=1e-6, records=records, public=500)[0]
+        for records in (1_000, 50_000)
+    )
+    assert many.labels > few.labels
+    assert few.settings["clusters"] <= many.settings["clusters"]
+
+
+def test_search_from_the_shell(capsys):
+    words = ["plan", "reverse-knn", "--search", "--epsilon", "1", "--delta", "1e-5"]
+    assert main(words) == 2
+    assert "records=None" in capsys.readouterr().err
+    assert main([*words, "--records", "8000", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # The digits are the stand-in themselves: 8,000 records, 1,000 public.
+    assert told["search"][0]["student"] > 0.95
+    assert told["plan"]["epsilon"] <= 1.0
+    assert main([*words, "--records", "8000"]) == 0
+    assert "best first" in capsys.readouterr().out
+
+
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    parts = {"private": 60, "public": 80, "test": 20}
+    members = {
+        f"{part}_images": draw.integers(0, 255, (n, 12, 12), dtype=np.uint8) for part, n in parts.items()
+    }
+    members |= {f"{part}_labels": np.arange(parts[part]) % 10 for part in ("private", "test")}
+    np.savez("own.npz", **members)
+    Path("own").mkdir()
+    for name, array in members.items():
+        np.save(f"own/{name}.npy", array)
+    return members
+
+
+@pytest.mark.parametrize("path", ["own.npz", "own"])
+def test_init_writes_a_configuration_that_runs(path, arrays, capsys):
+    words = ["init", "--data", path, "--epsilon", "1", "--private-records", "60"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "80 public examples, 10 classes, images 1×12×12" in printed
+    assert "labels right" in printed
+    text = Path("private_run.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# 80 public examples")
+    config = yaml.safe_load(text)
+    stated = plan_of_config(config, "private_run.yaml")
+    assert stated.delta == usual_delta(60) == 1e-3
+    assert account(stated.charges, delta=1e-3, adjacency="add_remove", exact=False).epsilon <= 1.0
+    # Private records are not looked at: it says the same with files of other contents.
+    if path == "own":
+        np.save("own/private_images.npy", np.full_like(arrays["private_images"], 7))
+        np.save("own/private_labels.npy", arrays["private_labels"][::-1])
+        assert main([*words, "--output", "again.yaml"]) == 0
+        assert Path("again.yaml").read_text(encoding="utf-8") == text
+        return
+    assert main(["fit", "--config", "private_run.yaml", "--trainer.fast_dev_run", "true"]) == 0
+    assert main(words) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_init_says_what_is_missing(arrays, tmp_path, capsys):
+    words = ["init", "--epsilon", "1", "--private-records", "60", "--data"]
+    assert main([*words, "nowhere"]) == 2
+    assert "there is no private_images" in capsys.readouterr().err
+    (tmp_path / "own" / "test_labels.npy").unlink()
+    assert main([*words, "own"]) == 2
+    assert "--num-classes" in capsys.readouterr().err
+    (tmp_path / "folder" / "public").mkdir(parents=True)
+    assert main([*words, "folder"]) == 2
+    assert "no images in public/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("records", "delta"), [(8000, 1e-5), (1000, 1e-4), (10_000, 1e-5), (60_000, 1e-6)])
+def test_delta_is_at_most_a_tenth_of_one_over_the_records(records, delta):
+    assert usual_delta(records) == pytest.approx(delta)
+    assert usual_delta(records) * records <= 0.1 + 1e-12
