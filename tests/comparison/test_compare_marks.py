@@ -159,12 +159,13 @@ def stored(value):
     return walk(value, None)
 
 
-def test_every_stored_figure_says_that_its_noise_was_seeded():
+def test_every_stored_figure_says_how_its_noise_was_drawn():
     counted = 0
     for name, part in [(each, part) for each in names() for part in entries(each)]:
         for level, _ in stored(results(name, part)):
             counted += 1
-            assert level == "none", (name, part)
+            # All were drawn from seeds, but those of one benchmark, which take the system's noise.
+            assert level == ("unconditional" if name == "statistics" else "none"), (name, part)
     assert counted > 300
     for name, part in (
         ("reverse_knn_local", "all"),
