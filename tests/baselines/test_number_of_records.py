@@ -43,7 +43,7 @@ def traces(folder, cls, bar):
     )  # fmt: skip
     trainer.fit(module, make_data(cls))
     summary = json.loads((folder / "summary.json").read_text())
-    for name in ("seconds", "ledger_head", "val_accuracy", "test_accuracy"):
+    for name in ("run", "seconds", "ledger_head", "val_accuracy", "test_accuracy"):
         assert summary.pop(name, None) != PRIVATE
     saved = torch.load(folder / "ckpt" / "last.ckpt", weights_only=False)
     hparams = {name: value for name, value in saved["hyper_parameters"].items() if name != "run_dir"}

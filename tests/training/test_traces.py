@@ -30,7 +30,7 @@ def traces(folder, cls):
         logger=CSVLogger(folder, "", ""), log_every_n_steps=1,
     )  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
-    for name in ("seconds", "ledger_head", "val_accuracy", "test_accuracy"):
+    for name in ("run", "seconds", "ledger_head", "val_accuracy", "test_accuracy"):
         assert summary.pop(name, None) != PRIVATE
     saved = torch.load(folder / "ckpt" / "last.ckpt", weights_only=False)
     header = (folder / "metrics.csv").read_text().splitlines()[0]
