@@ -24,6 +24,7 @@ def test_demo_shows_both_teachers_in_one_table(tmp_path, monkeypatch, capfd):
         assert f"{summary['epsilon']:.3g}" in row
         assert f"{summary['test_accuracy']:.3f}" in row
         assert summary["guarantee"] == "unconditional"
+        assert (folder / run / "report.html").is_file()
         # The sentence states the best attack's rate, which the bound by ε and δ contains.
         found = re.search(rf"{name}: ε = (\S+): .* at most (\S+) in 100", printed.out)
         assert float(found[1]) == pytest.approx(summary["epsilon"], rel=0.01)
