@@ -48,6 +48,12 @@ LONG: dict[str, tuple[str, ...]] = {
     "labelers/pate/test_pate_report.py": (
         "test_configs_make_the_labeler_that_their_name_says[fashion_mnist_pate]",
     ),
+    # Attacks of thousands of runs; smaller ones of the same kind are always run.
+    "attacks/test_attack.py": (
+        "test_coins_of_twice_the_rate_are_found",
+        "test_an_honest_labeler_is_accused_in_the_stated_share_of_repetitions",
+        "test_private_knn_in_many_runs[12.0]",
+    ),
     # Interpreters that are started afresh.
     "datamodules/test_datamodules.py": ("test_import_adds_nothing_heavy_to_that_of_lightning",),
     "documentation/test_package.py": ("test_wheel_trains_outside_the_checkout",),

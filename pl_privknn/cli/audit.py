@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn.cli import privacy as cli_privacy
+from pl_privknn.cli.attack import add_attack, run_attack
 
 _EXITS = (
     "exit status: 0 where everything holds; 1 where a claim is violated (a figure of the summary does not follow "
@@ -37,11 +38,14 @@ def add_audit(commands: Any) -> None:
     audit.add_argument("--json", action="store_true", help="print one JSON object")
     audit.add_argument("--export", metavar="FILE", default=None, help="also write the ledger as JSON")
     cli_privacy.add_empirical(audit)
+    add_attack(audit)
     audit.set_defaults(run=run_audit)
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
     """Audit what was named; 1 where a claim is violated."""
+    if parsed.attack is not None:
+        return run_attack(parsed)
     files = [Path(file) for file in parsed.files]
     if parsed.empirical:
         if len(files) > 1:

@@ -237,6 +237,20 @@ class NeighborVoting(Labeler):
             max_answers,
         )
 
+    def exact_votes(self, queries: Tensor) -> Tensor:
+        """Votes where every record is in the sample; see :meth:`Labeler.exact_votes`.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        if self._neighbors is None:
+            raise RuntimeError(
+                f"{type(self).__name__} needs the private table: call fit(features, labels) first"
+            )
+        return self._neighbors.votes(
+            self._neighbors.rank(queries), lambda shape, rate: torch.ones(shape, dtype=torch.bool)
+        )
+
     def _bind(self, num_classes: int) -> Aggregation:
         screening = None
         if self.screening is not None and self.most_votes is not None:

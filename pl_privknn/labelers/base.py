@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
+from pl_privknn.labelers.canaries import Canaries, hub
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.run import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
@@ -182,6 +183,24 @@ class Labeler(abc.ABC):
             NotImplementedError: for labelers whose releases make no model.
         """
         raise NotImplementedError(f"{type(self).__name__} makes no model of its releases")
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """Records with which an attack finds out whether this labeler keeps its promise; see :mod:`.canaries`.
+
+        By default one record that reaches every query. A class with better ones says so here.
+
+        Args:
+            public: float32 features of the public examples that are asked about, shape ``(m, d)``.
+            num_classes: number of classes.
+        """
+        return hub(public, num_classes)
+
+    def exact_votes(self, queries: Tensor) -> Tensor | None:
+        """**Private.** What noise is added to, ``(m, c)``, with every record taking part; None where unknown.
+
+        For audits, whose attacker knows all records but one.
+        """
+        return None
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:

@@ -17,6 +17,7 @@ from pl_privknn._checks import (
 )
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.canaries import Canaries, own_directions
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (
@@ -171,6 +172,10 @@ class NoisySGDTeacher(Labeler):
         answered = torch.arange(len(queries))[:max_answers]
         released[answered] = scores[answered].argmax(dim=1)
         return Release(released, scores.softmax(dim=1).float() if self.soft else None)
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """With gradients in directions of their own."""
+        return own_directions(public, num_classes)
 
     def _train(self, vectors: Tensor, labels: Tensor, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""

@@ -6,6 +6,33 @@ from .fault import Fault
 
 FAULTS = (
     Fault(
+        "attack-accuses-the-honest",
+        "An attack counts one right guess more than there was.",
+        "pl_privknn.attacks.guessing",
+        {
+            "tail = float(binom.sf(right - 1, made, likely))": "tail = float(binom.sf(right, made, likely))",
+        },
+        ("test_guessing::test_delta_term_is_the_papers[30]",),
+    ),
+    Fault(
+        "attack-counts-runs-twice",
+        "Every call of an attack draws the same seeded noise, so that few runs count for many.",
+        "pl_privknn.attacks.many_runs",
+        {
+            "release = _asked(labeler, canaries.queries, count, paying)": "release = _asked(labeler, canaries.queries, count, ledger())",
+        },
+        ("test_attack::test_runs_of_one_seed_have_noise_of_their_own",),
+    ),
+    Fault(
+        "attack-holds-no-parts",
+        "An attack on PATE deals all records out anew, and takes that for what one record does.",
+        "pl_privknn.attacks.many_runs",
+        {
+            "made.partitioner, made.cache = GivenParts(parts), None": "made.cache = None",
+        },
+        ("test_attack::test_pate_with_the_other_parts_held",),
+    ),
+    Fault(
         "attack-asked-one-way",
         "The best attack is stated for the direction in which a sampled record shows less.",
         "pl_privknn.privacy.accounting.tradeoff",

@@ -134,6 +134,10 @@ class PATE(TeacherEnsemble):
         voting = (classes >= 0).long()
         return counts.scatter_add_(1, classes.clamp_min(0), voting)
 
+    def exact_votes(self, queries: Tensor) -> Tensor:
+        """:meth:`votes`."""
+        return self.votes(queries)
+
     def asked_votes(self) -> tuple[Tensor, Tensor]:
         """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""
         if not self._asked:

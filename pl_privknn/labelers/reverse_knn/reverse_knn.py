@@ -18,6 +18,7 @@ from pl_privknn._checks import (
 )
 from pl_privknn.labelers.aggregation import vote_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.canaries import Canaries, one_in_each_cell
 from pl_privknn.labelers.reverse_knn.local import (
     RANDOMIZERS,
     LocalRandomizer,
@@ -215,6 +216,28 @@ class ReverseKNN(Labeler):
     def fit_public(self, features: Tensor) -> None:
         """Take the features of all public examples, float32 ``(n, d)``, for ``balance``; called before each round."""
         self._public = features
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """One in each cell of the table."""
+        return one_in_each_cell(public, num_classes)
+
+    def exact_votes(self, queries: Tensor) -> Tensor:
+        """:meth:`counts`."""
+        return self.counts(queries)
+
+    def told_by_each(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:
+        """What each client's message says of every count by itself, float64 ``(n, s, c)``: what a server may look at.
+
+        Raises:
+            ValueError: unless ``trust`` is ``"local"``.
+        """
+        if self._channel is None or self.trust != "local":
+            raise ValueError(f"trust={self.trust!r}: a server sees no single message")
+        protocol = make_randomizer(self._channel.randomizer, self._channel.epsilon, self._table(queries))
+        nearest, labels = self._votes(queries)
+        noise = self.paid(ledger, protocol.mechanism, 1, "messages")
+        messages = protocol.randomize(nearest, labels, noise)
+        return torch.stack([protocol.aggregate(message) for message in messages.split(1)])
 
     def _table(self, queries: Tensor) -> Table:
         return Table(len(queries), self._num_classes, self.k)

@@ -18,6 +18,7 @@ from pl_privknn._checks import check_int, check_non_negative, check_open_unit, c
 from pl_privknn._files import write_durably
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.canaries import Canaries, own_directions
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
@@ -250,6 +251,10 @@ class StatisticsTeacher(Labeler):
             released[: len(asked)] = probabilities.argmax(dim=1)
             soft[: len(asked)] = probabilities.float()
         return Release(released, soft)
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """In directions of their own."""
+        return own_directions(public, num_classes)
 
     def head_state(self) -> dict[str, Tensor] | None:
         """Weights, float64 ``(c, p)``, and what public features were learned; see :meth:`Labeler.head_state`."""
