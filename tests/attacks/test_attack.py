@@ -106,12 +106,12 @@ def test_an_honest_labeler_is_accused_in_the_stated_share_of_repetitions():
 @pytest.mark.parametrize("sigma", [12.0, 7.0])  # ε 2.2 and 4.2 for 20 queries
 def test_private_knn_in_many_runs(sigma):
     subject = target(PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(sigma)))
-    honest = attacked(subject, runs=3000)
+    honest = attacked(subject, runs=6000)
     assert (honest.form, honest.released, honest.gaussian) == ("many_runs", "counts", True)
     assert not honest.violated
     assert honest.epsilon_lower <= honest.epsilon_estimate <= honest.epsilon
     assert honest.epsilon_estimate > 0.2 * honest.epsilon
-    assert attacked(subject, HalfNoise, runs=3000).violated
+    assert attacked(subject, HalfNoise, runs=6000).violated
 
 
 def test_runs_of_one_seed_have_noise_of_their_own(monkeypatch):
