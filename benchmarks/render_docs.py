@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import DOCS, entries, results
-from benchmarks.render import explained, guarantee, row, runs
+from benchmarks.render import explained, guarantee, row, runs, spread
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
 from pl_privknn.privacy.guarantee import weakest
 
@@ -196,8 +196,28 @@ def pate_speed() -> str:
     )
 
 
+def statistics_teacher() -> str:
+    """Head, student and their mean; each with the number of its runs."""
+    rows: dict[tuple[int, float], list[dict[str, Any]]] = {}
+    for entry in entries("statistics").values():
+        where = entry["settings"]["split_seed"], entry["results"]["epsilon"]
+        rows.setdefault(where, []).append(entry["results"])
+    lines, named = [], []
+    for (split, epsilon), found in sorted(rows.items()):
+        weak = weakest(guarantee_of(one) for one in found)
+        named.append((f"ε = {epsilon:g}", weak))
+        cells = []
+        for name in ("label_accuracy", "head", "student", "mean"):
+            known = [one[name] for one in found if name in one]
+            cells.append(f"{spread(known)} ({len(known)})" if known else "–")
+        lines.append([split, f"{epsilon:g}{mark(weak)}", *cells])
+    header = ["split", "ε", "label accuracy (runs)", "head (runs)", "student (runs)", "their mean (runs)"]
+    return explained(markdown(header, lines), named)
+
+
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
+    ("methods/statistics.md", "statistics", statistics_teacher),
     ("methods/students.md", "students", students),
     ("methods/students.md", "noisy labels", noisy_labels),
     ("methods/reverse_knn.md", "curator", curator),

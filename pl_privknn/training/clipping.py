@@ -47,6 +47,8 @@ class ClippedGradients:
         ValueError: for a network with layers that mix examples or that Opacus can't handle.
     """
 
+    #: Rows of a batch that one example has, one after another; its gradient is their mean, clipped as one.
+    views = 1
     #: Whether losses come as the mean over a part of a batch, and not one an example.
     of_means = False
     #: The setting by which batch normalisation is replaced, for messages.
@@ -208,7 +210,7 @@ class ClippedGradients:
             return self._ghost(count, losses) if self.method == "ghost" else self._flat(count, losses)
 
     def _flat(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
-        _total(losses(None), count).backward()
+        _total(losses(None), count * self.views).backward()
         gradients = []
         for name, parameter in zip(self._names, self.parameters, strict=True):
             gradient: Any = parameter.grad_sample  # type: ignore[attr-defined]
@@ -218,8 +220,9 @@ class ClippedGradients:
                     "or use layers that Opacus supports"
                 )
             if gradient is None:  # took no part in the forward pass
-                gradient = torch.zeros(count, *parameter.shape, device=parameter.device)
-            gradients.append(_in_full(_of_batch(name, gradient, count).flatten(1)))
+                gradient = torch.zeros(count * self.views, *parameter.shape, device=parameter.device)
+            rows = _in_full(_of_batch(name, gradient, count * self.views).flatten(1))
+            gradients.append(rows if self.views == 1 else rows.view(count, self.views, -1).mean(dim=1))
             parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
         with torch.autocast(self.device.type, enabled=False):
             by_parameter = torch.stack([gradient.norm(dim=1) for gradient in gradients])

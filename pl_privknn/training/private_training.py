@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -60,6 +61,10 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
         clipping: ``"flat"``, ``"ghost"`` or ``"per_layer"``; see
             :class:`~pl_privknn.training.clipping.ClippedGradients`.
+        augment: makes views of one image, given as ``views`` copies ``(views, channels, height, width)``, at random
+            as it likes. An example's gradient is then the mean over its views, clipped as one, which costs no more
+            privacy (augmentation multiplicity: De et al. 2022).
+        views: number of views of an example in a step.
         physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         files: the run's folder and its ledger.
@@ -92,6 +97,8 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         expected_records: int,
         noise_multiplier: float | None = None,
         clipping: str = "flat",
+        augment: Callable[[Tensor], Tensor] | None = None,
+        views: int = 1,
         physical_batch_size: int | None = None,
         replace_batch_norm: bool = False,
         files: RunFiles = RunFiles(),
@@ -114,6 +121,15 @@ class PrivateTraining(ReportsTraining, pl.Callback):
                 "lower it"
             )
         self.clipping = check_choice("clipping", clipping, CLIPPING)
+        self.augment, self.views = augment, check_int("views", views)
+        if views > 1 and augment is None:
+            raise ValueError(
+                f"views={views}: without augment they would all be the same; give augment, or views=1"
+            )
+        if augment is not None and clipping == "ghost":
+            raise ValueError(
+                'augment: clipping="ghost" has norms of views and not of examples; use clipping="flat"'
+            )
         if physical_batch_size is not None:
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
@@ -189,6 +205,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         logged = gradients.check_step(pl_module, tuple(data.image_shape), _labels(data, 3))
         check_readers(trainer, logged)
         self.session.open(trainer, gradients.clip_norm)
+        gradients.augment, gradients.views = self.augment, self.views
         self._gradients = gradients
         self._gradients.attach()
         self._logged = (-1, {})

@@ -23,6 +23,8 @@ class StepGradients(ClippedGradients):
     """
 
     of_means = True
+    #: Makes the views ``(views, …)`` of one image, given as so many copies.
+    augment: Callable[[Tensor], Tensor] | None = None
     replace_batch_norm = "replace_batch_norm=True"
 
     def check_step(self, module: pl.LightningModule, shape: tuple[int, ...], targets: Tensor) -> set[str]:
@@ -62,9 +64,24 @@ class StepGradients(ClippedGradients):
 
         def part(chosen: slice) -> tuple[int, Losses]:
             x, y = images[chosen].contiguous(), labels[chosen]
-            return len(x), _losses(step, x, y)
+            count = len(x)
+            if self.augment is not None:
+                # One example at a time, so that no augmentation can mix examples.
+                x = torch.cat([self._views_of(image) for image in x])
+                y = y.repeat_interleave(self.views, dim=0)
+            return count, _losses(step, x, y)
 
         return self._sum(len(images), part)
+
+    def _views_of(self, image: Tensor) -> Tensor:
+        assert self.augment is not None
+        made = self.augment(image.expand(self.views, *image.shape).clone())
+        if made.shape != (self.views, *image.shape):
+            raise ValueError(
+                f"augment: of {(self.views, *image.shape)} it makes {tuple(made.shape)}; let it keep the shape of "
+                "the views of one image"
+            )
+        return made
 
     def check_same(self, module: pl.LightningModule) -> None:
         """Raise ``ValueError`` where other parameters are trained now than at the start."""

@@ -109,7 +109,7 @@ FAULTS = (
         "A module keeps what it made of private records.",
         "pl_privknn.training.step_checks",
         {
-            "if before.get(name, ()) != value]": "if before.get(name, value) != value]",
+            "if before.get(name, ()) != value]": "if before is None]",
         },
         ("test_refusals::test_what_breaks_the_guarantee_is_refused_before_a_record_is_read",),
     ),
@@ -150,5 +150,16 @@ FAULTS = (
             'if clipping == "ghost" and "16" in': 'if clipping == "none" and "16" in',
         },
         ("test_private_training::test_norms_of_other_draws_and_rounded_norms_are_refused",),
+    ),
+    Fault(
+        "views-summed",
+        "An example with several views has several gradients, of which each is clipped by itself.",
+        "pl_privknn.training.clipping",
+        {
+            "rows if self.views == 1 else rows.view(count, self.views, -1).mean(dim=1))": (
+                "torch.nn.functional.normalize(rows).view(count, self.views, -1).sum(dim=1))"
+            ),
+        },
+        ("test_private_training::test_views_of_an_example_are_one_clipped_gradient",),
     ),
 )

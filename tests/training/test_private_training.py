@@ -81,6 +81,29 @@ def test_no_record_moves_the_sum_by_more_than_the_norm_and_broken_ones_not_at_al
     gradients.detach()
 
 
+def test_views_of_an_example_are_one_clipped_gradient(tmp_path):
+    def turned(views):
+        return torch.stack([torch.rot90(view, turn, (1, 2)) for turn, view in enumerate(views)])
+
+    module, data, total = Lit(), make_data(), 0
+    data.setup("fit")
+    for x, y in data.private:
+        module.zero_grad()
+        F.cross_entropy(module(turned(x.expand(3, *x.shape))), torch.tensor([y] * 3)).backward()
+        gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).double()
+        total = total + gradient * min(1.0, 0.1 / float(gradient.norm()))
+    expected = weights(module) - module.lr * total / 60
+    callback = training(
+        max_grad_norm=0.1, expected_batch_size=60, expected_records=60, physical_batch_size=7,
+        noise_source=Silent(0), augment=turned, views=3,
+    )  # fmt: skip
+    module = Lit()
+    fit(module, tmp_path, callback, epochs=1)
+    torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match=r"augment: of .* it makes"):
+        fit(Lit(), tmp_path / "other", training(augment=lambda views: views[:1], views=3))
+
+
 def test_epsilon_lies_between_what_opacus_states(tmp_path):
     from opacus.accountants import PRVAccountant, RDPAccountant
 
@@ -275,6 +298,9 @@ def test_sixteen_bits_do_not_lengthen_a_clipped_gradient(tmp_path):
         ({"expected_records": 29}, "expected_batch_size=30 is more than expected_records=29"),
         ({"clipping": "none"}, "clipping"),
         ({"physical_batch_size": 0}, "physical_batch_size=0"),
+        ({"views": 0}, "views=0"),
+        ({"views": 2}, "views=2: without augment"),
+        ({"augment": torch.flip, "clipping": "ghost"}, "augment: clipping="),
         ({"steps_per_charge": 0}, "steps_per_charge=0"),
     ],
 )
