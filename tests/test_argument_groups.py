@@ -142,7 +142,13 @@ def test_yaml_and_the_command_line_take_both_forms(tmp_path, capsys):
         )
     assert found == wanted
     assert found["optimization"]["momentum"] == 0.7
-    assert found["augmentation"] == {"shift": 0.1, "flip": True, "fill": 0.0}
+    assert found["augmentation"] == {
+        "shift": 0.1,
+        "flip": True,
+        "fill": 0.0,
+        "cutout": 0.0,
+        "cutout_fill": None,
+    }
     assert found["augment"] == "weak"  # this student's own default
 
 
@@ -194,8 +200,12 @@ def test_private_trainings_and_teachers_take_both_forms():
         files={"ledger_path": Path("ledger.sqlite")},
     )
     assert flat.hparams == grouped.hparams
-    assert (flat.sampling_rate, flat.delta, flat.batch_size) == (0.05, 1e-6, 50)
-    assert flat.ledger_path == grouped.ledger_path == Path("ledger.sqlite")
+    assert (flat.session.sampling_rate, flat.session.budget.delta, flat.session.batch_size) == (
+        0.05,
+        1e-6,
+        50,
+    )
+    assert flat.session.ledger_path == grouped.session.ledger_path == Path("ledger.sqlite")
     assert type(flat.configure_optimizers()) is torch.optim.SGD
 
 

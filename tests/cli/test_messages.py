@@ -33,7 +33,7 @@ MISTAKES = {
     "a word for a number": {"labeling.rounds": "two"},
     "a threshold above k": {f"{KNN}.screening.threshold": 300},
     "an unknown network": {"model.init_args.network": "small"},
-    "a module that is not there": {"labeling.labeler": {"class_path": "my_teacher.Guess"}},
+    "a module that is not there": {"labeling.labeler": {"class_path": "no_such_module.Guess"}},
     "an option that is none": f"{RUN} --labeling.rouns 2",
     "a file that is not there": "fit --config nothing.yaml",
     "no file at all": "fit",

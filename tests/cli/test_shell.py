@@ -46,7 +46,8 @@ def test_help_shows_the_toolkits_options_and_lightnings_behind_a_word(capsys):
     assert "--resume" in own
     assert "--trainer.max_epochs" in trainers
     assert "--labeling" not in trainers
-    assert own.count("\n") < 250
+    # It may grow with the toolkit, not by the hundreds of lines of the trainer.
+    assert own.count("\n") < trainers.count("\n")
     assert "--trainer.max_epochs" not in helped(capsys, "test", "-h")
 
 
