@@ -45,7 +45,7 @@ def _demo(parsed: argparse.Namespace, command: Command) -> int:
         print(f"{title}: {meaning(summary)}")
     for title, config in _RUNS.items():
         print(f"A page to look at, of {title}:")
-        command(["report", "--fast", str(folder / config)])
+        command(["report", str(folder / config)])
     print(folder)
     return 0
 
