@@ -34,9 +34,8 @@ def run_settings(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, A
     if labeling is not None and labeling.labeler is not None:
         found["labeler"] = type(labeling.labeler).__name__
         found |= {name: getattr(labeling, name) for name in _OF_LABELING}
-    owner: Any = labeling if labeling is not None and labeling.ledger is not None else module
-    if (ledger := getattr(owner, "ledger", None)) is not None:
-        report = ledger.report()
+    if (spender := spender_of(trainer, module)) is not None:
+        report = spender.ledger.report()
         found |= {"noise": _noise(report.guaranteed), "epsilon": report.epsilon}
     return found
 
@@ -98,6 +97,12 @@ def labeling_of(trainer: pl.Trainer) -> PrivateLabeler | None:
     """The trainer's labelling callback."""
     found = [part for part in trainer.callbacks if isinstance(part, PrivateLabeler)]  # type: ignore[attr-defined]
     return found[0] if found else None
+
+
+def spender_of(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
+    """What pays in this run: a callback or the module itself, whichever has a ledger; None where nothing does."""
+    parts = (*trainer.callbacks, module)  # type: ignore[attr-defined]
+    return next((part for part in parts if getattr(part, "ledger", None) is not None), None)
 
 
 def _noise(charges: tuple[Charge, ...]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from pl_privknn.callbacks.run_loggers import (
     log_settings,
     log_trade_off,
     run_settings,
+    spender_of,
 )
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
@@ -97,15 +98,16 @@ class RunReport(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log ε beside the accuracy of the epoch."""
         accuracy = trainer.callback_metrics.get("val/accuracy")
-        labeling = labeling_of(trainer)
-        owner: Any = pl_module if labeling is None or labeling.labeler is None else labeling
-        if accuracy is None or getattr(owner, "ledger", None) is None or not trainer.is_global_zero:
+        spender = spender_of(trainer, pl_module)
+        if accuracy is None or spender is None or not trainer.is_global_zero:
             return
         # What the labeler logged before it asked for the next epoch, whose accuracy is not known yet.
         logged = trainer.callback_metrics.get("privacy/epsilon_spent")
-        spent = owner.epsilon_spent if owner is pl_module or logged is None else float(logged)
+        if logged is None or not isinstance(spender, PrivateLabeler):
+            logged = spender.epsilon_spent
         log_trade_off(
-            trainer, {"epsilon": owner.epsilon, "epsilon_spent": spent, "val_accuracy": float(accuracy)}
+            trainer,
+            {"epsilon": spender.epsilon, "epsilon_spent": float(logged), "val_accuracy": float(accuracy)},
         )
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

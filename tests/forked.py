@@ -1,6 +1,8 @@
 """Something that is done in a process of its own, which may be killed; it need not import anything again."""
 
 import os
+import sys
+import traceback
 from collections.abc import Callable
 
 
@@ -12,6 +14,8 @@ def in_child(job: Callable[[], object]) -> int:
         try:
             job()
             status = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

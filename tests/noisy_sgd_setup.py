@@ -1,9 +1,13 @@
 """What the tests of noisy SGD share: small data, modules, trainers and a folder's charges."""
 
+import os
+import signal
 import warnings
+from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from forked import in_child
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
@@ -12,6 +16,7 @@ from pl_privknn.baselines import NoisySGD
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Extractor
 from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 
 PRIVATE = 90
@@ -112,6 +117,52 @@ class NoNoise(NoiseSource):
 
 
 # ---------------------------------------------------------------------- interruption
+
+
+class DyingNoise(SeededNoise):
+    """Notes each step before its noise is drawn, and dies before one of them."""
+
+    folder: Path
+    dies = 0
+
+    def stream(self, *key):
+        child = SeededNoise.stream(self, *key)
+        child.__class__ = DyingNoise
+        return child
+
+    def normal(self, shape, scale):
+        with (self.folder / "drawn").open("a") as file:
+            file.write("x")
+            file.flush()
+            os.fsync(file.fileno())
+        if (self.folder / "drawn").stat().st_size == self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().normal(shape, scale)
+
+
+def in_a_dying_child(folder, dies, train):
+    """Train in a child that dies before the noise of a step (0: never), from the last checkpoint; how it ended."""
+
+    def job():
+        DyingNoise.folder, DyingNoise.dies = folder, dies
+        last = folder / "ckpt" / "last.ckpt"
+        train(DyingNoise(0), last if last.exists() else None)
+
+    return in_child(job)
+
+
+def power_cut_at(step, monkeypatch):
+    """Fail once, before the noise of a step is drawn; a list that grows by one for each step."""
+    drawn, original = [], Gaussian.add_noise
+
+    def add_noise(self, values, noise):
+        drawn.append(self)
+        if len(drawn) == step:
+            raise OSError("power cut")
+        return original(self, values, noise)
+
+    monkeypatch.setattr(Gaussian, "add_noise", add_noise)
+    return drawn
 
 
 def keep_last(folder):

@@ -103,7 +103,7 @@ def _with_parts(target: Target, noise: NoiseSource) -> Target:
         num_parts=made.num_teachers,
         noise=noise,
     )
-    made.partitioner, made.cache = GivenParts(parts), None
+    made.partitioner = GivenParts(parts)
     return dataclasses.replace(target, labeler=made)
 
 

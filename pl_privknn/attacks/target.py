@@ -15,6 +15,8 @@ from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.ledger import FreeLedger
 
+_MEMORIES = ("state_dir", "ids", "cache")
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -54,6 +56,10 @@ class Target:
         """A copy that lets out all that it pays for: counts where labels would do, and probabilities."""
         made = copy.deepcopy(self.labeler)
         made.noise_source = noise
+        # A copy remembers nothing: neither the budgets of the real records nor teachers of another table.
+        for kept in _MEMORIES:
+            if hasattr(made, kept):
+                setattr(made, kept, None)
         for owner in (made, getattr(made, "aggregator", None)):
             if getattr(owner, "release_counts", None) is False and _adds_noise(owner):
                 owner.release_counts = True  # type: ignore[union-attr]

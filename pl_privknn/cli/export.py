@@ -55,6 +55,7 @@ def finished_student(run: Path) -> Any:
     from pl_privknn.cli.run_folder import CHECKPOINT
     from pl_privknn.configuration import known_classes
     from pl_privknn.documents import read_document
+    from pl_privknn.students.base import Student
 
     for name in ("config.yaml", "summary.json", str(CHECKPOINT)):
         if not (run / name).is_file():
@@ -63,8 +64,11 @@ def finished_student(run: Path) -> Any:
     found = known_classes().get(model["class_path"])
     if found is None:
         raise ValueError(f"model.class_path={model['class_path']} is none of the project's students")
-    loaded: Any = found
-    return loaded.load_from_checkpoint(run / CHECKPOINT, map_location="cpu", weights_only=True).eval()
+    if not issubclass(found, Student):
+        raise ValueError(
+            f"model.class_path={model['class_path']} is no student; give the folder of a run that has one"
+        )
+    return found.load_from_checkpoint(run / CHECKPOINT, map_location="cpu", weights_only=True).eval()
 
 
 def export_student(student: Any, output: Path, kind: str) -> Path:

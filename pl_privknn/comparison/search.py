@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pl_privknn._checks import check_int, shown
+from pl_privknn.callbacks.released_head import MODELS
 from pl_privknn.callbacks.round_settings import LabelingBudget
 from pl_privknn.comparison.results import Result
 from pl_privknn.comparison.spec import Comparison, Method, SpecError
 from pl_privknn.nested_settings import get
 
 STAND_IN = "pl_privknn.datamodules.PublicStandInDataModule"
-#: What a search measures of each model that a run makes, where it makes several.
-_MODELS = ("student", "head", "mean")
 #: Places of the real run, which a search must not touch: the group, and its arguments by themselves.
 _PLACES = ("files", "run_dir", "ledger_path", "ledger_head_path")
 
@@ -111,7 +110,7 @@ def ranked(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 def search_table(results: Sequence[Result]) -> str:
     """A table of Markdown, the best setting first, and how many there were."""
     settings = ranked(results)
-    models = [name for name in _MODELS if f"{name}_test_accuracy" in results[0].values]
+    models = [name for name in MODELS if f"{name}_test_accuracy" in results[0].values]
     header = ["setting", "test accuracy", *models, "label accuracy", "seeds"]
     lines = [header, ["---"] * len(header)]
     for title, runs in settings:

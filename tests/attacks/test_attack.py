@@ -15,9 +15,9 @@ from pl_privknn.attacks.attack import attack_labeler
 from pl_privknn.attacks.guessing import Guesses, refutes_epsilon
 from pl_privknn.attacks.many_runs import GivenParts
 from pl_privknn.attacks.one_run import score_canaries
-from pl_privknn.attacks.target import Target
+from pl_privknn.attacks.target import Target, ledger
 from pl_privknn.cli.main import main
-from pl_privknn.labelers import GNMAX, PATE, ClassSums, PrivateKNN, ReverseKNN, SklearnTeachers
+from pl_privknn.labelers import GNMAX, PATE, ClassSums, IndKNN, PrivateKNN, ReverseKNN, SklearnTeachers
 from pl_privknn.labelers.reverse_knn import reverse_knn
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 
@@ -179,3 +179,20 @@ def test_the_command_on_the_digits(capsys):
     assert (told["canaries"], told["confidence"], told["verdict"]) == (300, 0.95, "OK")
     assert main(["audit", "ledger.sqlite", *words]) == 2
     assert "--attack" in capsys.readouterr().err
+
+
+def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
+    labeler = IndKNN(
+        0.5, 4.0, epsilon=1.0, records={"state_dir": tmp_path / "budgets", "ids": list(range(60))}
+    )
+    subject = target(labeler)
+    placed = subject.canaries()
+    attacked_copy = subject.fitted(
+        SeededNoise(0),
+        torch.cat([subject.features, placed.features]),
+        torch.cat([subject.labels, placed.labels]),
+    )
+    attacked_copy.label(placed.queries, ledger())
+    attacked_copy.close()
+    assert not (tmp_path / "budgets").exists()
+    assert labeler.state_dir == tmp_path / "budgets"

@@ -1,35 +1,24 @@
 """Noisy SGD interrupted, killed and resumed: no step is forgotten and none is free."""
 
 import json
-import os
 import signal
-from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 from ledger_setup import needs_fork
-from noisy_sgd_setup import PRIVATE, charged, fit, keep_last, make
+from noisy_sgd_setup import PRIVATE, charged, fit, in_a_dying_child, keep_last, make, power_cut_at
 
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noisy_steps import (
     step_mechanism,
 )
 
 
 def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_path, monkeypatch):
-    drawn, original = [], Gaussian.add_noise
-
-    def add_noise(self, values, noise):
-        drawn.append(self)
-        if len(drawn) == 8:  # in the third of five epochs, of three steps each
-            raise OSError("power cut")
-        return original(self, values, noise)
-
-    monkeypatch.setattr(Gaussian, "add_noise", add_noise)
+    drawn = power_cut_at(8, monkeypatch)  # in the third of five epochs, of three steps each
     with pytest.raises(OSError, match="power cut"):
         fit(make(steps_per_charge=2), tmp_path, 5, callbacks=[keep_last(tmp_path)])
     assert sum(count for _, count in charged(tmp_path)) == 8
@@ -52,48 +41,19 @@ def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_pat
     assert len(drawn) == 15
 
 
-class DyingNoise(SeededNoise):
-    """Notes each step before its noise is drawn, and dies before the fifth if it is told to."""
-
-    folder: Path
-    dies = False
-
-    def stream(self, *key):
-        child = SeededNoise.stream(self, *key)
-        child.__class__ = DyingNoise
-        return child
-
-    def normal(self, shape, scale):
-        with (self.folder / "drawn").open("a") as file:
-            file.write("x")
-            file.flush()
-            os.fsync(file.fileno())
-        if self.dies and (self.folder / "drawn").stat().st_size == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().normal(shape, scale)
-
-
 def train_in_a_child(folder, dies):
-    """Train, going on from the last checkpoint; how the child ended."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            DyingNoise.folder, DyingNoise.dies = folder, dies
-            last = folder / "ckpt" / "last.ckpt"
-            module = make(steps_per_charge=2, noise_source=DyingNoise(0))
-            fit(module, folder, 3, callbacks=[keep_last(folder)], ckpt_path=last if last.exists() else None)
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    def train(noise, checkpoint):
+        module = make(steps_per_charge=2, noise_source=noise)
+        fit(module, folder, 3, callbacks=[keep_last(folder)], ckpt_path=checkpoint)
+
+    return in_a_dying_child(folder, dies, train)
 
 
 @needs_fork
 def test_killed_process_forgets_nothing(tmp_path):
-    assert train_in_a_child(tmp_path, dies=True) == -signal.SIGKILL
+    assert train_in_a_child(tmp_path, dies=5) == -signal.SIGKILL
     assert sum(count for _, count in charged(tmp_path)) == 6  # the fifth step is the first of the third pair
-    assert train_in_a_child(tmp_path, dies=False) == 0
+    assert train_in_a_child(tmp_path, dies=0) == 0
     ((mechanism, count),) = charged(tmp_path)
     assert count == 9 >= (tmp_path / "drawn").stat().st_size == 5 + 3
     report = Ledger.open_readonly(tmp_path / "ledger.sqlite").report()

@@ -28,9 +28,27 @@ FAULTS = (
         "An attack on PATE deals all records out anew, and takes that for what one record does.",
         "pl_privknn.attacks.many_runs",
         {
-            "made.partitioner, made.cache = GivenParts(parts), None": "made.cache = None",
+            "made.partitioner = GivenParts(parts)": "pass",
         },
         ("test_attack::test_pate_with_the_other_parts_held",),
+    ),
+    Fault(
+        "attack-spends-real-budgets",
+        "An attack on Ind-KNN spends the budgets of the real records, which lie in their folder.",
+        "pl_privknn.attacks.target",
+        {
+            '_MEMORIES = ("state_dir", "ids", "cache")': '_MEMORIES = ("cache",)',
+        },
+        ("test_attack::test_an_attack_leaves_the_budgets_of_the_real_records_alone",),
+    ),
+    Fault(
+        "note-speaks-of-epsilon",
+        "A note in the ledger says what ε the summary should have.",
+        "pl_privknn.privacy.ledger.summary_check",
+        {
+            "found |= {name: counts[name] for name in _COUNTED if name in counts}": "found |= counts",
+        },
+        ("test_summary_check::test_a_note_in_the_ledger_speaks_of_queries_alone",),
     ),
     Fault(
         "attack-asked-one-way",

@@ -5,12 +5,13 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make_data
+from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make_data, power_cut_at
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional as F
 from training_setup import Lit, Silent, fit, training
 
 from pl_privknn import PrivateTraining
+from pl_privknn.callbacks.run_loggers import run_settings
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -314,16 +315,15 @@ def test_default_noise_is_cryptographic():
     assert callback.noise_source.cryptographic
 
 
+def test_loggers_are_told_the_noise(tmp_path):
+    callback, trainer = fit(Lit(), tmp_path)
+    told = run_settings(trainer, trainer.lightning_module)
+    assert told["noise"]["gaussian"]["count"] == 6
+    assert told["epsilon"] == callback.epsilon > 0
+
+
 def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_path, monkeypatch):
-    drawn, original = [], Gaussian.add_noise
-
-    def add_noise(self, values, noise):
-        drawn.append(self)
-        if len(drawn) == 8:  # in the third of five epochs, of three steps each
-            raise OSError("power cut")
-        return original(self, values, noise)
-
-    monkeypatch.setattr(Gaussian, "add_noise", add_noise)
+    drawn = power_cut_at(8, monkeypatch)  # in the third of five epochs, of three steps each
     last, plan = tmp_path / "ckpt" / "last.ckpt", account([Charge(Gaussian(1.0, 1.0, 1 / 3), 15)], delta=1e-5)
     with pytest.raises(OSError, match="power cut"):
         fit(Lit(), tmp_path, training(steps_per_charge=2), 5, callbacks=[keep_last(tmp_path)])

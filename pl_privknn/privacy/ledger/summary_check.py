@@ -15,6 +15,8 @@ from pl_privknn.privacy.mechanisms import Charge, Gaussian
 
 #: What a run notes in its ledger about its queries: this word and its id, then the counts as JSON behind a colon.
 COUNTS = "labels"
+# All that such a note may say: whoever forges a summary could also add a note to the ledger.
+_COUNTED = ("queried", "answered", "refused", "lost")
 _REPORTED = (
     "epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact", "delta", "adjacency",
     "guarantee", "reason", "conditional",
@@ -77,7 +79,7 @@ def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = 
     for name in dict.fromkeys(wanted):
         if name in summary or name in ("epsilon_spent", "guarantee", "adjacency"):
             checks.append(_compared(name, summary.get(name), found.get(name)))
-    unfounded = [n for n in ("queried", "answered", "refused", "lost") if n in summary and n not in found]
+    unfounded = [n for n in _COUNTED if n in summary and n not in found]
     checks += [{"name": n, "stated": summary[n], "found": None, "agrees": None} for n in unfounded]
     return checks
 
@@ -112,7 +114,8 @@ def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Bal
     if described and "labeler" in described[-1]:
         found["labeler"] = described[-1]["labeler"]
     if (noted := balance.notes.get(counts_topic(run))) is not None:
-        found |= json.loads(noted.partition(":")[2])
+        counts = json.loads(noted.partition(":")[2])
+        found |= {name: counts[name] for name in _COUNTED if name in counts}
     if "steps_planned" in summary:
         found |= _training(totals.planned.values(), totals.charged.values())
     return found

@@ -9,7 +9,7 @@ from report_setup import QUERIES, small_run
 from pl_privknn.cli.main import main
 from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.privacy.ledger.store import read_rows
-from pl_privknn.privacy.ledger.summary_check import check_summary
+from pl_privknn.privacy.ledger.summary_check import check_summary, counts_text, counts_topic
 from pl_privknn.privacy.noise import SystemNoise
 
 FORGERIES = {
@@ -94,6 +94,20 @@ def test_later_runs_in_a_shared_ledger_leave_a_summary_right(audited, tmp_path):
     ledger.close()
     summary = json.loads(audited[0].read_text())
     assert all(check["agrees"] for check in check_summary(summary, tmp_path / "ledger.sqlite"))
+
+
+def test_a_note_in_the_ledger_speaks_of_queries_alone(audited, tmp_path):
+    shutil.copy(audited[1], tmp_path / "ledger.sqlite")
+    summary = json.loads(audited[0].read_text())
+    forged = {"epsilon": 0.1, "guarantee": "unconditional", "steps": 1}
+    ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5)
+    text = counts_text({**forged, "queried": summary["queried"]})
+    ledger.run(summary["run"]).note(counts_topic(summary["run"]), text)
+    forged["ledger_head"] = ledger.head
+    ledger.close()
+    checks = check_summary({**summary, **forged}, tmp_path / "ledger.sqlite")
+    assert {"epsilon", "guarantee"} <= {check["name"] for check in checks if check["agrees"] is False}
+    assert not any(check["name"] == "steps" and check["agrees"] for check in checks)
 
 
 def test_steps_and_noise_of_a_private_training_are_checked(tmp_path):
