@@ -45,6 +45,7 @@ class LabelingRound:
         query_batch_size: queries that are paid for and stored together. A crash loses at most one batch.
         seed: for choices at random among public examples.
         predict: the student's class probabilities of public images, or None.
+        check: called before each batch is paid for; raises where the round must not go on.
     """
 
     labeler: Labeler
@@ -55,6 +56,7 @@ class LabelingRound:
     query_batch_size: int
     seed: int
     predict: Callable[[Tensor], Tensor] | None = None
+    check: Callable[[], None] = lambda: None
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
 
@@ -97,6 +99,7 @@ class LabelingRound:
                 features = self._ready(data)(data.public.images(batch))
             else:
                 features = means[positions]
+            self.check()
             store.mark_asked(index, positions, ledger.num_charges)
             release = privately(self.labeler.label, features, ledger, max_answers=answers_left)
             if start == 0:

@@ -15,6 +15,7 @@ from pl_privknn._quiet import quiet_lightning
 from pl_privknn.argument_groups import read_groups
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
+from pl_privknn.callbacks.process_group import LabelingGroup
 from pl_privknn.callbacks.released_head import MODELS
 from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import (
@@ -124,6 +125,7 @@ class PrivateLabeler(ReportsRun):
         self._epochs_before = 0
         self._rounds_applied = 0
         self._restart_due = False
+        self._group = LabelingGroup()
 
     # ------------------------------------------------------------------ hooks
 
@@ -176,9 +178,9 @@ class PrivateLabeler(ReportsRun):
             rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
             data.public.set_labels(slice(None), _placeholders(data.public.labels, data.num_classes))
             return
+        self._group = LabelingGroup.of(trainer)
         folder = self._folder(trainer)
-        if trainer.is_global_zero:
-            self._run = self._open(data, folder)
+        self._group.shared(functools.partial(self._open, data, folder))
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
             self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
@@ -232,6 +234,7 @@ class PrivateLabeler(ReportsRun):
     def _leave(self) -> None:
         if self.labeler is not None:
             self.labeler.leave_run()
+        self._group.close()
         if self._run is not None:
             self._run.close()
 
@@ -247,8 +250,10 @@ class PrivateLabeler(ReportsRun):
             lambda folder: stored_run_id(folder) == run_id,
         )
 
-    def _open(self, data: PrivatePublicDataModule, folder: Path) -> LabelRun:
+    def _open(self, data: PrivatePublicDataModule, folder: Path) -> None:
         assert self.labeler is not None
+        if self._group.rank:
+            return
         queries = self._queries(len(data.public))
         terms = RunTerms(
             plan=self.labeler.stated_plan(
@@ -265,7 +270,7 @@ class PrivateLabeler(ReportsRun):
             run_id=None if self._loaded is None else self._loaded["run_id"],
             description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
-        return LabelRun(folder, terms)
+        self._run = LabelRun(folder, terms)
 
     def _queries(self, public_examples: int) -> list[int]:
         return [public_examples] * self.rounds if self.selects_all else self.queries_per_round
@@ -277,16 +282,8 @@ class PrivateLabeler(ReportsRun):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
     ) -> None:
         """Round ``index`` on global rank 0, its answers on every rank."""
-        outcome: Any = None
-        if trainer.is_global_zero:
-            try:
-                outcome = self._ask(trainer, pl_module, data, index)
-            except Exception as error:  # the other ranks wait in broadcast: they must hear of it first
-                trainer.strategy.broadcast(None)
-                raise error
-        outcome = trainer.strategy.broadcast(outcome)
-        if outcome is None:
-            raise RuntimeError("labelling failed on global rank 0; its own message says why")
+        ask = functools.partial(self._ask, trainer, pl_module, data, index)
+        outcome: Any = self._group.shared(lambda: None if self._group.rank else ask())
         examples, labels, soft, self._metrics = outcome
         data.public.clear_labels()
         data.public.set_labels(examples, labels, soft)
@@ -307,6 +304,7 @@ class PrivateLabeler(ReportsRun):
             query_batch_size=self.query_batch_size,
             seed=self.seed,
             predict=functools.partial(probabilities_of, pl_module),
+            check=self._group.check,
         )
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)

@@ -1,13 +1,44 @@
-"""Something that is done in a process of its own, which may be killed; it need not import anything again."""
+"""Something that is done in processes of its own, which may be killed; they need not import anything again."""
 
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 
 
 def in_child(job: Callable[[], object]) -> int:
     """Do it in a forked process; how that ended: 0, 1 after an exception, negative for a signal."""
+    return _ended(_started(job))
+
+
+def in_group(size: int, job: Callable[[int], object]) -> list[int]:
+    """Do ``job(rank)`` in processes that a launcher has told of each other; how they ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def member(rank: int) -> None:
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size), NODE_RANK="0",
+            LOCAL_RANK=str(rank), RANK=str(rank),
+        )  # fmt: skip
+        job(rank)
+
+    return [_ended(child) for child in [_started(lambda rank=rank: member(rank)) for rank in range(size)]]
+
+
+def wait_at_most(seconds: float) -> None:
+    """Collectives of this process's default group fail after so many seconds from now on."""
+    import torch
+    import torch.distributed as dist
+
+    group = dist.distributed_c10d._get_default_group()
+    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
+
+
+def _started(job: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         status = 1
@@ -18,4 +49,8 @@ def in_child(job: Callable[[], object]) -> int:
             traceback.print_exc(file=sys.__stderr__)
         finally:
             os._exit(status)
+    return child
+
+
+def _ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -2,38 +2,60 @@
 
 import json
 import os
-import socket
-from concurrent.futures import ThreadPoolExecutor
+import signal
+import time
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from forked import in_child
+from forked import in_group, wait_at_most
 from ledger_setup import needs_fork
 
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent
+from pl_privknn.callbacks import process_group
+from pl_privknn.callbacks.stored_labels import StoredLabels
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 
 
-def train(folder, rank, port):
+class SlowTeacher(PrivateKNN):
+    """Does something in its second batch of queries, which may take a while."""
+
+    def __init__(self, then):
+        super().__init__(k=60, sampling_rate=0.8, noise=Gaussian(14.0), noise_source=SeededNoise(0))
+        self.then, self.batches = then, 0
+
+    def label(self, *args, **kwargs):
+        self.batches += 1
+        if self.batches == 2:
+            self.then()
+        return super().label(*args, **kwargs)
+
+
+class ImpatientAtFirst(pl.Callback):
+    """The training's processes wait for each other a second at most, until it begins."""
+
+    def on_fit_start(self, trainer, pl_module):
+        wait_at_most(1.0)
+
+    def on_train_start(self, trainer, pl_module):
+        wait_at_most(60.0)
+
+
+def train(folder, rank, then):
     """What each of two processes does that were started for one training."""
-    # As a launcher of such processes leaves it: Lightning starts none itself then.
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0", LOCAL_RANK=str(rank)
-    )
     pl.seed_everything(0)
+    process_group._BEAT = 0.1
     data = DigitsDataModule(batch_size=32)
-    teacher = PrivateKNN(k=60, sampling_rate=0.8, noise=Gaussian(14.0), noise_source=SeededNoise(0))
     labeling = PrivateLabeler(
-        teacher, rounds=2, epochs_per_round=1, queries_per_round=40, query_batch_size=20, delta=1e-4,
+        SlowTeacher(then), rounds=2, epochs_per_round=1, queries_per_round=40, query_batch_size=10, delta=1e-4,
         run_dir=folder, progress=False,
     )  # fmt: skip
     student = SupervisedStudent(network="small_cnn", in_channels=1, image_size=20, ema_decay=0.9)
     trainer = pl.Trainer(
-        max_epochs=2, callbacks=[labeling], accelerator="cpu", devices=2, strategy="ddp", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=2, callbacks=[ImpatientAtFirst(), labeling], accelerator="cpu", devices=2, strategy="ddp",
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     assert (trainer.global_rank, trainer.world_size) == (rank, 2)
     trainer.fit(student, data)
@@ -50,12 +72,8 @@ def train(folder, rank, port):
 def test_one_process_asks_and_both_learn_from_the_same_answers(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with ThreadPoolExecutor(2) as both:
-        statuses = both.map(lambda rank: in_child(lambda: train(run, rank, port)), range(2))
-    assert list(statuses) == [0, 0]
+    # The round takes three times as long as one process waits for another in the training's own group.
+    assert in_group(2, lambda rank: train(run, rank, lambda: time.sleep(3.0))) == [0, 0]
     first, second = (json.loads((run / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert sum(label >= 0 for label in first["labels"]) == 80
     assert first["labels"] == second["labels"]
@@ -65,3 +83,31 @@ def test_one_process_asks_and_both_learn_from_the_same_answers(tmp_path):
     report = Ledger.open_readonly(run / "ledger.sqlite").report()
     assert sum(charge.count for charge in report.charged) == 80
     assert report.spent.epsilon == pytest.approx(first["metrics"]["privacy/epsilon_spent"])
+
+
+@needs_fork
+def test_nothing_more_is_asked_once_a_process_has_died(tmp_path):
+    pid = tmp_path / "pid"
+
+    def kill_the_other():
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        time.sleep(1.0)
+
+    def member(rank):
+        if rank == 1:
+            pid.write_text(str(os.getpid()))
+        try:
+            train(tmp_path, rank, kill_the_other)
+        except RuntimeError as error:
+            (tmp_path / "said").write_text(str(error))
+
+    assert in_group(2, member) == [0, -signal.SIGKILL]
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("another process of this training ended")
+    assert "\n" not in said
+    # Two batches of ten were paid for, and both are kept.
+    charged = Ledger.open_readonly(tmp_path / "ledger.sqlite").report().charged
+    assert sum(charge.count for charge in charged) == 20
+    store = StoredLabels(tmp_path / "labels.sqlite")
+    assert len(store.answers(store.rounds())[0]) == 20
+    store.close()

@@ -15,6 +15,7 @@ from . import (
     report_faults,
     reverse_knn_faults,
     run_faults,
+    scale_faults,
     statistics_faults,
     training_faults,
 )
@@ -33,6 +34,7 @@ FAULTS: tuple[Fault, ...] = (
     *ind_knn_faults.FAULTS,
     *noisy_sgd_faults.FAULTS,
     *run_faults.FAULTS,
+    *scale_faults.FAULTS,
     *statistics_faults.FAULTS,
     *training_faults.FAULTS,
 )

@@ -1,0 +1,121 @@
+"""How the processes of one training get through a labelling round together: as long as it takes, while all live."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+
+Result = TypeVar("Result")
+
+#: Seconds between two signs of life of a process that works.
+_BEAT = 1.0
+# A process that ends closes its connections, which the others notice at once. So long they wait for a sign of life
+# from one whose machine has vanished, or whose interpreter is held by a library that lets no other thread run.
+_SILENCE = timedelta(minutes=10)
+# The answers travel, and shards are searched, for as long as signs of life come.
+_NO_LIMIT = timedelta(days=365)
+_WORKING, _DONE, _FAILED = range(3)
+
+_DEAD = (
+    "another process of this training ended, or was not heard of any more, during a labelling round; its own "
+    "message, if it left one, says why. What was charged is in the ledger, and a resumed run asks for nothing twice"
+)
+
+
+class LabelingGroup:
+    """Process groups for labelling alone, beside the training's own.
+
+    Collectives of the training's group have its timeout, which knows nothing of a teacher's work: a process that
+    waited in one of them for a long round would end the run. Here a thread of each process gives a sign of life every
+    second, in a group of its own, so a round may take any time, and a process that dies or fails is known to the
+    others.
+
+    Every process makes it at the same time.
+
+    Args:
+        rank: global rank of this process.
+        size: number of processes; with one there are no groups and nothing to wait for.
+
+    Raises:
+        ValueError: for several processes that ``torch.distributed`` does not join.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+        self._groups: list[Any] = []
+        self._trouble: str | None = None
+        if size > 1 and not dist.is_initialized():
+            raise ValueError(
+                f"devices: {size} processes not joined by torch.distributed can't share labels; use strategy='ddp'"
+            )
+        if size > 1:
+            self._groups = [dist.new_group(backend="gloo", timeout=limit) for limit in (_SILENCE, _NO_LIMIT)]
+
+    @classmethod
+    def of(cls, trainer: pl.Trainer) -> LabelingGroup:
+        """The group of a trainer's processes; each of them calls this once its strategy has joined them."""
+        return cls(trainer.global_rank, trainer.world_size)
+
+    def shared(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns on global rank 0, on every process; each calls it with its own part of the work.
+
+        Raises:
+            RuntimeError: where another process failed or ended. An exception of ``work`` itself passes as it is.
+        """
+        if self.size == 1:
+            return work()
+        self._trouble, self._state, self._ended = None, _WORKING, threading.Event()
+        beats = threading.Thread(target=self._beat, daemon=True)
+        beats.start()
+        try:
+            result: list[Any] = [work()]
+            self._state = _DONE
+        except BaseException:
+            self._state = _FAILED
+            raise
+        finally:
+            self._ended.set()
+            beats.join()
+        self.check()
+        dist.broadcast_object_list(result, src=0, group=self._groups[1])
+        return cast(Result, result[0])
+
+    def check(self) -> None:
+        """Between two steps of the work: stop where another process has failed or ended, before more is paid for.
+
+        Raises:
+            RuntimeError: with what is known of it.
+        """
+        if self._trouble is not None:
+            raise RuntimeError(self._trouble)
+
+    def close(self) -> None:
+        """Give the groups back, without a word to the other processes."""
+        while self._groups:
+            group = self._groups.pop()
+            if dist.is_initialized():
+                dist.destroy_process_group(group)
+
+    def _beat(self) -> None:
+        while True:
+            states = torch.zeros(self.size, dtype=torch.int64)
+            states[self.rank] = mine = self._state
+            try:
+                dist.all_reduce(states, group=self._groups[0])
+            except RuntimeError:  # a closed connection, or the timeout
+                self._trouble = _DEAD
+                return
+            failed = (states == _FAILED).nonzero().flatten().tolist()
+            if failed:
+                if mine != _FAILED:
+                    self._trouble = f"labelling failed on global rank {failed[0]}; its own message says why"
+                return
+            if bool((states == _DONE).all()):
+                return
+            self._ended.wait(_BEAT)

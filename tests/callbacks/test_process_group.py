@@ -1,0 +1,91 @@
+"""Process groups of labelling's own: rounds longer than the training's patience, processes that fail or die."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch.distributed as dist
+from forked import in_group, wait_at_most
+from ledger_setup import needs_fork
+
+from pl_privknn.callbacks import process_group
+from pl_privknn.callbacks.process_group import LabelingGroup
+
+
+def test_one_process_waits_for_nobody():
+    group = LabelingGroup()
+    assert group.shared(lambda: 7) == 7
+    group.check()
+    group.close()
+
+
+def test_processes_that_nothing_joins_are_refused():
+    with pytest.raises(ValueError, match=r"devices: 2 processes .* use strategy='ddp'"):
+        LabelingGroup(0, 2)
+
+
+def run(folder, parts, patience=60.0):
+    """Each process does its part of one round; what became of it is in a file a process."""
+
+    def member(rank):
+        process_group._BEAT = 0.05
+        dist.init_process_group("gloo")
+        group = LabelingGroup(rank, len(parts))
+        wait_at_most(patience)
+        try:
+            outcome = str(group.shared(lambda: parts[rank](group)))
+        except Exception as error:
+            outcome = f"{type(error).__name__}: {error}"
+        (folder / f"{rank}").write_text(outcome)
+        group.close()
+
+    return in_group(len(parts), member)
+
+
+def told(folder, rank):
+    return (folder / f"{rank}").read_text()
+
+
+def works_until_stopped(group):
+    """As labelling does: some work, then a look whether to go on; a minute at most."""
+    for _ in range(600):
+        group.check()
+        time.sleep(0.1)
+    return "went on"
+
+
+@needs_fork
+def test_a_round_outlasts_the_timeout_of_the_training(tmp_path):
+    def work(group):
+        time.sleep(3.0)
+        return "answers"
+
+    assert run(tmp_path, [work, lambda group: None, lambda group: None], patience=1.0) == [0, 0, 0]
+    assert [told(tmp_path, rank) for rank in range(3)] == ["answers"] * 3
+
+
+@needs_fork
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_is_told_once_and_ends_the_others(tmp_path, failing):
+    def fail(group):
+        raise KeyError("what it was")
+
+    parts = [fail, works_until_stopped] if failing == 0 else [works_until_stopped, fail]
+    assert run(tmp_path, parts) == [0, 0]
+    assert told(tmp_path, failing) == "KeyError: 'what it was'"
+    assert told(tmp_path, 1 - failing) == (
+        f"RuntimeError: labelling failed on global rank {failing}; its own message says why"
+    )
+
+
+@needs_fork
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_death_is_noticed_by_the_others(tmp_path, dying):
+    def die(group):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    parts = [die, works_until_stopped] if dying == 0 else [works_until_stopped, die]
+    assert sorted(run(tmp_path, parts)) == [-signal.SIGKILL, 0]
+    assert "another process of this training ended" in told(tmp_path, 1 - dying)

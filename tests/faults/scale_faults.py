@@ -1,0 +1,25 @@
+"""Faults in runs of several processes, and with tables larger than memory."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS = (
+    Fault(
+        "labelling-in-the-training's-group",
+        "A round longer than the training's patience ends the run, with its budget spent.",
+        "pl_privknn.callbacks.process_group",
+        {
+            '[dist.new_group(backend="gloo", timeout=limit) for limit in (_SILENCE, _NO_LIMIT)]': "[dist.group.WORLD] * 2",
+            "            self._ended.wait(_BEAT)\n": "            self._ended.wait(60)\n",
+        },
+        ("test_process_group::test_a_round_outlasts_the_timeout_of_the_training",),
+    ),
+    Fault(
+        "asks-on-after-a-death",
+        "Budget is spent on answers that nobody is left to train on.",
+        "pl_privknn.callbacks.labeling_round",
+        {"            self.check()\n": ""},
+        ("test_two_processes::test_nothing_more_is_asked_once_a_process_has_died",),
+    ),
+)
