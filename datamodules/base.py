@@ -253,17 +253,20 @@ class PrivatePublicDataModule(pl.LightningDataModule):
 
     # ------------------------------------------------------------------ the loaders
 
-    def train_privately(self, sampling_rate: float, coins: Callable[[], NoiseSource]) -> PoissonTraining:
+    def train_privately(
+        self, sampling_rate: float, coins: Callable[[], NoiseSource], share: tuple[int, int] = (0, 1)
+    ) -> PoissonTraining:
         """Let :meth:`train_dataloader` give Poisson batches of private records; for private baselines alone.
 
         Args:
             sampling_rate: probability with which each record takes part in a step.
             coins: called when an epoch begins; gives the source of its coins.
+            share: number of this process and of all processes: it draws from every so many-th record alone.
 
         Returns:
             What the batches are made of; :meth:`train_publicly` ends it.
         """
-        self._private_training = PoissonTraining(self.private, sampling_rate, coins)
+        self._private_training = PoissonTraining(self.private, sampling_rate, coins, share)
         return self._private_training
 
     def train_publicly(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler
 
 from pl_privknn._checks import check_int, check_rate
 from pl_privknn.datamodules.datasets import LabeledImages
@@ -19,8 +19,11 @@ from pl_privknn.privacy.private_side import privately
 _IMAGES_AT_ONCE = 1024
 
 
-class PoissonBatches(Sampler[list[int]]):
+class PoissonBatches(DistributedSampler[list[int]]):
     """A fixed number of Poisson samples an epoch; samples may be empty.
+
+    It is a ``DistributedSampler`` so that a trainer over several processes leaves it in place, where it would put a
+    sampler of its own, which shuffles.
 
     Args:
         count: number of records.
@@ -32,7 +35,8 @@ class PoissonBatches(Sampler[list[int]]):
     def __init__(
         self, count: int, sampling_rate: float, steps: int, coins: Callable[[], NoiseSource]
     ) -> None:
-        self.count = check_int("count", count)
+        super().__init__(range(count), num_replicas=1, rank=0)  # type: ignore[arg-type]
+        self.count = count
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.steps = check_int("steps", steps)
         self.coins = coins
@@ -47,34 +51,34 @@ class PoissonBatches(Sampler[list[int]]):
 
 
 class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
-    """Whole batches of private records: their images, or vectors that :meth:`prepare` made of them.
+    """Whole batches of one process's private records: their images, or vectors that :meth:`prepare` made of them.
 
-    Vectors are kept in memory alone and belong to this object, so no checkpoint of a module holds them.
+    Vectors are kept in memory alone and belong to this object, so no checkpoint of a module holds them. Which process
+    has a record depends on the record's row and the number of processes alone.
 
     Args:
         private: the private images and labels.
+        share: number of the process and of all processes.
     """
 
-    def __init__(self, private: LabeledImages) -> None:
+    def __init__(self, private: LabeledImages, share: tuple[int, int] = (0, 1)) -> None:
         self._private = private
+        self._rows = torch.arange(len(private))[share[0] :: share[1]]
         self._vectors: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self._private)
+        return len(self._rows)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        records, labels = self.__getitems__([index])
-        return records[0], labels[0]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return privately(self._read, indices)
 
     def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        rows = torch.tensor(indices, dtype=torch.int64)
-        records = self._private.store.read(rows) if self._vectors is None else self._vectors[rows]
+        places = torch.tensor(indices, dtype=torch.int64)
+        rows = self._rows[places]
+        records = self._private.store.read(rows) if self._vectors is None else self._vectors[places]
         return records, self._private.labels[rows]
 
     @torch.no_grad()
@@ -87,7 +91,7 @@ class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
         vectors: Tensor | None = None
         for start in range(0, len(self), _IMAGES_AT_ONCE):
             stop = min(start + _IMAGES_AT_ONCE, len(self))
-            part = transform(self._private.images(slice(start, stop))).cpu()
+            part = transform(self._private.store.read(self._rows[start:stop])).cpu()
             if vectors is None:
                 vectors = torch.empty((len(self), part.shape[1]), dtype=torch.float32)
             vectors[start:stop] = part
@@ -133,6 +137,7 @@ class PoissonTraining:
         private: the private images and labels.
         sampling_rate: Poisson rate of a step.
         coins: gives the source of the coins at the start of each epoch.
+        share: number of this process and of all processes, see :class:`PrivateRecords`.
 
     Attributes:
         records: the data set of the loader.
@@ -140,11 +145,15 @@ class PoissonTraining:
     """
 
     def __init__(
-        self, private: LabeledImages, sampling_rate: float, coins: Callable[[], NoiseSource]
+        self,
+        private: LabeledImages,
+        sampling_rate: float,
+        coins: Callable[[], NoiseSource],
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        self.records = PrivateRecords(private)
+        self.records = PrivateRecords(private, share)
         self.steps_per_epoch = steps_per_epoch(sampling_rate)
-        self.batches = PoissonBatches(len(private), sampling_rate, self.steps_per_epoch, coins)
+        self.batches = PoissonBatches(len(self.records), sampling_rate, self.steps_per_epoch, coins)
 
     def loader(self, **options: Any) -> LateStartLoader:
         """A :class:`PrivateBatch` a step.
@@ -153,5 +162,8 @@ class PoissonTraining:
             **options: for the loader, for instance ``num_workers``.
         """
         return LateStartLoader(
-            self.records, batch_sampler=self.batches, **{**options, "collate_fn": _as_private_batch}
+            self.records,
+            sampler=self.batches,
+            batch_size=None,
+            **{**options, "collate_fn": _as_private_batch},
         )

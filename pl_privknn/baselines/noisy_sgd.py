@@ -25,6 +25,7 @@ from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.clipping import ClippedGradients, cross_entropies
 from pl_privknn.training.network_checks import CannotRunError
+from pl_privknn.training.processes import FollowedRun
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import Clipping, PoissonBatches, TrainingBudget
 from pl_privknn.training.trainer_checks import check_data, check_precision, check_trainer
@@ -154,7 +155,7 @@ class NoisySGD(LogsTraining, Classifier):
             places = torch.arange(len(data.public))
             data.public.set_labels(places, places % self.num_classes)
             return
-        self.session.draw_from(data)
+        self.session.draw_from(data, self.trainer)
 
     def on_fit_start(self) -> None:
         """Check the network on made-up inputs, state the plan, compute the features of the private records."""
@@ -211,7 +212,7 @@ class NoisySGD(LogsTraining, Classifier):
 
     # ------------------------------------------------------------------ work
 
-    def _learning_rate(self, run: TrainingRun) -> float:
+    def _learning_rate(self, run: TrainingRun | FollowedRun) -> float:
         chosen = self.optimization
         batch_size = self.session.batch_size
         peak = quiet_lr(chosen.lr, chosen.noise_limit, run.noise_multiplier, run.planned, batch_size)

@@ -183,7 +183,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")
             data.public.set_labels(slice(None), _labels(data, len(data.public)))
         else:
-            self.session.draw_from(data)
+            self.session.draw_from(data, trainer)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -12,6 +12,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.processes import FollowedRun, Processes
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
 from pl_privknn.training.trainer_checks import check_data
 from pl_privknn.training.training_run import TrainingPlan, TrainingRun, run_folder
@@ -19,6 +20,9 @@ from pl_privknn.training.training_run import TrainingPlan, TrainingRun, run_fold
 
 class PrivateSession:
     """One private training in a trainer, whoever computes its gradients.
+
+    With several processes each draws batches of its own share of the records; the first one sums up what they
+    clipped, pays, and draws the noise once. ε is that of one process.
 
     Args:
         kind: what trains, for messages, the ledger and the run's folder: a class's name.
@@ -29,7 +33,7 @@ class PrivateSession:
         noise_source: of coins and noise; the operating system's generator by default.
 
     Attributes:
-        run: the training in its folder, once the fit has started.
+        run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
         private: what the private batches are made of, during the fit; None in a ``fast_dev_run``.
         loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
 
@@ -52,17 +56,20 @@ class PrivateSession:
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
-        self.run: TrainingRun | None = None
+        self.run: TrainingRun | FollowedRun | None = None
         self.private: Any = None
+        self._processes: Processes | None = None
         self.loaded: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds no private record and no open ledger."""
-        return {**self.__dict__, "private": None, "run": None}
+        return {**self.__dict__, "private": None, "run": None, "_processes": None}
 
-    def draw_from(self, data: Any) -> None:
-        """Make the data module give Poisson batches of private records."""
-        self.private = data.train_privately(self.sampling_rate, self._coins)
+    def draw_from(self, data: Any, trainer: pl.Trainer) -> None:
+        """Make the data module give Poisson batches of this process's private records."""
+        self._processes = Processes(trainer)
+        share = (self._processes.rank, self._processes.count)
+        self.private = data.train_privately(self.sampling_rate, self._coins, share)
 
     def open(self, trainer: pl.Trainer, clip_norm: float) -> None:
         """State the plan in the ledger, or continue that of an interrupted run; nothing where nothing is drawn.
@@ -75,18 +82,29 @@ class PrivateSession:
         self.loaded = None
         if self.private is None:
             return
-        self.run = TrainingRun(
-            run_folder(self.run_dir, resumed, trainer.ckpt_path, trainer.log_dir or trainer.default_root_dir),
-            self._plan(trainer, clip_norm),
-            kind=self.kind,
-            max_epsilon=self.budget.max_epsilon,
-            stop_at_budget=self.budget.on_budget == "stop",
-            ledger_path=self.ledger_path,
-            steps_per_charge=self.steps_per_charge,
-            checkpoint=resumed,
-            noise=self.noise_source,
-            ledger_head_path=self.ledger_head_path,
-        )
+        assert self._processes is not None
+        plan = self._plan(trainer, clip_norm)
+        default = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
+        opened: list[TrainingRun] = []
+
+        def open_run() -> dict[str, Any]:
+            run = TrainingRun(
+                run_folder(self.run_dir, resumed, trainer.ckpt_path, default),
+                plan,
+                kind=self.kind,
+                max_epsilon=self.budget.max_epsilon,
+                stop_at_budget=self.budget.on_budget == "stop",
+                ledger_path=self.ledger_path,
+                steps_per_charge=self.steps_per_charge,
+                checkpoint=resumed,
+                noise=self.noise_source,
+                ledger_head_path=self.ledger_head_path,
+            )
+            opened.append(run)
+            return run.told()
+
+        told = self._processes.from_first(open_run)
+        self.run = opened[0] if opened else FollowedRun(**told)
         if self.run.lost:
             rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
 
@@ -99,16 +117,32 @@ class PrivateSession:
         return True
 
     def release(self, total: Tensor) -> Tensor:
-        """Pay for a step and draw its noise.
+        """Pay for a step and draw its noise, once for all processes.
 
         Args:
-            total: sum of clipped gradients of a Poisson batch; all zero for an empty one.
+            total: sum of clipped gradients of this process's part of a Poisson batch; all zero for an empty one.
 
         Returns:
-            The noisy sum over the expected batch size, a constant: the number of records drawn is private.
+            The noisy sum over the expected batch size, a constant: the number of records drawn is private. The same
+            in all processes.
         """
-        assert self.run is not None
-        return self.run.steps.release(total, self.noise_source) / self.batch_size
+        run, processes = self.run, self._processes
+        assert run is not None
+        assert processes is not None
+        whole = processes.sum(total)
+        noisy = [whole]
+
+        def step() -> tuple[int, Any]:
+            assert isinstance(run, TrainingRun)
+            before = run.steps.row
+            noisy[0] = run.steps.release(whole, self.noise_source)
+            is_news = processes.count > 1 and run.steps.row != before
+            return run.steps.row, run.reports() if is_news else None
+
+        told = processes.from_first(step)
+        if isinstance(run, FollowedRun):
+            run.hear(*told)
+        return processes.tensor_of_first(noisy[0]) / self.batch_size
 
     def leave(self) -> None:
         """Let another run use the folder; the ledger stays readable."""
@@ -142,4 +176,6 @@ class PrivateSession:
     def _coins(self) -> NoiseSource:
         # A seeded source must not toss the same coins again after a resume; charges only grow.
         place = (0, 0) if self.run is None else (self.run.num_charges, self.run.steps.left)
-        return self.noise_source.stream("batches", *place)
+        rank = 0 if self._processes is None else self._processes.rank
+        # Nor must two processes toss the same coins for different records.
+        return self.noise_source.stream("batches", *place, *(("rank", rank) if rank else ()))

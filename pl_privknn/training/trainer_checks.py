@@ -6,6 +6,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from pl_privknn.training.processes import check_strategy
+
 
 def check_trainer(trainer: pl.Trainer, kind: str, batch_size: str, clip_norm: str) -> None:
     """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do.
@@ -32,11 +34,7 @@ def check_trainer(trainer: pl.Trainer, kind: str, batch_size: str, clip_norm: st
         raise ValueError(
             f"overfit_batches={options.overfit_batches} replaces the Poisson sampler; use limit_train_batches"
         )
-    if options.world_size > 1:
-        raise ValueError(
-            f"devices: {kind} samples and draws noise in one process, the trainer has {options.world_size}; set "
-            "devices=1"
-        )
+    check_strategy(trainer, kind)
     if getattr(options.precision_plugin, "scaler", None) is not None:
         raise ValueError(
             f"precision={options.precision!r} scales the loss, and clipping would see scaled gradients; use "

@@ -189,6 +189,17 @@ class TrainingRun:
             "done": self.planned - self.steps.left - self.lost,
         }
 
+    def told(self) -> dict[str, Any]:
+        """What other processes of the same training have to know of it."""
+        return {
+            "planned": self.planned,
+            "noise_multiplier": self.noise_multiplier,
+            "num_charges": self.num_charges,
+            "lost": self.lost,
+            "left": self.steps.left,
+            "reports": self.reports(),
+        }
+
     def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
         """The guarantee stated beforehand and what was spent, of the whole ledger at this run's δ."""
         report = self.ledger.report(delta=self.plan.delta, exact=exact)

@@ -107,7 +107,7 @@ def test_one_object_draws_and_accounts_and_rows_add_up_to_the_steps(tmp_path, mo
 
     class Rate(pl.Callback):
         def on_train_start(self, trainer, pl_module):
-            rates.append(trainer.train_dataloader.batch_sampler.sampling_rate)
+            rates.append(trainer.train_dataloader.sampler.sampling_rate)
 
     trainer = fit(module, tmp_path, epochs=3, data=data, callbacks=[Rate()])
     (mechanism, count) = charged(tmp_path)[0]

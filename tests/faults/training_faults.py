@@ -162,4 +162,43 @@ FAULTS = (
         },
         ("test_private_training::test_views_of_an_example_are_one_clipped_gradient",),
     ),
+    Fault(
+        "noise-in-each-process",
+        "Every process adds noise to its own sum, scaled as if it were the only one.",
+        "pl_privknn.training.session",
+        {
+            "whole = processes.sum(total)": (
+                "whole = processes.sum(run.steps.mechanism.add_noise(total, self.noise_source) if processes.count > 1 "
+                "and isinstance(run, TrainingRun) else total)"
+            ),
+        },
+        ("test_processes::test_several_processes_train_as_one_and_pay_as_one",),
+    ),
+    Fault(
+        "processes-toss-the-same-coins",
+        "Records of different processes are drawn together.",
+        "pl_privknn.training.session",
+        {
+            '*(("rank", rank) if rank else ())': "*(() if rank else ())",
+        },
+        ("test_processes::test_shares_of_the_records_are_disjoint_and_their_coins_independent",),
+    ),
+    Fault(
+        "every-process-draws-from-all-records",
+        "With several processes a record takes part in a step several times.",
+        "pl_privknn.datamodules.formats.poisson_loader",
+        {
+            "[share[0] :: share[1]]": "[:]",
+        },
+        ("test_processes::test_shares_of_the_records_are_disjoint_and_their_coins_independent",),
+    ),
+    Fault(
+        "other-processes-tell-no-cost",
+        "A process without the ledger says what was spent at the start for ever.",
+        "pl_privknn.training.processes",
+        {
+            "        if reports is not None:": "        if reports is not None and row < 0:",
+        },
+        ("test_processes::test_several_processes_train_as_one_and_pay_as_one",),
+    ),
 )

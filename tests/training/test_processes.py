@@ -1,0 +1,183 @@
+"""Private training in several processes: the update, the noise and the ledger are those of one."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from forked import in_child, in_group
+from ledger_setup import needs_fork
+from noisy_sgd_setup import PRIVATE, charged, keep_last, make, make_data, make_trainer
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+from training_setup import Lit, fit, training
+
+from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.noisy_steps import poisson_sample
+from pl_privknn.training.processes import check_strategy
+
+DDP = {"strategy": "ddp"}
+
+
+class ByRecord(SeededNoise):
+    """Coins that depend on the step and the record alone, whichever process tosses them; notes how many records."""
+
+    count, rank, left, tossed = 1, 0, 0, 0
+    drawn: list
+
+    def stream(self, *key):
+        child = super().stream(*key)
+        child.__class__ = type(self)
+        if key[0] == "batches":
+            child.left, child.drawn = key[2], self.drawn
+            child.rank = key[4] if len(key) > 3 else 0
+        return child
+
+    def bernoulli(self, shape, p):
+        self.tossed += 1
+        coins = (
+            SeededNoise(5).stream(self.left, self.tossed).bernoulli((PRIVATE,), p)[self.rank :: self.count]
+        )
+        assert coins.shape == tuple(shape)
+        self.drawn.append(int(coins.sum()))
+        return coins
+
+
+def source(count):
+    made = ByRecord(1)
+    made.drawn = []
+    ByRecord.count = count
+    return made
+
+
+def train(who, folder, count, epochs=3, **kwargs):
+    """The trained weights, what was drawn in each step, and the ε that this process states."""
+    noise = source(count)
+    torch.manual_seed(0)
+    if count > 1:
+        kwargs.update(DDP, devices=count)
+    if who == "callback":
+        module, who = Lit(), training(noise_source=noise, clipping="ghost", steps_per_charge=2)
+        fit(module, folder, who, epochs, **kwargs)
+    else:
+        module = who = make(
+            extractor=who == "head", noise_source=noise, physical_batch_size=7, steps_per_charge=2
+        )
+        make_trainer(folder, epochs, **kwargs).fit(module, make_data())
+    weights = torch.cat([p.detach().flatten() for p in module.parameters()])
+    return {
+        "weights": weights.tolist(), "drawn": noise.drawn, "epsilon": who.epsilon, "spent": who.epsilon_spent,
+    }  # fmt: skip
+
+
+def train_together(who, folder, count):
+    folder.mkdir()
+
+    def one(rank):
+        torch.set_num_threads(1)
+        found = train(who, folder, count)
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+
+    assert ([in_child(lambda: one(0))] if count == 1 else in_group(count, one)) == [0] * count
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+@needs_fork
+@pytest.mark.parametrize(("who", "count"), [("callback", 2), ("network", 2), ("head", 2), ("callback", 4)])
+def test_several_processes_train_as_one_and_pay_as_one(tmp_path, who, count):
+    (alone,) = train_together(who, tmp_path / "alone", 1)
+    together = train_together(who, tmp_path / "together", count)
+    for one in together:
+        torch.testing.assert_close(
+            torch.tensor(one["weights"]), torch.tensor(alone["weights"]), rtol=1e-4, atol=1e-6
+        )
+        assert (one["epsilon"], one["spent"]) == (alone["epsilon"], alone["spent"])
+    drawn = torch.tensor([one["drawn"] for one in together])
+    assert drawn.sum(dim=0).tolist() == alone["drawn"]
+    assert (drawn[0] != drawn[1]).any()  # each has a sample of its own size
+    assert charged(tmp_path / "together") == charged(tmp_path / "alone")
+    rows = [
+        Ledger.open_readonly(tmp_path / at / "ledger.sqlite").report().epsilon for at in ("alone", "together")
+    ]
+    assert rows[0] == rows[1] == alone["epsilon"]
+
+
+@needs_fork
+def test_a_process_that_dies_ends_the_training_and_a_resume_costs_what_was_planned(tmp_path):
+    class Dies(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_rank == 1 and trainer.global_step == 4:
+                os._exit(9)
+
+    class Noted(SeededNoise):
+        def stream(self, *key):
+            if key[0] == "step":
+                with (tmp_path / "drawn").open("a") as file:
+                    file.write("x")
+            return super().stream(*key)
+
+    def one(resumed):
+        torch.set_num_threads(1)
+        last = tmp_path / "ckpt" / "last.ckpt"
+        callback = training(steps_per_charge=2, noise_source=Noted(1))
+        callbacks = [keep_last(tmp_path)] if resumed else [keep_last(tmp_path), Dies()]
+        fit(
+            Lit(),
+            tmp_path,
+            callback,
+            3,
+            callbacks=callbacks,
+            devices=2,
+            ckpt_path=last if resumed else None,
+            **DDP,
+        )
+        plan = account([Charge(Gaussian(1.0, 1.0, 30 / PRIVATE), 9)], delta=1e-5).epsilon
+        assert callback.epsilon == callback.epsilon_spent == pytest.approx(plan)
+
+    assert in_group(2, lambda rank: one(False)) == [1, 9]
+    assert len((tmp_path / "drawn").read_text()) == 4 == sum(count for _, count in charged(tmp_path))
+    assert in_group(2, lambda rank: one(True)) == [0, 0]
+    assert len((tmp_path / "drawn").read_text()) <= 9 == sum(count for _, count in charged(tmp_path))
+
+
+@needs_fork
+def test_what_stops_the_first_process_stops_all_before_noise(tmp_path):
+    def one(rank):
+        with pytest.raises((RuntimeError, OSError), match="disk full"):
+            fit(Lit(), tmp_path, training(noise_source=Full(1)), devices=2, **DDP)
+
+    class Full(SeededNoise):
+        def stream(self, *key):
+            if key[0] == "step":
+                raise OSError("disk full")
+            return super().stream(*key)
+
+    assert in_group(2, one) == [0, 0]
+
+
+def test_shares_of_the_records_are_disjoint_and_their_coins_independent():
+    data = make_data()
+    data.setup("fit")
+    shares = [PoissonTraining(data.private, 0.5, lambda: None, (rank, 4)).records for rank in range(4)]
+    images = [share[list(range(len(share)))][0] for share in shares]
+    assert sorted(map(len, shares)) == [22, 22, 23, 23]
+    for rank, part in enumerate(images):
+        torch.testing.assert_close(part, data.private.images(torch.arange(rank, PRIVATE, 4)))
+    sessions = []
+    for rank in range(2):
+        session = training().session
+        session._processes = type("Rank", (), {"rank": rank})()
+        sessions.append(poisson_sample(45, 0.5, session._coins()).tolist())
+    assert sessions[0] != sessions[1]
+
+
+def test_a_strategy_that_splits_the_network_is_refused():
+    split = FSDPStrategy(parallel_devices=[torch.device("cpu")] * 2)
+    with pytest.raises(ValueError, match=r'strategy=FSDPStrategy.*use strategy="ddp"'):
+        check_strategy(SimpleNamespace(world_size=2, strategy=split), "PrivateTraining")
+    check_strategy(SimpleNamespace(world_size=2, strategy=DDPStrategy()), "PrivateTraining")
