@@ -42,8 +42,13 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     def search() -> object:
         return neighbors.rank(queries)
 
+    left, right = queries.to(options.device), table.to(options.device).T
+
     def product() -> Tensor:
-        return queries @ table.T
+        made = left @ right
+        if made.is_cuda:
+            torch.cuda.synchronize(made.device)
+        return made
 
     started = time.perf_counter()
     label()
@@ -69,11 +74,14 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             1000 * statistics.median(seconds for seconds, _ in labellings) / len(queries), 4
         ),
         "first_labelling_seconds": round(first, 3),
+        "queries_per_second": round(
+            len(queries) / statistics.median(seconds for seconds, _ in labellings), 1
+        ),
         "features_mb": round(table.nbytes / 1e6),
         "peak_mb_beside_features": round(peak / 1e6),
     }
     shape = {"queries": len(queries), "records": len(table), "dimensions": table.shape[1]}
-    kept = ("data", "k", "sampling_rate", "threads", "repeat")
+    kept = ("data", "k", "sampling_rate", "threads", "repeat", "device")
     yield Measured(result, seeds=[0], settings={**{name: getattr(options, name) for name in kept}, **shape})
 
 
@@ -87,6 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--k", type=int, default=300)
     parser.add_argument("--sampling-rate", type=float, default=0.15)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="where products run, for instance cuda")
     parser.add_argument("--repeat", type=int, default=5)
 
 
@@ -95,7 +104,7 @@ def _labelling(
 ) -> tuple[PoissonNeighbors, Callable[[Tensor], Tensor]]:
     """The neighbours, and a function that answers queries as the Private-kNN labeler does."""
     k, rate = options.k, options.sampling_rate
-    neighbors = PoissonNeighbors(table, labels, CLASSES, k, rate)
+    neighbors = PoissonNeighbors(table, labels, CLASSES, k, rate, device=options.device)
     screening = NoisyScreening(k, 0.6 * k, 0.25 * k, CLASSES, sampling_rate=rate)
     noise = Gaussian(sigma=k / 12, l2_sensitivity=2**0.5, sampling_rate=rate)
     source = SystemNoise()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.released_head import save_head
 from pl_privknn.callbacks.selection import PublicPool, Selector
+from pl_privknn.features.base import extract_on
 from pl_privknn.features.learned import learn_publicly
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger.ledger import LedgerRun
@@ -37,7 +39,7 @@ class LabelingRound:
     """Everything that one round needs; :meth:`run` can be repeated after a crash and never pays twice.
 
     Args:
-        labeler: the private teacher.
+        labeler: the private teacher; where its searches run, features are extracted too.
         extractor: turns private and public images into vectors.
         select: chooses the queries.
         num_queries: how many queries the round may make.
@@ -148,7 +150,8 @@ class LabelingRound:
         """The extractor, once it has learned from all public images what it has to learn."""
         if self._extract is None:
             learn_publicly(self.extractor, data.public.images)
-            self._extract = self.extractor
+            place = self.labeler.device or torch.device("cpu")
+            self._extract = functools.partial(extract_on, self.extractor, device=place)
         return self._extract
 
     def _public_features(self, data: PrivatePublicDataModule) -> Tensor:

@@ -21,7 +21,9 @@ from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import (
     LabelingBudget,
     RoundFeatures,
+    check_device,
     check_fits,
+    device_of,
     extractor_of,
     features_of_rounds,
     probabilities_of,
@@ -68,6 +70,7 @@ class PrivateLabeler(ReportsRun):
         query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
         seed: for the random choice of queries, a public matter; never for protective noise.
         progress: show a progress bar while labelling.
+        device: where features are extracted and neighbours searched for; ``"auto"``: where the trainer is.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
         **flat: arguments of ``budget`` and ``files`` by themselves, for one release more.
 
@@ -97,6 +100,7 @@ class PrivateLabeler(ReportsRun):
         query_batch_size: int = 256,
         seed: int = 0,
         progress: bool = True,
+        device: str = "auto",
         released: str = "student",
         **flat: Any,
     ) -> None:
@@ -120,6 +124,7 @@ class PrivateLabeler(ReportsRun):
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
         self.seed = check_int("seed", seed, minimum=0)
         self.progress = check_switch("progress", progress)
+        self.device = check_device(device)
         super().__init__()
         self._loaded: dict[str, Any] | None = None
         self._epochs_before = 0
@@ -295,6 +300,7 @@ class PrivateLabeler(ReportsRun):
         assert self.labeler is not None
         assert self._run is not None
         queries = self._queries(len(data.public))
+        self.labeler.device = device_of(self.device, trainer.strategy.root_device)
         labeling = LabelingRound(
             labeler=self.labeler,
             extractor=extractor_of(self.features[min(index, len(self.features) - 1)], pl_module),

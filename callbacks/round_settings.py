@@ -21,6 +21,9 @@ from pl_privknn.privacy.settings import Budget
 #: Stands for the student's own backbone in a list of features.
 STUDENT = "student"
 
+#: Kinds of devices on which ``device="auto"`` searches; others (Apple's) have no float64, or no full float32.
+_FAST = ("cuda",)
+
 #: An extractor, the word ``"student"``, or several of them side by side.
 RoundFeatures = Extractor | str | list[Extractor | str]
 
@@ -123,6 +126,30 @@ def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
     if isinstance(chosen, list | tuple):
         return JoinedFeatures([extractor_of(part, student) for part in chosen])
     return BackboneFeatures(student) if isinstance(chosen, str) else chosen
+
+
+def check_device(device: str) -> str:
+    """Return ``device`` if it is ``"auto"`` or names a device that is here.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    try:
+        kind = "cpu" if device == "auto" else torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device={device!r} must be 'auto' or the name of a device, as 'cpu' or 'cuda:0'"
+        ) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch finds no such device here; use device='auto'")
+    return device
+
+
+def device_of(device: str, trainers: torch.device) -> torch.device:
+    """Where to search and to extract features: the trainer's own device under ``"auto"``, where it will do."""
+    if device != "auto":
+        return torch.device(device)
+    return trainers if trainers.type in _FAST else torch.device("cpu")
 
 
 def probabilities_of(student: nn.Module, images: torch.Tensor) -> torch.Tensor:

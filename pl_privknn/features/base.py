@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Extractor(abc.ABC):
@@ -40,3 +40,18 @@ class Extractor(abc.ABC):
     @abc.abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
         """Return features of ``images``."""
+
+
+def extract_on(extractor: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
+    """Features of images that are looked at on ``device``, or where the extractor's own parameters are; on the CPU.
+
+    Args:
+        extractor: an :class:`Extractor`, or any module that maps images to vectors.
+        images: float32, shape ``(n, channels, height, width)``, wherever they are.
+        device: for extractors that follow their images.
+
+    Returns:
+        Shape ``(n, d)``, on the CPU.
+    """
+    parameter = next(extractor.parameters(), None) if isinstance(extractor, nn.Module) else None
+    return extractor(images.to(device if parameter is None else parameter.device)).cpu()

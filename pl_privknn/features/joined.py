@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_positive
-from pl_privknn.features.base import Extractor
+from pl_privknn.features.base import Extractor, extract_on
 from pl_privknn.features.learned import LearnedExtractor
 
 
@@ -51,7 +51,7 @@ class JoinedFeatures(LearnedExtractor):
     def __call__(self, images: Tensor) -> Tensor:
         """Features, float32, shape ``(n, d)`` with d the sum of the extractors' widths."""
         parts = [
-            functional.normalize(extractor(images).float(), dim=1).to(images.device) * weight**0.5
+            functional.normalize(extract_on(extractor, images, images.device).float(), dim=1) * weight**0.5
             for extractor, weight in zip(self.extractors, self.weights, strict=True)
         ]
-        return torch.cat(parts, dim=1)
+        return torch.cat(parts, dim=1).to(images.device)

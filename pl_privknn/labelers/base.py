@@ -81,6 +81,9 @@ class Labeler(abc.ABC):
     private_ids: Tensor | None = None
     #: What :meth:`record_digests` gave for the records, in the table's order; set before each :meth:`fit`. Private.
     private_digests: Tensor | None = None
+    #: Where searches and assignments multiply; where their tensors lie if None. Set before :meth:`fit`. It changes
+    #: the time, not an answer: what comes out is exact on every device.
+    device: torch.device | None = None
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True

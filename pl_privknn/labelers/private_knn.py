@@ -110,11 +110,15 @@ class PrivateKNN(NeighborVoting):
             )
 
     def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
+        among = functools.partial(
+            PoissonNeighbors, features, labels, num_classes, self.k, self.sampling_rate, device=self.device
+        )
         if self.cells is None:
-            return PoissonNeighbors(features, labels, num_classes, self.k, self.sampling_rate)
+            return among()
         if self._centroids is None:
             raise RuntimeError(
                 "PrivateKNN with cells needs fit_public(features of the public examples) first"
             )
-        among = functools.partial(PoissonNeighbors, features, labels, num_classes, self.k, self.sampling_rate)
-        return CellNeighbors(features, self._centroids, self.cells.probes, lambda rows: among(among=rows))
+        return CellNeighbors(
+            features, self._centroids, self.cells.probes, lambda rows: among(among=rows), device=self.device
+        )

@@ -86,7 +86,7 @@ class PrivateRadius(NeighborVoting):
             return
         examples = features[:: max(1, len(features) // _EXAMPLES)]
         others = max(1, round(self.public_share * (len(features) - 1)))
-        distances, _ = top_k(examples, features, others + 1)  # the nearest is the example itself
+        distances, _ = top_k(examples, features, others + 1, device=self.device)  # the nearest is itself
         found = float(distances[:, -1].median()) if len(features) > 1 else 0.0
         if not found > 0:
             raise ValueError(
@@ -103,9 +103,10 @@ class PrivateRadius(NeighborVoting):
             raise RuntimeError(
                 "PrivateRadius without a radius needs fit_public(features of the public examples) first"
             )
-        return _CutVotes(
-            RadiusNeighbors(features, labels, num_classes, self._radius, self.sampling_rate), self.most_votes
+        members = RadiusNeighbors(
+            features, labels, num_classes, self._radius, self.sampling_rate, device=self.device
         )
+        return _CutVotes(members, self.most_votes)
 
 
 class _CutVotes:

@@ -115,13 +115,20 @@ class CellNeighbors:
         centroids: float32, shape ``(s, d)``, public.
         probes: cells that a query looks into.
         among: makes the neighbours that vote, from the positions of the records among which they search.
+        device: as in :func:`~pl_privknn.neighbors.assignment.assign`.
     """
 
     def __init__(
-        self, table: Tensor, centroids: Tensor, probes: int, among: Callable[[Tensor], Voters]
+        self,
+        table: Tensor,
+        centroids: Tensor,
+        probes: int,
+        among: Callable[[Tensor], Voters],
+        *,
+        device: torch.device | str | None = None,
     ) -> None:
         self._centroids, self._among = centroids, among
-        self._cells = assign(table, centroids)[:, 0]
+        self._cells = assign(table, centroids, device=device)[:, 0]
         self._looked_into = assign(centroids, centroids, probes)
 
     def rank(self, queries: Tensor) -> CellLists:

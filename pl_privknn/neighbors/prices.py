@@ -91,7 +91,14 @@ def without_prices(records: Tensor) -> Tensor:
     return torch.nn.functional.pad(records.float(), (0, 1))
 
 
-def priced_neighbors(records: Tensor, queries: Tensor, prices: Tensor, k: int = 1) -> Tensor:
+def priced_neighbors(
+    records: Tensor,
+    queries: Tensor,
+    prices: Tensor,
+    k: int = 1,
+    *,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """The ``k`` queries of each record with the smallest squared distance minus price.
 
     Each row depends on its own record alone (by exact float64 comparison, ties to the lower index), which is what
@@ -102,6 +109,7 @@ def priced_neighbors(records: Tensor, queries: Tensor, prices: Tensor, k: int = 
         queries: float, shape ``(s, d)``; public.
         prices: float, shape ``(s,)``; public, for instance from :func:`learn_prices`.
         k: how many.
+        device: as in :func:`~pl_privknn.neighbors.assignment.assign`.
 
     Returns:
         int64, shape ``(n, k)``, the best first.
@@ -110,7 +118,7 @@ def priced_neighbors(records: Tensor, queries: Tensor, prices: Tensor, k: int = 
         ValueError: for shapes that do not fit or more neighbours than queries.
     """
     _check(records, queries, check_int("k", k))
-    return assign(without_prices(records), with_prices(queries, prices), k)
+    return assign(without_prices(records), with_prices(queries, prices), k, device=device)
 
 
 def _check(features: Tensor, queries: Tensor, k: int) -> None:

@@ -10,7 +10,7 @@ FAULTS = (
         "The cells are made of the private records, so that one of them moves the borders of all.",
         "pl_privknn.labelers.private_knn",
         {
-            "CellNeighbors(features, self._centroids,": "CellNeighbors(features, self.cells.centroids(features),",
+            "            features, self._centroids, self": "            features, self.cells.centroids(features), self",
         },
         ("test_check_labeler::test_labelers_keep_their_promises[knn in cells]",),
     ),
@@ -19,7 +19,7 @@ FAULTS = (
         "A record's cell depends on its place in the table.",
         "pl_privknn.neighbors.cells",
         {
-            "self._cells = assign(table, centroids)[:, 0]": "self._cells = torch.arange(len(table)) % len(centroids)",
+            "self._cells = assign(table, centroids, device=device)[:, 0]": "self._cells = torch.arange(len(table)) % len(centroids)",
         },
         ("test_cells::test_one_record_moves_the_votes_by_root_two_at_most",),
     ),
@@ -146,7 +146,7 @@ FAULTS = (
         "Distances depend on the spread of all records.",
         "pl_privknn.labelers.private_knn",
         {
-            "PoissonNeighbors(features, labels, num_classes, self.k": "PoissonNeighbors(features / features.std(dim=0).clamp(min=1e-6), labels, num_classes, self.k",
+            "PoissonNeighbors, features, labels, num_classes, self.k": "PoissonNeighbors, features / features.std(dim=0).clamp(min=1e-6), labels, num_classes, self.k",
         },
         ("test_private_knn::test_little_noise_gives_the_plain_majority",),
     ),

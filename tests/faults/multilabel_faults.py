@@ -11,7 +11,7 @@ FAULTS = (
         "pl_privknn.labelers.multilabel.reverse_knn",
         {
             "for rank in range(self.k):": "for rank in range(nearest.shape[1]):",
-            "assign(self._features, queries, self.k)": "assign(self._features, queries, min(self.k + 1, len(queries)))",
+            "assign(self._features, queries, self.k, ": "assign(self._features, queries, min(self.k + 1, len(queries)), ",
         },
         ("test_multilabel::test_reverse_knn_moves_within_its_sensitivity",),
     ),

@@ -10,7 +10,7 @@ FAULTS = (
         "A record votes for k + 1 queries and is charged k.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "nearest = assign(self._features, queries, self.k)": "nearest = assign(self._features, queries, min(self.k + 1, len(queries)))",
+            "nearest = assign(self._features, queries, self.k, ": "nearest = assign(self._features, queries, min(self.k + 1, len(queries)), ",
         },
         ("test_reverse_knn::test_counts_equal_a_literal_loop",),
     ),
@@ -106,7 +106,7 @@ FAULTS = (
         "Where records vote depends on the mean of all records.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "nearest = assign(self._features, queries, self.k)": "nearest = assign(self._features - self._features.mean(dim=0), queries, self.k)",
+            "nearest = assign(self._features, queries, self.k, ": "nearest = assign(self._features - self._features.mean(dim=0), queries, self.k, ",
         },
         ("test_reverse_knn::test_counts_equal_a_literal_loop",),
     ),

@@ -101,7 +101,7 @@ class MultiLabelKNN(Labeler):
             )
         self.mechanism(num_classes)  # refuses noise that states another sensitivity
         votes = clip_attributes(labels, self.tau)
-        self._neighbors = PoissonSums(features, votes, self.k, self.sampling_rate)
+        self._neighbors = PoissonSums(features, votes, self.k, self.sampling_rate, device=self.device)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One noisy sum an answer; see :meth:`Labeler.plan`."""

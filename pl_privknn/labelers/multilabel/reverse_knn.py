@@ -155,7 +155,7 @@ class MultiLabelReverseKNN(Labeler):
             raise ValueError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
-        nearest = assign(self._features, queries, self.k)
+        nearest = assign(self._features, queries, self.k, device=self.device)
         given = torch.cat([self._votes, torch.ones(len(self._votes), 1, dtype=torch.float64)], dim=1)
         sums = torch.zeros(len(queries), given.shape[1], dtype=torch.float64)
         for rank in range(self.k):

@@ -260,13 +260,12 @@ class ReverseKNN(Labeler):
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
         if self.balance is None:
-            nearest = assign(self._features, queries, self.k)
+            nearest = assign(self._features, queries, self.k, device=self.device)
         else:
             if self._public is None:
                 raise RuntimeError("balance='prices' needs fit_public(features of the public examples) first")
-            nearest = priced_neighbors(
-                self._features, queries, learn_prices(self._public, queries, self.k), self.k
-            )
+            prices = learn_prices(self._public, queries, self.k)
+            nearest = priced_neighbors(self._features, queries, prices, self.k, device=self.device)
         return nearest, self._labels[:, None]
 
 

@@ -1,0 +1,152 @@
+"""Searches, assignments and extractors on another device than the CPU: the same answers, to the last bit.
+
+The device is pretended, see ``pretend_device``: tensors of two devices that meet are an error, as on a real one.
+"""
+
+import pytest
+import torch
+from pretend_device import CUDA, PretendedDevice
+from small_fit import fit_student
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.callbacks.round_settings import device_of
+from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels, Scattering
+from pl_privknn.features.base import extract_on
+from pl_privknn.labelers import (
+    MultiLabelKNN,
+    MultiLabelReverseKNN,
+    PrivateKNN,
+    PrivateRadius,
+    ReverseKNN,
+    Screening,
+)
+from pl_privknn.labelers.multilabel.rules import FixedThresholds
+from pl_privknn.neighbors import Cells, assign, nearest, top_k, within_radius
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing.ledger import FreeLedger
+
+
+def drawn(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def table():
+    """Records of which many are equal, and many at equal distances from queries."""
+    whole = drawn(300, 6).mul(3).round()
+    return torch.cat([whole, drawn(200, 6, seed=1), whole[:50]])
+
+
+@pytest.fixture
+def queries():
+    return torch.cat([drawn(20, 6, seed=2), drawn(20, 6, seed=3).mul(3).round()])
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda queries, table, **where: nearest(queries, table, 40, **where),
+        lambda queries, table, **where: nearest(queries, table, 40, block_size=64, **where),
+        lambda queries, table, **where: torch.stack(
+            [part.double() for part in top_k(queries, table, 7, **where)]
+        ),
+        lambda queries, table, **where: within_radius(queries, table, 1.0, **where),
+        lambda queries, table, **where: assign(table, queries, 3, **where),
+    ],
+)
+def test_searches_are_exact_there_too(table, queries, search):
+    with PretendedDevice() as device:
+        found = search(queries, table, device="cuda")
+    assert device.products > 0
+    assert type(found) is torch.Tensor
+    assert torch.equal(found, search(queries, table))
+
+
+def noise():
+    return SeededNoise(3)
+
+
+LABELERS = {
+    "private_knn": lambda: PrivateKNN(15, 0.5, Screening(5.0, 1.0), Gaussian(2.0), noise()),
+    "private_knn in cells": lambda: PrivateKNN(15, 0.5, None, Gaussian(2.0), noise(), cells=Cells(4, 2)),
+    "private_radius": lambda: PrivateRadius(None, 0.2, 0.5, noise=Gaussian(1.0), noise_source=noise()),
+    "reverse_knn": lambda: ReverseKNN(2, 4.0, noise_source=noise()),
+    "reverse_knn with prices": lambda: ReverseKNN(1, 4.0, noise_source=noise(), balance="prices"),
+    "multilabel_knn": lambda: MultiLabelKNN(15, 0.5, 2.0, Gaussian(2.0), noise_source=noise()),
+    "multilabel_reverse_knn": lambda: MultiLabelReverseKNN(
+        1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LABELERS)
+def test_labelers_search_where_they_are_told_to(table, queries, name):
+    def answers(device):
+        labeler = LABELERS[name]()
+        labeler.device = device
+        labels = torch.arange(len(table)) % 3
+        if labeler.uses_public_features:
+            labeler.fit_public(queries)
+        if "multilabel" in name:
+            labeler.fit(table, torch.stack([labels % 2, labels // 2], dim=1), 2)
+        else:
+            labeler.fit(table, labels, 3)
+        return labeler.label(queries, FreeLedger()).labels
+
+    with PretendedDevice() as device:
+        there = answers(CUDA)
+    assert device.products > 0
+    assert torch.equal(there, answers(None))
+
+
+@pytest.mark.parametrize(
+    "extractor",
+    [HOG(), Pixels(), Scattering(), PatchDictionary(centers=8), JoinedFeatures([HOG(), torch.nn.Flatten()])],
+    ids=lambda extractor: type(extractor).__name__,
+)
+def test_extractors_work_there(extractor):
+    images = drawn(24, 1, 16, 16)
+    if getattr(extractor, "learns", False):
+        extractor.fit_public(images)
+    here = extract_on(extractor, images, torch.device("cpu"))
+    with PretendedDevice():
+        there = extract_on(extractor, images, CUDA)
+    assert type(there) is torch.Tensor
+    torch.testing.assert_close(there, here, atol=1e-6, rtol=1e-5)
+
+
+def test_a_module_with_weights_gets_its_images_where_they_are():
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    with PretendedDevice():
+        assert extract_on(module, drawn(3, 1, 2, 2), CUDA).shape == (3, 2)
+
+
+def test_a_run_takes_its_device_from_the_configuration(tmp_path, monkeypatch):
+    monkeypatch.setattr("pl_privknn.callbacks.private_labeler.check_device", lambda device: device)
+    labels = {}
+    for name in ("cpu", "cuda"):
+        with PretendedDevice() as device:
+            _, data = fit_student(
+                tmp_path / name, PrivateKNN(15, 0.5, noise=Gaussian(2.0), noise_source=noise()), 0.1,
+                queries_per_round=30, delta=1e-4, device=name,
+            )  # fmt: skip
+        assert (device.products > 0) == (name == "cuda")
+        labels[name] = data.public.labels
+    assert torch.equal(labels["cpu"], labels["cuda"])
+
+
+def test_auto_is_where_the_trainer_is():
+    assert device_of("auto", torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert device_of("auto", torch.device("mps")) == torch.device("cpu")
+    assert device_of("cpu", torch.device("cuda", 1)) == torch.device("cpu")
+    assert PrivateLabeler().device == "auto"
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("gpuu", "must be 'auto' or"), ("cuda", "finds no such device")]
+)
+def test_devices_that_are_not_there_are_refused(monkeypatch, device, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=f"device='{device}'.*{said}"):
+        PrivateLabeler(device=device)
