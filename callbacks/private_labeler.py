@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 
 from pl_privknn._checks import check_choice, check_int, check_switch
-from pl_privknn._quiet import quiet_lightning
+from pl_privknn._run_end import leave_report
 from pl_privknn.argument_groups import read_groups
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
@@ -136,7 +136,8 @@ class PrivateLabeler(ReportsRun):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse trainers and data modules with which labels would go wrong."""
-        quiet_lightning()
+        if stage == "fit":
+            leave_report(trainer)
         if stage != "fit" or self.labeler is None:
             return
         if (every := trainer.reload_dataloaders_every_n_epochs) > 1:  # type: ignore[attr-defined]

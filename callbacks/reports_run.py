@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 
 from pl_privknn.callbacks.label_run import LabelRun
+from pl_privknn.callbacks.round_settings import RoundFeatures
+from pl_privknn.constructed import Constructed
+from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import Level
 from pl_privknn.privacy.ledger.ledger import Ledger
 
 
-class ReportsRun(pl.Callback):
+class ReportsRun(Constructed, pl.Callback):
     """Reads a run's ledger and labels; part of :class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`."""
+
+    labeler: Labeler | None
+    features: list[RoundFeatures]
+    max_epsilon: float | None
+    released: str
 
     def __init__(self) -> None:
         self._run: LabelRun | None = None
@@ -48,6 +57,24 @@ class ReportsRun(pl.Callback):
     def report(self, exact: bool = True) -> tuple[PrivacyReport, PrivacyReport] | None:
         """The guarantee and what was spent, or None before the fit; ``exact`` takes some seconds."""
         return None if self._run is None else self._run.reports(exact)
+
+    def privacy_summary(self) -> dict[str, Any] | None:
+        """What a report of the run says of its privacy, in plain types; None before the fit."""
+        if self._run is None:
+            return None
+        report = self._run.ledger.report(self._run.delta, exact=True)
+        return {
+            **report.guarantee.to_dict(),
+            **report.trade_off().to_dict(),
+            "epsilon_spent": report.spent.epsilon,
+            "max_epsilon": self.max_epsilon,
+            **self.label_counts(),
+            "label_accuracy": self.metrics.get("labels/accuracy"),
+            "label_accuracy_last_round": self.metrics.get("labels/accuracy_last_round"),
+            "labeler": type(self.labeler).__name__,
+            "ledger_head": report.head,
+            "run": self.run_id,
+        }
 
     @property
     def folder(self) -> Path | None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 
-from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.callbacks.query_table import PicturedQuery, pictured_queries
+from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Charge
@@ -42,7 +42,7 @@ def run_settings(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, A
 
 def log_settings(trainer: pl.Trainer, settings: dict[str, Any]) -> None:
     """Put settings into the config of W&B runs, where accuracy is then drawn against ε."""
-    for logger in _loggers(trainer):
+    for logger in told(trainer):
         if _is(logger, "WandbLogger"):
             logger.log_hyperparams(settings)
             for name in ("val", "test"):
@@ -54,7 +54,7 @@ def log_results(trainer: pl.Trainer, settings: dict[str, Any], part: str, result
 
     The row of the run itself is Lightning's, which knows the student alone, so these have rows of their own.
     """
-    for logger in _loggers(trainer):
+    for logger in told(trainer):
         if _is(logger, "TensorBoardLogger"):
             logger.experiment.add_hparams(_flat(settings), results, run_name=f"result_{part}")
 
@@ -78,13 +78,13 @@ def log_trade_off(trainer: pl.Trainer, values: dict[str, float]) -> None:
     """
     row = {f"tradeoff/{name}": value for name, value in values.items()}
     check_declared(row)
-    for logger in _loggers(trainer):
+    for logger in told(trainer):
         logger.log_metrics(row, step=trainer.global_step)
 
 
 def log_queries(trainer: pl.Trainer, folder: Path) -> None:
     """Log the queries with their public pictures and what was answered."""
-    if not (wanted := _loggers(trainer)) or not (rows := pictured_queries(folder)):
+    if not (wanted := told(trainer)) or not (rows := pictured_queries(folder)):
         return
     for logger in wanted:
         if _is(logger, "WandbLogger"):
@@ -93,9 +93,9 @@ def log_queries(trainer: pl.Trainer, folder: Path) -> None:
             _tensorboard_table(logger.experiment, rows, trainer.global_step)
 
 
-def labeling_of(trainer: pl.Trainer) -> PrivateLabeler | None:
+def labeling_of(trainer: pl.Trainer) -> ReportsRun | None:
     """The trainer's labelling callback."""
-    found = [part for part in trainer.callbacks if isinstance(part, PrivateLabeler)]  # type: ignore[attr-defined]
+    found = [part for part in trainer.callbacks if isinstance(part, ReportsRun)]  # type: ignore[attr-defined]
     return found[0] if found else None
 
 
@@ -133,7 +133,7 @@ def _tensorboard_table(writer: Any, rows: list[PicturedQuery], step: int) -> Non
     writer.add_images("queries", images, step, dataformats="NHWC")
 
 
-def _loggers(trainer: pl.Trainer) -> list[Any]:
+def told(trainer: pl.Trainer) -> list[Any]:
     """The loggers that are told."""
     return [one for one in trainer.loggers if _is(one, "WandbLogger") or _is(one, "TensorBoardLogger")]
 

@@ -1,4 +1,4 @@
-"""What a run leaves for its reader: ``summary.json`` and a short table."""
+"""What a run leaves for its reader: ``summary.json``, a short table, and what it was made of."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytorch_lightning as pl
 import torch
 
 from pl_privknn import __version__
+from pl_privknn._checks import check_switch
 from pl_privknn._commit import source_commit
 from pl_privknn._files import write_durably
 from pl_privknn._quiet import quiet_lightning
-from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.callbacks.public_pictures import TestConfusion, pictures_of
 from pl_privknn.callbacks.released_head import MODELS, Judged, load_head
+from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import lasting_extractor
 from pl_privknn.callbacks.run_loggers import (
     labeling_of,
@@ -27,28 +28,37 @@ from pl_privknn.callbacks.run_loggers import (
     log_trade_off,
     run_settings,
     spender_of,
+    told,
 )
+from pl_privknn.callbacks.written_config import write_config
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.logged import check_declared
 
 
 class RunReport(pl.Callback):
-    """Writes ``summary.json`` into the run's folder when training ends, and again after a test.
+    """Writes ``summary.json`` into the run's folder when training ends, and again after a test, and prints a table.
 
-    Beside it ``pictures.npz``, public images and their truth for ``privknn report``: see
-    :class:`~pl_privknn.callbacks.public_pictures.PublicPictures`.
+    Whatever spends ε in a trainer (:class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`,
+    :class:`~pl_privknn.training.private_training.PrivateTraining`,
+    :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`) gives the trainer one, unless it has its own. Beside the
+    summary lie ``pictures.npz``, public images and their truth for ``privknn report`` (see
+    :class:`~pl_privknn.callbacks.public_pictures.PublicPictures`), and ``config.yaml`` (see
+    :mod:`pl_privknn.callbacks.written_config`).
 
     The ε in it is the exact worst case where that applies (see
     :func:`pl_privknn.privacy.accounting.accountant.account`), so it can be a little below the fast figure that was
     logged during training.
 
     Args:
-        run_dir: the folder; default: the trainer's log folder.
+        run_dir: the folder; by default the one that holds the ledger's run, else the trainer's log folder.
+        show: print the table, on the first process.
     """
 
-    def __init__(self, run_dir: str | Path | None = None) -> None:
-        self.run_dir = None if run_dir is None else Path(run_dir)
+    def __init__(self, run_dir: str | Path | None = None, show: bool = True) -> None:
+        self._chosen = None if run_dir is None else Path(run_dir)
+        self.run_dir = self._chosen
+        self.show = check_switch("show", show)
         self.summary: dict[str, Any] = {}
         self._started = time.monotonic()
         self._judged: Judged | None = None
@@ -66,14 +76,14 @@ class RunReport(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock."""
+        self.summary, self.run_dir = {}, None
         self._started = time.monotonic()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the summary of the training."""
-        if trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+        if not self._find_folder(trainer, pl_module):
             return
-        if self.run_dir is None:
-            self.run_dir = Path(trainer.log_dir or trainer.default_root_dir)
+        assert self.run_dir is not None
         self.summary = {
             **_privacy(trainer, pl_module),
             "val_accuracy": _metric(trainer, "val/accuracy"),
@@ -88,10 +98,16 @@ class RunReport(pl.Callback):
         self._keep_pictures(trainer)
         self._log_results(trainer, "val")
         log_queries(trainer, self.run_dir)
+        if self.show:
+            self.print_table()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tell the loggers what the run is."""
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        """Find the run's folder, write there what the run is, and tell the loggers."""
+        if not self._find_folder(trainer, pl_module):
+            return
+        assert self.run_dir is not None
+        write_config(self.run_dir, trainer, pl_module)
+        if told(trainer):
             self._settings = run_settings(trainer, pl_module)
             log_settings(trainer, self._settings)
 
@@ -103,7 +119,7 @@ class RunReport(pl.Callback):
             return
         # What the labeler logged before it asked for the next epoch, whose accuracy is not known yet.
         logged = trainer.callback_metrics.get("privacy/epsilon_spent")
-        if logged is None or not isinstance(spender, PrivateLabeler):
+        if logged is None or not isinstance(spender, ReportsRun):
             logged = spender.epsilon_spent
         log_trade_off(
             trainer,
@@ -156,6 +172,17 @@ class RunReport(pl.Callback):
         self._write()
         self._keep_pictures(trainer)
         self._log_results(trainer, "test")
+        if self.show:
+            self.print_table()
+
+    def _find_folder(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+        """Find the run's folder; whether it is for this process to write there."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return False
+        default = Path(trainer.log_dir or trainer.default_root_dir)  # asked for by all processes
+        # On the process that has the ledger the run's own, wherever that was put.
+        self.run_dir = self._chosen or getattr(spender_of(trainer, pl_module), "folder", None) or default
+        return trainer.is_global_zero
 
     def _log_results(self, trainer: pl.Trainer, part: str) -> None:
         """Give TensorBoard's table a row, and a test its point against ε."""
@@ -209,6 +236,16 @@ class RunReport(pl.Callback):
         rows.append(("seconds", f"{summary['seconds']:.1f}"))
         return rows
 
+    def print_table(self) -> None:
+        """Print the table."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(show_header=False)
+        for name, value in self.table():
+            table.add_row(name, value)
+        Console().print(table)
+
     def _write(self) -> None:
         assert self.path is not None
         check_declared(self.summary, "summary")
@@ -217,25 +254,6 @@ class RunReport(pl.Callback):
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, PrivateLabeler) and (reports := callback.report(exact=True)) is not None:
-            guarantee, spent = reports
-            counts = callback.label_counts()
-            assert callback.ledger is not None
-            whole = callback.ledger.report(guarantee.delta, exact=True)
-            return {
-                **guarantee.to_dict(),
-                **whole.trade_off().to_dict(),
-                "epsilon_spent": spent.epsilon,
-                "max_epsilon": callback.max_epsilon,
-                **counts,
-                "label_accuracy": callback.metrics.get("labels/accuracy"),
-                "label_accuracy_last_round": callback.metrics.get("labels/accuracy_last_round"),
-                "labeler": type(callback.labeler).__name__,
-                "ledger_head": whole.head,
-                "run": callback.run_id,
-            }
-    # What trains on the private records itself has its own ledger.
     for owner in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
         tells = getattr(owner, "privacy_summary", None)
         if tells is not None and (told := tells()) is not None:

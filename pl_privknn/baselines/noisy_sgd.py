@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import nn
 
 from pl_privknn._checks import check_choice
+from pl_privknn._run_end import leave_report
 from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.heads import FeatureHead
@@ -149,6 +150,7 @@ class NoisySGD(LogsTraining, Classifier):
         data = check_data(self.trainer, _KIND)
         if (task := getattr(data, "task", "multiclass")) != "multiclass":
             raise ValueError(f"task={task!r}: NoisySGD trains classifiers of one class an image")
+        leave_report(self.trainer)
         self.fit_public(data.public)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")

@@ -173,7 +173,7 @@ class PrivKNNCLI(LightningCLI):
         """The trainer, with a checkpoint after every epoch (and its query) and a report at the end."""
         trainer = super().instantiate_trainer(**kwargs)
         folder = Path(self._subconfig().run_dir)
-        self.run_report = RunReport(folder)
+        self.run_report = RunReport(folder, show=False)  # once, after the test
         trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
         ParameterCount.stand_in(trainer)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -200,7 +200,7 @@ class PrivKNNCLI(LightningCLI):
         if isinstance(self.datamodule, PrivatePublicDataModule) and len(self.datamodule.test):
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         if self.trainer.is_global_zero:
-            _print_table(self.run_report.table())
+            self.run_report.print_table()
             ledger = _ledger_of(self.trainer, self.model) if self._subconfig().attach_ledger else None
             _finish_wandb(self.trainer, self.run_report.summary, Path(self._subconfig().run_dir), ledger)
             print(self._subconfig().run_dir)
@@ -325,13 +325,3 @@ def _attach(run: Any, kind: str, file: Path, name: str) -> None:
     artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
     artifact.add_file(str(file), name=name)
     run.log_artifact(artifact)
-
-
-def _print_table(rows: list[tuple[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    Console().print(table)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pl_privknn.callbacks.checkpoints import usable_checkpoint
+from pl_privknn.callbacks.written_config import left_out_of
 from pl_privknn.cli.run_folder import CHECKPOINT
 
 
@@ -71,6 +72,11 @@ def expand_resume(words: list[str]) -> list[str]:
     config = folder / "config.yaml"
     if not config.is_file():
         raise FileNotFoundError(f"--resume {folder}: there is no config.yaml; give the folder of a run")
+    if (missing := left_out_of(config.read_text(encoding="utf-8"))) is not None:
+        raise ValueError(
+            f"--resume {folder}: this run was started in Python, and config.yaml can't say its {missing}; go on "
+            "there, with trainer.fit(..., ckpt_path=...)"
+        )
     resumed = [words[0], "--config", str(config), "--run_dir", str(folder)]
     if (checkpoint := usable_checkpoint(folder / CHECKPOINT)) is not None:
         resumed += ["--ckpt_path", str(checkpoint)]

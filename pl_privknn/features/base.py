@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from pl_privknn.constructed import Constructed
 
-class Extractor(abc.ABC):
+
+class Extractor(Constructed, abc.ABC):
     """Maps images of shape ``(n, channels, height, width)``, float32 in [0, 1], to ``(n, d)`` float32.
 
     An extractor learns nothing from the images that it is given: its output for one image never depends on
@@ -20,7 +22,7 @@ class Extractor(abc.ABC):
     #: Whether :meth:`fit_public` must come before the first image.
     learns: bool = False
 
-    def fit_public(self, images: Tensor) -> None:  # noqa: B027
+    def fit_public(self, images: Tensor) -> None:
         """Learn from all public images, shape ``(m, channels, height, width)``; most extractors learn nothing.
 
         The same images give the same extractor, so a resumed run learns again what it had.
@@ -34,7 +36,7 @@ class Extractor(abc.ABC):
         """What :meth:`fit_public` learned; empty for extractors that learn nothing."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take what :meth:`state_dict` gave, in the place of :meth:`fit_public`."""
 
     @abc.abstractmethod

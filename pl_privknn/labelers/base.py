@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
+from pl_privknn.constructed import Constructed
 from pl_privknn.labelers.canaries import Canaries, hub
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.run import ChargesLedger, paid
@@ -52,7 +53,7 @@ class Release:
         return self.labels >= 0 if self.labels.ndim == 1 else (self.labels >= 0).all(dim=1)
 
 
-class Labeler(abc.ABC):
+class Labeler(Constructed, abc.ABC):
     """A private teacher: holds a private table of features and labels, answers queries about public ones.
 
     A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
@@ -93,7 +94,7 @@ class Labeler(abc.ABC):
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()
 
-    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:  # noqa: B027
+    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
         """Take part in a run, before each :meth:`fit`; a teacher that can't go on with the run refuses here.
 
         Args:
@@ -102,7 +103,7 @@ class Labeler(abc.ABC):
             ledger: what :meth:`label` will charge.
         """
 
-    def leave_run(self) -> None:  # noqa: B027
+    def leave_run(self) -> None:
         """Close what :meth:`join_run` opened; called when a run has ended, by an error too."""
 
     def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
@@ -135,7 +136,7 @@ class Labeler(abc.ABC):
         """Whether :meth:`fit_public` has to be called, and the public images' features be extracted for it."""
         return type(self).fit_public is not Labeler.fit_public
 
-    def fit_public(self, features: Tensor) -> None:  # noqa: B027
+    def fit_public(self, features: Tensor) -> None:
         """Take this round's features of all public examples, float32 ``(n, d)``; most teachers have no use for them.
 
         Called before :meth:`fit` in each round that asks something.

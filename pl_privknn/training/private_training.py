@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn._run_end import leave_report
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_for_steps, steps_per_epoch
 from pl_privknn.privacy.private_side import privately
@@ -177,6 +178,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         check_precision(trainer, self.clipping)
         check_module(trainer, pl_module, self)
         data = check_data(trainer, _KIND)
+        leave_report(trainer)
         if self.replace_batch_norm:
             replace_batch_norms(pl_module)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pl_privknn.constructed import Constructed
 from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.training.session import PrivateSession
 
 
-class ReportsTraining:
+class ReportsTraining(Constructed):
     """Reports ε of a training; part of whatever holds its session."""
 
     session: PrivateSession
@@ -49,6 +50,11 @@ class ReportsTraining:
     def ledger(self) -> Ledger | None:
         """The ledger, once the fit has started."""
         return None if self.session.run is None else self.session.run.ledger
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, once the fit has started."""
+        return None if self.session.run is None else self.session.run.folder
 
     @property
     def planned_steps(self) -> int:

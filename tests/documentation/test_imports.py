@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 #: Imported on first use, for they are heavy or rarely wanted; the command line (``cli``) defers all that it can.
 DEFERRED = {
+    "_run_end": {"callbacks.run_report"},  # which knows everything that reports
     "privacy.accounting.exact": {"privacy.accounting.induction"},  # compiles
     "networks.registry": {"networks.timm_models"},  # timm
     "planning.configuration_plan": {"callbacks", "datamodules.base"},  # Lightning

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingBudget, RunReport
+from pl_privknn.callbacks import LabelingBudget
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.privacy.settings import RunFiles
@@ -34,7 +34,7 @@ trainer = pl.Trainer(
     max_epochs=3,
     accelerator="auto",
     devices=1,
-    callbacks=[labeling, RunReport(folder)],
+    callbacks=[labeling],
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
