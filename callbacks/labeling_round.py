@@ -16,6 +16,7 @@ from torch import Tensor
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.released_head import save_head
 from pl_privknn.callbacks.selection import PublicPool, Selector
+from pl_privknn.callbacks.table_memory import TableMemory
 from pl_privknn.features.base import extract_on
 from pl_privknn.features.learned import learn_publicly
 from pl_privknn.labelers.base import Labeler
@@ -47,6 +48,7 @@ class LabelingRound:
         query_batch_size: queries that are paid for and stored together. A crash loses at most one batch.
         seed: for choices at random among public examples.
         predict: the student's class probabilities of public images, or None.
+        memory: where the table of private features is held, for teachers that need one.
         check: called before each batch is paid for; raises where the round must not go on.
     """
 
@@ -59,6 +61,7 @@ class LabelingRound:
     seed: int
     predict: Callable[[Tensor], Tensor] | None = None
     check: Callable[[], None] = lambda: None
+    memory: TableMemory = TableMemory()
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
 
@@ -87,7 +90,7 @@ class LabelingRound:
         if self.labeler.uses_public_features:
             privately(self.labeler.fit_public, self._public_features(data))
         self._ready(data)
-        privately(self._fit_labeler, data, progress)
+        privately(self._fit_labeler, data, private_folder(store.path.parent), progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
         batch_size = self.query_batch_size if self.labeler.asks_in_batches else len(open_positions)
@@ -171,8 +174,29 @@ class LabelingRound:
         # A lost query may have been answered, and paid for, before the crash: it counts as an answer.
         return self.max_answers - counts["answered"] - counts["lost"]
 
-    def _fit_labeler(self, data: PrivatePublicDataModule, progress: ProgressHook) -> None:
+    def _fit_labeler(self, data: PrivatePublicDataModule, folder: Path, progress: ProgressHook) -> None:
+        if not len(data.private):
+            raise ValueError("the data module's private set is empty; a teacher needs private records")
+        self.labeler.private_groups, self.labeler.private_ids = data.private_groups, data.private_ids
+        if self.labeler.streams:
+            # Features are extracted as the teacher looks at them, and held no longer than that.
+            self.labeler.fit_blocks(functools.partial(self._blocks, data), data.num_classes)
+            return
         progress("features of private images", 0, None)
+        table, labels = self._table(data, folder)
+        progress("features of private images", 1, None)
+        progress("fitting the private teacher", 0, None)
+        self.labeler.fit(table, labels, data.num_classes)
+        progress("fitting the private teacher", 1, None)
+
+    def _blocks(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features and labels of the private records, block by block."""
+        extract = self._ready(data)
+        for images, targets in data.private_batches(_IMAGES_AT_ONCE):
+            yield extract(images), targets
+
+    def _table(self, data: PrivatePublicDataModule, folder: Path) -> tuple[Tensor, Tensor]:
+        """Features and labels of all private records; their digests go to the labeler."""
         table: Tensor | None = None
         labels = torch.empty(data.private.labels.shape, dtype=torch.int64)
         done, digests, extract = 0, [], self._ready(data)
@@ -180,19 +204,14 @@ class LabelingRound:
             digests.append(self.labeler.record_digests(images, targets))
             features = extract(images)
             if table is None:
-                table = torch.empty(len(labels), features.shape[1], dtype=torch.float32)
+                table = self.memory.table(len(labels), features.shape[1], folder)
             table[done : done + len(images)] = features
             labels[done : done + len(images)] = targets
             done += len(images)
-        if table is None:
-            raise ValueError("the data module's private set is empty; a teacher needs private records")
-        progress("features of private images", 1, None)
-        progress("fitting the private teacher", 0, None)
-        self.labeler.private_groups, self.labeler.private_ids = data.private_groups, data.private_ids
+        assert table is not None
         known = [part for part in digests if part is not None]
         self.labeler.private_digests = torch.cat(known) if known else None
-        self.labeler.fit(table, labels, data.num_classes)
-        progress("fitting the private teacher", 1, None)
+        return table, labels
 
 
 def private_folder(run_dir: Path) -> Path:

@@ -30,6 +30,7 @@ from pl_privknn.callbacks.round_settings import (
     queries_of_rounds,
 )
 from pl_privknn.callbacks.selection import SELECTORS, Selector
+from pl_privknn.callbacks.table_memory import TableMemory
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
@@ -70,6 +71,7 @@ class PrivateLabeler(ReportsRun):
         query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
         seed: for the random choice of queries, a public matter; never for protective noise.
         progress: show a progress bar while labelling.
+        memory: how large a table of private features may get in memory.
         device: where features are extracted and neighbours searched for; ``"auto"``: where the trainer is.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
         **flat: arguments of ``budget`` and ``files`` by themselves, for one release more.
@@ -97,6 +99,7 @@ class PrivateLabeler(ReportsRun):
         retrain: bool = True,
         budget: LabelingBudget = LabelingBudget(),
         files: RunFiles = RunFiles(),
+        memory: TableMemory = TableMemory(),
         query_batch_size: int = 256,
         seed: int = 0,
         progress: bool = True,
@@ -104,7 +107,8 @@ class PrivateLabeler(ReportsRun):
         released: str = "student",
         **flat: Any,
     ) -> None:
-        budget, files = read_groups(PrivateLabeler, flat, budget=budget, files=files).values()
+        groups = read_groups(PrivateLabeler, flat, budget=budget, files=files, memory=memory)
+        budget, files, self.memory = groups.values()
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
@@ -312,6 +316,7 @@ class PrivateLabeler(ReportsRun):
             seed=self.seed,
             predict=functools.partial(probabilities_of, pl_module),
             check=self._group.check,
+            memory=self.memory,
         )
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)

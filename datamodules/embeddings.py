@@ -17,7 +17,8 @@ from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.formats.array_files import ArrayOrPath, array_shape, read_array
 from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
 
-_CHUNK = 65536
+# Looked through for values that are not finite: 16 MB at a time.
+_VALUES_AT_A_TIME = 1 << 22
 
 
 class EmbeddingsDataModule(PrivatePublicDataModule):
@@ -115,7 +116,10 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
             raise ValueError(
                 f"{name}: shape {shape_text(table.shape)}, {table.dtype}; want float of shape (n, d)"
             )
-        if not all(bool(torch.isfinite(part).all()) for part in table.split(_CHUNK)):
+        if not all(
+            bool(torch.isfinite(part).all())
+            for part in table.split(max(1, _VALUES_AT_A_TIME // table.shape[1]))
+        ):
             raise ValueError(f"{name}: some values are NaN or infinite; leave those records out")
         return TensorImages(table[:, :, None, None])
 

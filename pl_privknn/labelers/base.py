@@ -18,7 +18,13 @@ from pl_privknn.privacy.ledger.run import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
-__all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "merge"]
+#: Gives the private records anew at each call, block by block: features, float32 ``(b, d)``, and labels.
+RecordBlocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+# Of a table that is looked through for values that are not finite: 16 MB.
+_VALUES_AT_A_TIME = 1 << 22
+
+__all__ = ["ChargesLedger", "Labeler", "RecordBlocks", "Release", "check_table", "merge"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +138,24 @@ class Labeler(Constructed, abc.ABC):
         """
 
     @property
+    def streams(self) -> bool:
+        """Whether records are taken by :meth:`fit_blocks`, so that nobody holds a table of them.
+
+        A class below the one that defines it says so anew: its own :meth:`fit` is not passed over.
+        """
+        owner = next(kind for kind in type(self).__mro__ if {"fit", "fit_blocks"} & vars(kind).keys())
+        return owner is not Labeler and "fit_blocks" in vars(owner) and "fit" not in vars(self)
+
+    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
+        """Take the private records block by block, in the place of :meth:`fit`, where :attr:`streams` says so.
+
+        Args:
+            blocks: gives all records anew whenever it is called; a block may be made only as it is looked at.
+            num_classes: number of classes, a public constant.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes its records as a table: call fit")
+
+    @property
     def uses_public_features(self) -> bool:
         """Whether :meth:`fit_public` has to be called, and the public images' features be extracted for it."""
         return type(self).fit_public is not Labeler.fit_public
@@ -238,7 +262,8 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
         raise ValueError(f"num_classes={num_classes} must be at least 2")
     if len(labels) and bool(((labels < 0) | (labels >= num_classes)).any()):
         raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
-    if not bool(torch.isfinite(features).all()):
+    rows = max(1, _VALUES_AT_A_TIME // max(1, features.shape[1]))
+    if not all(bool(torch.isfinite(part).all()) for part in features.split(rows)):
         raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
 
 

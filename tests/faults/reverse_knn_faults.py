@@ -10,7 +10,7 @@ FAULTS = (
         "A record votes for k + 1 queries and is charged k.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "nearest = assign(self._features, queries, self.k, ": "nearest = assign(self._features, queries, min(self.k + 1, len(queries)), ",
+            "nearest = assign(features, queries, self.k, ": "nearest = assign(features, queries, min(self.k + 1, len(queries)), ",
         },
         ("test_reverse_knn::test_counts_equal_a_literal_loop",),
     ),
@@ -97,7 +97,7 @@ FAULTS = (
         "Prices learned from the private records: one record moves the edges of all.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "learn_prices(self._public, queries, self.k)": "learn_prices(self._features, queries, self.k)",
+            "learn_prices(self._public, queries, self.k)": "learn_prices(next(iter(self._blocks()))[0], queries, self.k)",
         },
         ("test_spreading_rounds::test_balanced_teacher_gets_the_public_features_of_each_round",),
     ),
@@ -106,7 +106,7 @@ FAULTS = (
         "Where records vote depends on the mean of all records.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "nearest = assign(self._features, queries, self.k, ": "nearest = assign(self._features - self._features.mean(dim=0), queries, self.k, ",
+            "nearest = assign(features, queries, self.k, ": "nearest = assign(features - features.mean(dim=0), queries, self.k, ",
         },
         ("test_reverse_knn::test_counts_equal_a_literal_loop",),
     ),
@@ -194,7 +194,7 @@ FAULTS = (
     Fault(
         "fewer-clients-accepted",
         "A round with fewer clients than the guarantee counts on.",
-        "pl_privknn.labelers.reverse_knn.reverse_knn",
+        "pl_privknn.labelers.reverse_knn.channel",
         {
             'if self.trust == "shuffle" and found <': 'if self.trust == "shuffle" and 2 * found <',
         },

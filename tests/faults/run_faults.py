@@ -111,8 +111,8 @@ FAULTS = (
         "The file of released labels holds private ones.",
         "pl_privknn.callbacks.labeling_round",
         {
-            "        privately(self._fit_labeler, data, progress)\n": (
-                "        privately(self._fit_labeler, data, progress)\n"
+            "        privately(self._fit_labeler, data, private_folder(store.path.parent), progress)\n": (
+                "        privately(self._fit_labeler, data, private_folder(store.path.parent), progress)\n"
                 '        store.set_meta("table", data.private.labels.tolist())\n'
             ),
         },

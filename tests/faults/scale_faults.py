@@ -22,4 +22,20 @@ FAULTS = (
         {"            self.check()\n": ""},
         ("test_two_processes::test_nothing_more_is_asked_once_a_process_has_died",),
     ),
+    Fault(
+        "table-left-in-a-file",
+        "The features of all private records stay on the disk, under a name.",
+        "pl_privknn.callbacks.table_memory",
+        {"            path.unlink()\n": "            pass\n", "            os.rmdir(private)\n": ""},
+        ("test_table_memory::test_answers_are_the_same_and_nothing_is_left",),
+    ),
+    Fault(
+        "table-that-others-may-read",
+        "Whoever has an account on the machine can open the table of private features.",
+        "pl_privknn.callbacks.table_memory",
+        {'tempfile.mkdtemp(prefix="privknn-", dir=place)': 'str(place / "t"); os.mkdir(private, 0o755)'},
+        (
+            "test_table_memory::test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_has_no_name",
+        ),
+    ),
 )

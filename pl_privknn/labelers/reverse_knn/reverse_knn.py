@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import (
-    check_choice,
-    check_int,
-    check_non_negative,
-    check_open_unit,
-    check_positive,
-    check_switch,
-)
+from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
 from pl_privknn.labelers.aggregation import vote_noise
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, Labeler, RecordBlocks, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, one_in_each_cell
-from pl_privknn.labelers.reverse_knn.local import (
-    RANDOMIZERS,
-    LocalRandomizer,
-    Table,
-    make_randomizer,
-    true_counts,
-)
-from pl_privknn.labelers.reverse_knn.shuffle import (
-    MultiMessage,
-    SingleMessage,
-    amplified_epsilon,
-    calibrated_shares,
-)
+from pl_privknn.labelers.reverse_knn.channel import Channel
+from pl_privknn.labelers.reverse_knn.local import Table, make_randomizer, true_counts
 from pl_privknn.neighbors import assign
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
-from pl_privknn.privacy.mechanisms import (
-    AdditiveNoise,
-    Adjacency,
-    Charge,
-    Laplace,
-    Mechanism,
-    NegativeBinomial,
-)
+from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Laplace, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -126,8 +101,7 @@ class ReverseKNN(Labeler):
         natural: Adjacency = "add_remove" if trust == "central" else "replace_one"
         self.adjacency = check_adjacency(natural if adjacency is None else adjacency)
         self.adjacencies = (self.adjacency,)
-        self._features: Tensor | None = None
-        self._labels: Tensor | None = None
+        self._blocks: RecordBlocks | None = None
         self._num_classes = 0
         self._channel: Channel | None = None
         if trust != "central":
@@ -151,7 +125,11 @@ class ReverseKNN(Labeler):
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`."""
         check_table(features, labels, num_classes)
-        self._features, self._labels, self._num_classes = features, labels, num_classes
+        self.fit_blocks(lambda: [(features, labels)], num_classes)
+
+    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
+        """Take the private records block by block; see :meth:`Labeler.fit_blocks`. Each is looked at once a round."""
+        self._blocks, self._num_classes = blocks, num_classes
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One release a round; see :meth:`Labeler.plan`."""
@@ -205,8 +183,11 @@ class ReverseKNN(Labeler):
         Returns:
             int64, shape ``(s, num_classes)``.
         """
-        table, (nearest, labels) = self._table(queries), self._votes(queries)
-        return true_counts(table, nearest, labels).view(table.queries, table.classes)
+        table = self._table(queries)
+        counts = torch.zeros(table.cells, dtype=torch.int64)
+        for nearest, labels in self._choices(queries):
+            counts += true_counts(table, nearest, labels)
+        return counts.view(table.queries, table.classes)
 
     @property
     def uses_public_features(self) -> bool:
@@ -252,63 +233,30 @@ class ReverseKNN(Labeler):
         return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
 
     def _votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Each record's queries, int64 ``(n, k)``, and its label ``(n, 1)``."""
-        if self._features is None or self._labels is None:
+        """:meth:`_choices` of all records together."""
+        nearest, labels = zip(*self._choices(queries), strict=True)
+        return torch.cat(nearest), torch.cat(labels)
+
+    def _choices(self, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
+        if self._blocks is None:
             raise RuntimeError("ReverseKNN needs the private table: call fit(features, labels) first")
         if len(queries) < self.k:
             raise ValueError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
-        if self.balance is None:
-            nearest = assign(self._features, queries, self.k, device=self.device)
-        else:
+        prices = None
+        if self.balance is not None:
             if self._public is None:
                 raise RuntimeError("balance='prices' needs fit_public(features of the public examples) first")
             prices = learn_prices(self._public, queries, self.k)
-            nearest = priced_neighbors(self._features, queries, prices, self.k, device=self.device)
-        return nearest, self._labels[:, None]
-
-
-@dataclasses.dataclass
-class Channel:
-    """How clients' answers reach the server where there is no curator; made once the table's shape is known."""
-
-    trust: str
-    randomizer: str
-    epsilon: float
-    delta: float
-    num_clients: int | None
-
-    def __post_init__(self) -> None:
-        known = (*RANDOMIZERS, "shares") if self.trust == "shuffle" else tuple(RANDOMIZERS)
-        check_choice("randomizer", self.randomizer, known)
-        self.epsilon = check_positive("epsilon", self.epsilon)
-        if self.trust == "shuffle":
-            check_int("num_clients", self.num_clients, 2)
-            check_open_unit("delta", self.delta)
-        self._local: float | None = None
-        self._shares: dict[int, NegativeBinomial] = {}
-
-    def protocol(self, table: Table) -> LocalRandomizer | SingleMessage | MultiMessage:
-        """What charges, and what stands for all messages."""
-        if self.trust == "local":
-            return make_randomizer(self.randomizer, self.epsilon, table)
-        clients = check_int("num_clients", self.num_clients, 2)
-        if self.randomizer == "shares":
-            if table.ones not in self._shares:
-                self._shares[table.ones] = calibrated_shares(self.epsilon, self.delta, table.ones)
-            return MultiMessage(self._shares[table.ones], table, clients)
-        if self._local is None:
-            self._local = amplified_epsilon(self.epsilon, self.delta, clients)
-        return SingleMessage(self.randomizer, self._local, table, clients)
-
-    def check_clients(self, found: int) -> None:
-        """Refuse a round with fewer clients than the guarantee counts on."""
-        if self.trust == "shuffle" and found < check_int("num_clients", self.num_clients, 2):
-            raise ValueError(
-                f"num_clients={self.num_clients} is more than take part; the noise of fewer clients does not keep ε. "
-                "State a number that is surely reached"
-            )
+        for features, labels in self._blocks():
+            check_table(features, labels, self._num_classes)
+            if prices is None:
+                nearest = assign(features, queries, self.k, device=self.device)
+            else:
+                nearest = priced_neighbors(features, queries, prices, self.k, device=self.device)
+            yield nearest, labels[:, None]
 
 
 def decide(

@@ -1,0 +1,243 @@
+"""Tables of private features that memory need not hold: where they lie, who could read them, what is left."""
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from forked import in_child
+from ledger_setup import needs_fork
+from small_fit import fit_student
+
+from pl_privknn.callbacks import PrivateLabeler, table_memory
+from pl_privknn.callbacks.table_memory import TableMemory
+from pl_privknn.datamodules import EmbeddingsDataModule
+from pl_privknn.labelers import Labeler, PrivateKNN, ReverseKNN
+from pl_privknn.neighbors import search
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent
+
+TINY = 1e-9  # gigabytes: one byte
+
+
+def private_knn():
+    return PrivateKNN(15, 0.5, noise=Gaussian(2.0), noise_source=SeededNoise(3))
+
+
+def test_a_small_table_is_held_in_memory(tmp_path):
+    assert TableMemory(limit_gb=1.0).table(10, 3, tmp_path / "none").shape == (10, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_has_no_name(
+    tmp_path, monkeypatch
+):
+    seen = {}
+    mapped = table_memory._mapped
+
+    def look(path, shape):
+        seen["folder"] = stat.S_IMODE(path.parent.stat().st_mode)
+        array = mapped(path, shape)
+        seen["left"] = list(path.parent.iterdir())
+        return array
+
+    opened = os.open
+
+    def note_mode(path, flags, mode=0o777, **others):
+        seen["flags"], seen["file"] = flags, mode
+        return opened(path, flags, mode, **others)
+
+    monkeypatch.setattr(table_memory, "_mapped", look)
+    monkeypatch.setattr(table_memory.os, "open", note_mode)
+    table = TableMemory(limit_gb=TINY).table(1000, 7, tmp_path / "a" / "b")
+    assert seen == {"folder": 0o700, "left": [], "file": 0o600, "flags": os.O_RDWR | os.O_CREAT | os.O_EXCL}
+    assert list(tmp_path.iterdir()) == []
+    # It is a table like any other.
+    values = torch.rand(1000, 7)
+    table[:] = values
+    assert torch.equal(table, values)
+    assert table.is_contiguous()
+
+
+def test_a_disk_without_room_is_told_by_its_folder_alone(tmp_path, monkeypatch):
+    usage = table_memory.shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(table_memory.shutil, "disk_usage", lambda place: usage)
+    with pytest.raises(OSError, match=r"memory.scratch='.*': its disk has too little room") as caught:
+        TableMemory(limit_gb=TINY, scratch=tmp_path).table(12345, 77, tmp_path)
+    assert not any(
+        str(number) in str(caught.value).replace(str(tmp_path), "") for number in (12345, 77, 12345 * 77 * 4)
+    )
+
+
+def test_a_limit_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="limit_gb"):
+        PrivateLabeler(memory=TableMemory(limit_gb=0.0))
+
+
+def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
+    made = []
+    mapped = table_memory._mapped
+    monkeypatch.setattr(table_memory, "_mapped", lambda *args: made.append(1) or mapped(*args))
+    labels = {}
+    for limit in (None, TINY):
+        folder = tmp_path / str(limit)
+        _, data = fit_student(
+            folder,
+            private_knn(),
+            0.1,
+            queries_per_round=30,
+            memory=TableMemory(limit_gb=limit, scratch=tmp_path / "s"),
+        )
+        labels[limit] = data.public.labels
+    assert made == [1]
+    assert torch.equal(labels[None], labels[TINY])
+    assert not (tmp_path / "s").exists()
+    assert {path.name for path in (tmp_path / str(TINY)).rglob("*")} == {
+        path.name for path in (tmp_path / "None").rglob("*")
+    }
+
+
+# --- teachers that hold no table
+
+
+def test_a_streaming_teacher_never_sees_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr("pl_privknn.callbacks.labeling_round._IMAGES_AT_ONCE", 64)
+    monkeypatch.setattr(TableMemory, "table", lambda *args: pytest.fail("a table was made"))
+    monkeypatch.setattr(ReverseKNN, "fit", lambda *args: pytest.fail("a table was given"))
+    teacher = ReverseKNN(1, 2.0, noise_source=SeededNoise(3))
+    blocks = []
+    table = ReverseKNN.fit_blocks
+
+    def spied(self, given, num_classes):
+        def counted():
+            for block in given():
+                blocks.append(len(block[0]))
+                yield block
+
+        table(self, counted, num_classes)
+
+    monkeypatch.setattr(ReverseKNN, "fit_blocks", spied)
+    _, data = fit_student(tmp_path, teacher, 0.1, queries_per_round=12, selection="clusters")
+    assert blocks == [64, 64, 64, 64, 44]
+    assert int((data.public.labels >= 0).sum()) == 60
+
+
+def test_blocks_and_a_table_give_the_same_counts():
+    generator = torch.Generator().manual_seed(0)
+    table, queries = torch.rand(200, 5, generator=generator), torch.rand(9, 5, generator=generator)
+    labels = torch.arange(200) % 3
+    whole, streamed = ReverseKNN(2, 2.0), ReverseKNN(2, 2.0)
+    whole.fit(table, labels, 3)
+    streamed.fit_blocks(lambda: zip(table.split(17), labels.split(17), strict=True), 3)
+    assert torch.equal(whole.counts(queries), streamed.counts(queries))
+    assert torch.equal(streamed.counts(queries), streamed.counts(queries))
+
+
+def test_bad_records_of_a_block_are_refused_before_anything_is_paid():
+    teacher = ReverseKNN(1, 2.0)
+    features = torch.rand(4, 2)
+    features[2, 1] = torch.nan
+    teacher.fit_blocks(lambda: [(features, torch.tensor([0, 1, 0, 1]))], 2)
+    with pytest.raises(ValueError, match="features: some are NaN"):
+        teacher.label(torch.rand(3, 2), None)
+
+
+def test_a_fit_of_ones_own_is_not_passed_over():
+    class Halved(ReverseKNN):
+        def fit(self, features, labels, num_classes):
+            super().fit(features[::2], labels[::2], num_classes)
+
+    assert ReverseKNN(1, 1.0).streams
+    assert not Halved(1, 1.0).streams
+    assert not PrivateKNN().streams
+    teacher = ReverseKNN(1, 1.0)
+    teacher.fit = lambda *args: None
+    assert not teacher.streams
+    with pytest.raises(NotImplementedError, match="PrivateKNN takes its records as a table"):
+        Labeler.fit_blocks(PrivateKNN(), list, 2)
+
+
+# --- how much memory it takes
+
+
+class AnonymousPeak(threading.Thread):
+    """The most memory of its own that this process has held while it was watched, bytes; mapped files don't count."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.least = self.peak = self.now()
+        self.done = threading.Event()
+
+    @staticmethod
+    def now():
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+    def run(self):
+        while not self.done.wait(0.002):
+            self.peak = max(self.peak, self.now())
+
+
+def peak_of_labelling(folder, teacher, limit):
+    """Bytes that a fit took at its peak, and the labels that it brought."""
+    search._VALUES_CENTRED_AT_A_TIME = 1 << 18  # what a search holds beside the table would hide it here
+    watch = AnonymousPeak()
+    watch.start()
+    data = EmbeddingsDataModule(
+        folder / "private.npy", torch.arange(RECORDS) % 3, folder / "public.npy", num_classes=3, batch_size=8
+    )
+    labeling = PrivateLabeler(
+        teacher, epochs_per_round=1, features=torch.nn.Flatten(), run_dir=folder / "run", progress=False,
+        queries_per_round=20, memory=TableMemory(limit_gb=limit),
+    )  # fmt: skip
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=folder, callbacks=[labeling],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(DIMENSIONS, 3))
+    trainer.fit(SupervisedStudent(network=network, num_classes=3), data)
+    watch.done.set()
+    watch.join()
+    return watch.peak - watch.least, data.public.labels.tolist()
+
+
+RECORDS, DIMENSIONS = 40_000, 640  # a table of 102 MB
+TABLE = 4 * RECORDS * DIMENSIONS
+
+
+@needs_fork
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no memory of a process")
+def test_memory_does_not_grow_with_the_table(tmp_path):
+    generator = np.random.default_rng(0)
+    table = np.lib.format.open_memmap(tmp_path / "private.npy", "w+", np.float32, (RECORDS, DIMENSIONS))
+    for start in range(0, RECORDS, 10_000):
+        table[start : start + 10_000] = generator.random((10_000, DIMENSIONS), np.float32)
+    np.save(tmp_path / "public.npy", generator.random((40, DIMENSIONS), np.float32))
+    del table
+
+    def measured(name, teacher, limit):
+        def job():
+            (tmp_path / name).mkdir()
+            for file in ("private.npy", "public.npy"):
+                (tmp_path / name / file).symlink_to(tmp_path / file)
+            (tmp_path / f"{name}.txt").write_text(
+                json.dumps(peak_of_labelling(tmp_path / name, teacher(), limit))
+            )
+
+        assert in_child(job) == 0
+        return json.loads((tmp_path / f"{name}.txt").read_text())
+
+    in_memory, labels = measured("in memory", private_knn, None)
+    mapped, same_labels = measured("mapped", private_knn, 0.1)
+    streamed, _ = measured("streamed", lambda: ReverseKNN(1, 2.0), None)
+    # The whole table is in memory once; a quarter of it is more than the blocks that are looked at.
+    assert in_memory > 0.95 * TABLE
+    assert mapped < in_memory - 0.75 * TABLE
+    assert streamed < in_memory - 0.75 * TABLE
+    assert labels == same_labels
