@@ -16,6 +16,7 @@ _PUBLIC = "public constants"
 _PLAN = "the plan and public constants"
 _CHARGES = "charges; how many there are follows from released answers"
 _ANSWERS = "released answers"
+_RELEASED = "noisy counts that were paid for"
 _JUDGED = "released answers or weights, on public examples with their truth"
 
 _LISTS: dict[Where, dict[str, str]] = {
@@ -24,6 +25,7 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("privacy/delta", "labels/queried"), _PUBLIC),
         **dict.fromkeys(("privacy/epsilon", "privacy/guarantee"), _PLAN),
         "privacy/epsilon_spent": _CHARGES,
+        **dict.fromkeys(("privacy/max_grad_norm", "private/accuracy"), _RELEASED),
         **dict.fromkeys(("labels/answered", "labels/labelled"), _ANSWERS),
         **dict.fromkeys(("labels/accuracy", "labels/accuracy_last_round"), _JUDGED),
         **dict.fromkeys(("val/accuracy", "val/loss", "test/accuracy", "test/loss"), _JUDGED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,8 +37,10 @@ def steps_per_epoch(sampling_rate: float) -> int:
     return math.ceil(1 / check_rate("sampling_rate", sampling_rate) - 1e-9)
 
 
-def noise_for_steps(target_epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """The least noise multiplier with which ``steps`` steps cost at most ``target_epsilon``.
+def noise_for_steps(
+    target_epsilon: float, delta: float, sampling_rate: float, steps: int, others: Sequence[Charge] = ()
+) -> float:
+    """The least noise multiplier with which ``steps`` steps, and ``others``, cost at most ``target_epsilon``.
 
     Raises:
         ValueError: for arguments out of range; :class:`~pl_privknn.privacy.accounting.calibration.CalibrationError`
@@ -46,7 +49,7 @@ def noise_for_steps(target_epsilon: float, delta: float, sampling_rate: float, s
     rate, count = check_rate("sampling_rate", sampling_rate), check_int("steps", steps)
     parameter = Parameter("noise_multiplier", start=max(0.5, 20 * rate), low=1e-2, high=1e6, rising=False)
     return calibrate(
-        lambda multiplier: [Charge(step_mechanism(multiplier, 1.0, rate), count)],
+        lambda multiplier: [Charge(step_mechanism(multiplier, 1.0, rate), count), *others],
         parameter,
         epsilon=target_epsilon,
         delta=delta,

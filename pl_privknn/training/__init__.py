@@ -1,5 +1,7 @@
 """Private training: any LightningModule on private records, by noisy SGD."""
 
+from pl_privknn.training.adaptive_clipping import AdaptiveClipping
+from pl_privknn.training.paid_accuracy import PaidAccuracy
 from pl_privknn.training.private_training import PrivateTraining
 
-__all__ = ["PrivateTraining"]
+__all__ = ["AdaptiveClipping", "PaidAccuracy", "PrivateTraining"]

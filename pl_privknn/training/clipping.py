@@ -49,6 +49,8 @@ class ClippedGradients:
 
     #: Rows of a batch that one example has, one after another; its gradient is their mean, clipped as one.
     views = 1
+    #: Is given the norms of each part's gradients before they are clipped, ``(b,)``; they are private.
+    observe: Callable[[Tensor], None] | None = None
     #: Whether losses come as the mean over a part of a batch, and not one an example.
     of_means = False
     #: The setting by which batch normalisation is replaced, for messages.
@@ -179,9 +181,10 @@ class ClippedGradients:
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         together = self.physical_batch_size or _TOGETHER.get(self.device.type, 512)
         for start in range(0, count, together):
-            total += torch.cat(
-                [piece.flatten() for piece in self._part(*part(slice(start, start + together)))[0]]
-            )
+            pieces, norms = self._part(*part(slice(start, start + together)))
+            total += torch.cat([piece.flatten() for piece in pieces])
+            if self.observe is not None:
+                self.observe(norms.norm(dim=0))
         return total
 
     def clipped_by(self, count: int, losses: Losses) -> tuple[Tensor, Tensor]:

@@ -79,6 +79,13 @@ class ModuleGuard:
                 if metric.update_count != before.get(id(metric), 0):
                     metric.reset()
 
+    def moved(self, part: Any) -> Any:
+        """A batch by the module's own transfer hooks on its device; within :meth:`private_step`."""
+        trainer = self.module.trainer
+        part = trainer.precision_plugin.convert_input(part)
+        part = self.module._on_before_batch_transfer(part, dataloader_idx=0)
+        return trainer.strategy.batch_to_device(part, dataloader_idx=0)
+
     def tell(self, names: set[str] | None = None) -> None:
         """Warn of names that were dropped, or will be; once for each."""
         new = (self._dropped if names is None else names) - self._told

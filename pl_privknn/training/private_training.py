@@ -16,10 +16,12 @@ from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_for_steps, steps_per_epoch
 from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.adaptive_clipping import AdaptiveClipping, MovingNorm
 from pl_privknn.training.clipping import CLIPPING
 from pl_privknn.training.layer_checks import replace_batch_norms
 from pl_privknn.training.module_checks import check_module, check_readers
 from pl_privknn.training.module_guard import ModuleGuard
+from pl_privknn.training.paid_accuracy import PaidAccuracy, accuracy_of, check_predictions, right_and_wrong
 from pl_privknn.training.reporting import ReportsTraining
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
@@ -29,6 +31,7 @@ from pl_privknn.training.trainer_checks import check_data, check_precision, chec
 
 _KIND = "PrivateTraining"
 _KEY = "private_training"
+_NORM = "private_training_norm"
 
 
 class PrivateTraining(ReportsTraining, pl.Callback):
@@ -68,6 +71,8 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         views: number of views of an example in a step.
         physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
+        adaptive_clipping: let the bound follow a quantile of the gradients' norms, from ``max_grad_norm`` on.
+        accuracy: release the accuracy on the private records at times; ``epsilon`` is for all together.
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
@@ -102,6 +107,8 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         views: int = 1,
         physical_batch_size: int | None = None,
         replace_batch_norm: bool = False,
+        adaptive_clipping: AdaptiveClipping | None = None,
+        accuracy: PaidAccuracy | None = None,
         files: RunFiles = RunFiles(),
         steps_per_charge: int = 20,
         noise_source: NoiseSource | None = None,
@@ -131,6 +138,10 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             raise ValueError(
                 'augment: clipping="ghost" has norms of views and not of examples; use clipping="flat"'
             )
+        if adaptive_clipping is not None and clipping == "per_layer":
+            raise ValueError(
+                'adaptive_clipping: it moves one norm, and clipping="per_layer" has one a layer; use clipping="flat"'
+            )
         if physical_batch_size is not None:
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
@@ -145,6 +156,9 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         )
         batches = PoissonBatches(batch_size=expected_batch_size, expected_records=expected_records)
         self.session = PrivateSession(_KIND, batches, budget, files, steps_per_charge, noise_source)
+        self.session.adaptive_clipping, self.session.accuracy = adaptive_clipping, accuracy
+        self._norm: MovingNorm | None = None
+        self._reached: float | None = None
         self._guard: ModuleGuard | None = None
         self._gradients: StepGradients | None = None
         self._logged: tuple[int, dict[str, float]] = (-1, {})
@@ -164,7 +178,8 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         if budget.noise_multiplier is not None:
             return budget.noise_multiplier
         assert budget.target_epsilon is not None
-        return noise_for_steps(budget.target_epsilon, budget.delta, self.session.sampling_rate, steps)
+        others = [] if self.session.accuracy is None else self.session.accuracy.charges(steps)
+        return noise_for_steps(budget.target_epsilon, budget.delta, self.session.sampling_rate, steps, others)
 
     # ------------------------------------------------------------------ hooks
 
@@ -190,8 +205,9 @@ class PrivateTraining(ReportsTraining, pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember the run that a checkpoint belongs to."""
+        """Remember the run that a checkpoint belongs to, and the clipping norm."""
         self.session.loaded = checkpoint.get(_KEY)
+        self._reached = checkpoint.get(_NORM)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -199,6 +215,8 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         """Save where the run's folder is and how far it came; charges stay in the ledger."""
         if self.session.run is not None:
             checkpoint[_KEY] = self.session.run.state()
+        if self._norm is not None:
+            checkpoint[_NORM] = self._norm.value
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check the module on made-up batches, then state the plan and take the place of its training_step."""
@@ -206,7 +224,10 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         gradients = StepGradients(pl_module, self.max_grad_norm, self.clipping, self.physical_batch_size)
         logged = gradients.check_step(pl_module, tuple(data.image_shape), _labels(data, 3))
         check_readers(trainer, logged)
+        if self.session.accuracy is not None:
+            check_predictions(pl_module, data)
         self.session.open(trainer, gradients.clip_norm)
+        self._norm = self._moving_norm(gradients.clip_norm)
         gradients.augment, gradients.views = self.augment, self.views
         self._gradients = gradients
         self._gradients.attach()
@@ -225,7 +246,12 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         row = self.session.run.steps.row
         if row != self._logged[0]:  # what was spent grows by rows
             self._logged = (row, self.privacy_metrics())
-        for name, value in self._logged[1].items():
+        logged = dict(self._logged[1])
+        if self._norm is not None:
+            logged["privacy/max_grad_norm"] = self._norm.value
+        if (accuracy := self._accuracy(pl_module)) is not None:
+            logged["private/accuracy"] = accuracy
+        for name, value in logged.items():
             pl_module.log(name, value, on_step=True, on_epoch=False, batch_size=1)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -244,7 +270,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in a fit."""
-        return {**self.__dict__, "_guard": None, "_gradients": None}
+        return {**self.__dict__, "_guard": None, "_gradients": None, "_norm": None}
 
     def _leave(self) -> None:
         if self._guard is not None:
@@ -266,21 +292,51 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             return {"loss": self._gradients.surrogate(total / self.session.batch_size)}
         images, labels = batch.taken()
         total = privately(self._private_sum, images, labels, batch_idx)
-        return {"loss": self._gradients.surrogate(self.session.release(total))}
+        released = self.session.release(total)
+        return {
+            "loss": self._gradients.surrogate(released if self._norm is None else self._norm.parted(released))
+        }
 
     def _private_sum(self, images: Tensor, labels: Tensor, batch_idx: int) -> Tensor:
         assert self._gradients is not None
         assert self._guard is not None
-        module, trainer = self._guard.module, self._guard.module.trainer
+        guard, norms = self._guard, [torch.zeros(0)]
+        self._gradients.observe = None if self._norm is None else norms.append
+        if self._norm is not None:
+            self._gradients.clip_norm = self._norm.value
+        try:
+            with guard.private_step():
+                total = self._gradients.sum_of(
+                    images, labels, lambda x, y: step_loss(guard.module, guard.moved((x, y)), batch_idx)
+                )
+        finally:
+            self._gradients.observe = None
+        return total if self._norm is None else self._norm.joined(total, torch.cat(norms[1:] or norms))
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            part = trainer.precision_plugin.convert_input((x, y))
-            part = module._on_before_batch_transfer(part, dataloader_idx=0)
-            part = trainer.strategy.batch_to_device(part, dataloader_idx=0)
-            return step_loss(module, part, batch_idx)
+    def _moving_norm(self, unit: float) -> MovingNorm | None:
+        chosen, run = self.session.adaptive_clipping, self.session.run
+        start, self._reached = self._reached or unit, None
+        if chosen is None or run is None:
+            return None
+        return MovingNorm(chosen, start, unit, run.noise_multiplier, self.session.batch_size)
 
-        with self._guard.private_step():
-            return self._gradients.sum_of(images, labels, step)
+    def _accuracy(self, module: pl.LightningModule) -> float | None:
+        """The accuracy, where one is due after this step."""
+        chosen, run, guard = self.session.accuracy, self.session.run, self._guard
+        if chosen is None or run is None or (run.planned - run.steps.left) % chosen.every_n_steps:
+            return None
+        assert guard is not None
+        coins = self.session.coins("accuracy")
+
+        def count() -> Tensor:
+            with guard.private_step(), module.trainer.precision_plugin.forward_context():
+                return right_and_wrong(
+                    module, self.session.private.records, chosen.sampling_rate, coins, guard.moved
+                )
+
+        noisy = self.session.release_counts(privately(count))
+        self._logged = (-1, {})  # more was spent
+        return accuracy_of(noisy)
 
 
 def _labels(data: Any, count: int) -> Tensor:

@@ -123,10 +123,9 @@ class FollowedRun:
         self.steps = FollowedSteps(left)
         self._reports = reports
 
-    def hear(self, row: int, reports: tuple[PrivacyReport, PrivacyReport] | None) -> None:
-        """One step was taken; ``reports`` where a row was paid for it."""
-        self.steps.left -= 1
-        self.steps.row = row
+    def hear(self, left: int, row: int, reports: tuple[PrivacyReport, PrivacyReport] | None) -> None:
+        """Something was released; ``reports`` where a row was paid for it."""
+        self.steps.left, self.steps.row = left, row
         if reports is not None:
             self._reports = reports
 

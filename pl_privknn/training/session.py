@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,6 +13,8 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.adaptive_clipping import AdaptiveClipping
+from pl_privknn.training.paid_accuracy import PaidAccuracy
 from pl_privknn.training.processes import FollowedRun, Processes
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
 from pl_privknn.training.trainer_checks import check_data
@@ -35,6 +38,8 @@ class PrivateSession:
     Attributes:
         run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
         private: what the private batches are made of, during the fit; None in a ``fast_dev_run``.
+        adaptive_clipping: how the clipping norm moves; part of the plan.
+        accuracy: what is released beside the steps; part of the plan.
         loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
 
     Raises:
@@ -58,6 +63,8 @@ class PrivateSession:
         self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
         self.run: TrainingRun | FollowedRun | None = None
         self.private: Any = None
+        self.adaptive_clipping: AdaptiveClipping | None = None
+        self.accuracy: PaidAccuracy | None = None
         self._processes: Processes | None = None
         self.loaded: dict[str, Any] | None = None
 
@@ -69,7 +76,7 @@ class PrivateSession:
         """Make the data module give Poisson batches of this process's private records."""
         self._processes = Processes(trainer)
         share = (self._processes.rank, self._processes.count)
-        self.private = data.train_privately(self.sampling_rate, self._coins, share)
+        self.private = data.train_privately(self.sampling_rate, lambda: self.coins("batches"), share)
 
     def open(self, trainer: pl.Trainer, clip_norm: float) -> None:
         """State the plan in the ledger, or continue that of an interrupted run; nothing where nothing is drawn.
@@ -126,23 +133,31 @@ class PrivateSession:
             The noisy sum over the expected batch size, a constant: the number of records drawn is private. The same
             in all processes.
         """
-        run, processes = self.run, self._processes
-        assert run is not None
-        assert processes is not None
-        whole = processes.sum(total)
-        noisy = [whole]
+        released = self._released(total, lambda run, whole: run.steps.release(whole, self.noise_source))
+        return released / self.batch_size
 
-        def step() -> tuple[int, Any]:
-            assert isinstance(run, TrainingRun)
-            before = run.steps.row
-            noisy[0] = run.steps.release(whole, self.noise_source)
-            is_news = processes.count > 1 and run.steps.row != before
-            return run.steps.row, run.reports() if is_news else None
+    def release_counts(self, counts: Tensor) -> Tensor:
+        """Pay for the counts that an accuracy is made of, and draw their noise, once for all processes.
 
-        told = processes.from_first(step)
-        if isinstance(run, FollowedRun):
-            run.hear(*told)
-        return processes.tensor_of_first(noisy[0]) / self.batch_size
+        Args:
+            counts: this process's, int64 ``(2,)``.
+
+        Returns:
+            Noisy counts of all processes.
+        """
+        return self._released(counts, lambda run, whole: run.release_counts(whole, self.noise_source))
+
+    def coins(self, use: str) -> NoiseSource:
+        """The source of this process's coins for a Poisson sample that begins now.
+
+        Args:
+            use: what the sample is for.
+        """
+        # A seeded source must not toss the same coins again after a resume; charges only grow.
+        place = (0, 0) if self.run is None else (self.run.num_charges, self.run.steps.left)
+        rank = 0 if self._processes is None else self._processes.rank
+        # Nor must two processes toss the same coins for different records.
+        return self.noise_source.stream(use, *place, *(("rank", rank) if rank else ()))
 
     def leave(self) -> None:
         """Let another run use the folder; the ledger stays readable."""
@@ -171,11 +186,26 @@ class PrivateSession:
             delta=self.budget.delta,
             noise_multiplier=self.budget.noise_multiplier,
             target_epsilon=self.budget.target_epsilon,
+            adaptive_clipping=self.adaptive_clipping,
+            accuracy=self.accuracy,
         )
 
-    def _coins(self) -> NoiseSource:
-        # A seeded source must not toss the same coins again after a resume; charges only grow.
-        place = (0, 0) if self.run is None else (self.run.num_charges, self.run.steps.left)
-        rank = 0 if self._processes is None else self._processes.rank
-        # Nor must two processes toss the same coins for different records.
-        return self.noise_source.stream("batches", *place, *(("rank", rank) if rank else ()))
+    def _released(self, values: Tensor, draw: Callable[[TrainingRun, Tensor], Tensor]) -> Tensor:
+        """The sum of all processes' ``values``, paid for and with noise by the first one."""
+        run, processes = self.run, self._processes
+        assert run is not None
+        assert processes is not None
+        whole = processes.sum(values)
+        noisy = [whole]
+
+        def release() -> tuple[int, int, Any]:
+            assert isinstance(run, TrainingRun)
+            before = run.num_charges if processes.count > 1 else 0
+            noisy[0] = draw(run, whole)
+            is_news = processes.count > 1 and run.num_charges != before
+            return run.steps.left, run.steps.row, run.reports() if is_news else None
+
+        told = processes.from_first(release)
+        if isinstance(run, FollowedRun):
+            run.hear(*told)
+        return processes.tensor_of_first(noisy[0])

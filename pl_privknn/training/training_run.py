@@ -8,15 +8,20 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pl_privknn._files import write_durably
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger.run import paid
 from pl_privknn.privacy.ledger.run_folder import FolderLock, HeadFile, resumed_folder
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
+from pl_privknn.training.adaptive_clipping import AdaptiveClipping
+from pl_privknn.training.paid_accuracy import PaidAccuracy
 
 #: Name of the run's own file, for each kind of training.
 _FILES = {"NoisySGD": "noisy_sgd.json", "PrivateTraining": "private_training.json"}
@@ -34,6 +39,8 @@ class TrainingPlan:
         delta: δ of the guarantee.
         noise_multiplier: noise over ``clip_norm``, or None where ``target_epsilon`` decides.
         target_epsilon: ε that all steps together may cost, or None.
+        adaptive_clipping: how ``clip_norm`` moves, which is then only the first; None where it stays.
+        accuracy: what is released beside the steps, or None.
     """
 
     steps: int
@@ -43,6 +50,21 @@ class TrainingPlan:
     delta: float
     noise_multiplier: float | None
     target_epsilon: float | None
+    adaptive_clipping: AdaptiveClipping | None = None
+    accuracy: PaidAccuracy | None = None
+
+    def accuracies(self, steps: int) -> list[Charge]:
+        """What accuracies cost in so many steps."""
+        return [] if self.accuracy is None else self.accuracy.charges(steps)
+
+    def described(self) -> dict[str, Any]:
+        """In plain types; what was not asked for is left out where older plans do not have it."""
+        found = dataclasses.asdict(self)
+        return {
+            name: value
+            for name, value in found.items()
+            if value is not None or name not in ("adaptive_clipping", "accuracy")
+        }
 
 
 def run_folder(
@@ -189,6 +211,20 @@ class TrainingRun:
             "done": self.planned - self.steps.left - self.lost,
         }
 
+    def release_counts(self, counts: Tensor, noise: NoiseSource) -> Tensor:
+        """Pay for the counts that an accuracy is made of, then add their noise.
+
+        Args:
+            counts: int64 ``(2,)``.
+            noise: source of the noise.
+
+        Raises:
+            BudgetExceeded: from the ledger; nothing was drawn.
+        """
+        assert self.plan.accuracy is not None
+        mechanism = self.plan.accuracy.mechanism
+        return mechanism.add_noise(counts, paid(self._run, noise, mechanism, 1, "accuracy", ("add_remove",)))
+
     def told(self) -> dict[str, Any]:
         """What other processes of the same training have to know of it."""
         return {
@@ -228,13 +264,16 @@ class TrainingRun:
         if plan.noise_multiplier is not None:
             return plan.noise_multiplier
         assert plan.target_epsilon is not None
-        return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, plan.steps)
+        others = plan.accuracies(plan.steps)
+        return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, plan.steps, others)
 
     def _state_plan(self, stop_at_budget: bool) -> int:
-        description = {"training": self.kind, **dataclasses.asdict(self.plan)}
+        description = {"training": self.kind, **self.plan.described()}
 
         def state(steps: int) -> int:
-            self.ledger.run(self.run_id, [Charge(self.mechanism, steps, self._noise_mark)], description)
+            charges = [Charge(self.mechanism, steps), *self.plan.accuracies(steps)]
+            marked = [dataclasses.replace(charge, mark=self._noise_mark) for charge in charges]
+            self.ledger.run(self.run_id, marked, description)
             return steps
 
         try:
@@ -243,7 +282,7 @@ class TrainingRun:
             if not stop_at_budget:
                 raise
             assert self.ledger.max_epsilon is not None
-            others = list(self.ledger.report().guaranteed)
+            others = [*self.ledger.report().guaranteed, *self.plan.accuracies(self.plan.steps)]
             try:
                 fitting = steps_within(
                     self.mechanism, self.plan.steps, self.ledger.max_epsilon, self.ledger.delta, others
@@ -261,7 +300,7 @@ class TrainingRun:
             )
         if not found:
             return {}
-        wanted = dataclasses.asdict(self.plan)
+        wanted = {**dataclasses.asdict(self.plan), **self.plan.described()}
         if changes := [
             f"{name}={found['plan'].get(name)!r} then, {value!r} now"
             for name, value in wanted.items()
@@ -277,7 +316,7 @@ class TrainingRun:
     def _write(self) -> None:
         content = {
             "run_id": self.run_id,
-            "plan": dataclasses.asdict(self.plan),
+            "plan": self.plan.described(),
             "noise_multiplier": self.noise_multiplier,
             "planned": self.planned,
         }

@@ -10,8 +10,8 @@ FAULTS = (
         "The update is divided by the number of records drawn, which is private.",
         "pl_privknn.training.private_training",
         {
-            "self._gradients.surrogate(self.session.release(total))": (
-                "self._gradients.surrogate(self.session.release(total) * self.session.batch_size / max(1, len(images)))"
+            "released = self.session.release(total)": (
+                "released = self.session.release(total) * self.session.batch_size / max(1, len(images))"
             ),
         },
         ("test_private_training::test_a_noiseless_update_is_that_of_each_example_clipped",),
@@ -163,13 +163,58 @@ FAULTS = (
         ("test_private_training::test_views_of_an_example_are_one_clipped_gradient",),
     ),
     Fault(
+        "unpaid-adaptive-clipping",
+        "The count of unclipped gradients goes with each step and the step's charge is for the gradients alone.",
+        "pl_privknn.training.adaptive_clipping",
+        {
+            "self._of_sum, self._of_count = math.sqrt(1 - share)": "self._of_sum, self._of_count = 1.0",
+        },
+        ("test_paid_figures::test_sum_and_count_of_one_record_are_no_longer_than_what_is_charged",),
+    ),
+    Fault(
+        "norm-from-the-true-share",
+        "The clipping norm moves by the share of unclipped gradients without noise.",
+        "pl_privknn.training.adaptive_clipping",
+        {
+            "        scaled = noisy / self.unit\n": "        scaled = noisy / self.unit\n        scaled[-1] = 0.0\n",
+        },
+        ("test_paid_figures::test_gradients_and_count_have_the_noise_that_the_charge_pays_for",),
+    ),
+    Fault(
+        "unpaid-accuracy",
+        "An accuracy on private records is released and the ledger knows nothing of it.",
+        "pl_privknn.training.training_run",
+        {
+            'paid(self._run, noise, mechanism, 1, "accuracy", ("add_remove",))': 'noise.stream("accuracy", self.num_charges)',
+        },
+        ("test_paid_figures::test_an_accuracy_is_that_of_the_records_at_its_step_and_has_its_own_charge",),
+    ),
+    Fault(
+        "accuracy-beside-the-budget",
+        "The noise is found for the steps alone, and accuracies come on top of it.",
+        "pl_privknn.privacy.noisy_steps",
+        {
+            "rate), count), *others],": "rate), count)],",
+        },
+        ("test_paid_figures::test_epsilon_is_for_steps_and_accuracies_together",),
+    ),
+    Fault(
+        "predictions-that-meet",
+        "One record may change the predictions of many.",
+        "pl_privknn.training.paid_accuracy",
+        {
+            "    if not torch.allclose(together, alone": "    if False and not torch.allclose(together, alone",
+        },
+        ("test_paid_figures::test_predictions_that_are_no_record_s_own_are_refused_before_a_charge",),
+    ),
+    Fault(
         "noise-in-each-process",
         "Every process adds noise to its own sum, scaled as if it were the only one.",
         "pl_privknn.training.session",
         {
-            "whole = processes.sum(total)": (
-                "whole = processes.sum(run.steps.mechanism.add_noise(total, self.noise_source) if processes.count > 1 "
-                "and isinstance(run, TrainingRun) else total)"
+            "whole = processes.sum(values)": (
+                "whole = processes.sum(run.steps.mechanism.add_noise(values, self.noise_source) if processes.count > 1 "
+                "and isinstance(run, TrainingRun) else values)"
             ),
         },
         ("test_processes::test_several_processes_train_as_one_and_pay_as_one",),

@@ -172,7 +172,7 @@ def test_shares_of_the_records_are_disjoint_and_their_coins_independent():
     for rank in range(2):
         session = training().session
         session._processes = type("Rank", (), {"rank": rank})()
-        sessions.append(poisson_sample(45, 0.5, session._coins()).tolist())
+        sessions.append(poisson_sample(45, 0.5, session.coins("batches")).tolist())
     assert sessions[0] != sessions[1]
 
 
