@@ -32,6 +32,16 @@ class AdaptiveClipping(ArgumentGroup):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
+        >>> from pl_privknn.training import AdaptiveClipping, PrivateTraining
+        >>> training = PrivateTraining(
+        ...     noise_multiplier=1.0, expected_batch_size=512, expected_records=60_000,
+        ...     adaptive_clipping=AdaptiveClipping(quantile=0.5),
+        ... )
+        >>> round(epsilon_for_delta([Charge(Gaussian(1.0, 1.0, 512 / 60_000), 2360)], delta=1e-5), 2)
+        2.36
     """
 
     quantile: float = 0.5

@@ -42,7 +42,7 @@ class PaidAccuracy(ArgumentGroup):
         >>> from pl_privknn.training import PaidAccuracy
         >>> accuracy = PaidAccuracy(every_n_steps=100, noise=200.0)
         >>> round(epsilon_for_delta(accuracy.charges(2360), delta=1e-5), 3)
-        0.083
+        0.072
     """
 
     every_n_steps: int = 100
