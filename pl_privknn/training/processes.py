@@ -107,7 +107,7 @@ class FollowedRun:
         steps: how far it is.
     """
 
-    ledger = None
+    ledger = folder = None
 
     def __init__(
         self,
