@@ -20,8 +20,10 @@ from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
 from pl_privknn.privacy.auditing.lower_bound import (
     claimed_profile,
     epsilon_lower_bound,
+    lower_probability,
     mu_lower_bound,
     profile_excess,
+    upper_probability,
 )
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
@@ -34,6 +36,8 @@ RUNS_ONE_BY_ONE = 300
 VERDICT = 0.999
 # Factors by which noise is too small that are tried for the smallest breach.
 _FACTORS = (1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+# Share of many runs that say where the middle of their scores is.
+_FINDING = 0.15
 # Shares of the stated ε at which the claimed profile is tested.
 _SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
@@ -54,6 +58,8 @@ class Attacked:
             where ``gaussian`` is true, else an estimate. None where the releases are of another kind altogether.
         gaussian: whether the stated releases are exactly Gaussian.
         epsilon_lower_labels: lower bound from labels alone.
+        epsilon_lower_student: lower bound from small students that were trained on the labels alone, of up to
+            30 runs, or 200 on either side.
         confidence: of the lower bounds, each by itself.
         violated: whether the stated guarantee is refuted.
         verdict_confidence: a true guarantee is refuted with probability at most 1 − this.
@@ -74,6 +80,7 @@ class Attacked:
     epsilon_estimate: float | None
     gaussian: bool
     epsilon_lower_labels: float
+    epsilon_lower_student: float
     confidence: float
     violated: bool
     verdict_confidence: float
@@ -130,7 +137,7 @@ def attack_labeler(
         found |= {"canaries": len(scored.present), "runs": times}
     else:
         sides = score_runs(target, placed, runs, source)
-        found = _of_many_runs(target, sides, stated, claim.gaussian is not None, confidence)
+        found = _of_many_runs(target, sides, stated, claim, confidence)
         found |= {"canaries": 1, "runs": runs}
     return Attacked(
         labeler=type(target.labeler).__name__,
@@ -149,28 +156,37 @@ def attack_labeler(
 def _of_one_run(
     target: Target, scored: Scored, stated: float, claim: TradeOff, confidence: float
 ) -> dict[str, Any]:
+    # All tests share the error. Of what is noisy by nature the trade-off refutes with far fewer guesses than ε.
+    natural, shared = _noisy_by_nature(target), bool(np.any(scored.contrast))
+    each, inverse = 1 - (1 - VERDICT) / ((1 if natural else 2) * (1 + shared)), _inverse(claim)
+
     def refuted(scores: Floats) -> bool:
         guesses = Guesses.of(scores, scored.present)
-        each = (1 + VERDICT) / 2  # two tests share the error
-        if np.isfinite(stated) and guessing.refutes_epsilon(guesses, stated, target.delta, each):
+        if not natural and guessing.refutes_epsilon(guesses, stated, target.delta, each):
             return True
-        return guessing.refutes_trade_off(guesses, _inverse(claim), each)
+        return guessing.refutes_trade_off(guesses, inverse, each)
 
-    seen = Guesses.of(scored.scores, scored.present)
+    def lower(scores: Floats, present: NDArray[np.bool_]) -> float:
+        return guessing.epsilon_of_guesses(Guesses.of(scores, present), **options)
+
     options = {"delta": target.delta, "confidence": confidence}
-    noisy_by_nature = all(np.isinf(c.mechanism.pure_epsilon(target.adjacency)) for c in target.plan)
+    estimate = None
+    if natural:
+        seen = Guesses.of(scored.scores, scored.present)
+        estimate = guessing.gaussian_epsilon_of_guesses(seen, **options)
     return {
         "released": scored.released,
-        "epsilon_lower": guessing.epsilon_of_guesses(seen, **options),
-        "epsilon_estimate": guessing.gaussian_epsilon_of_guesses(seen, **options)
-        if noisy_by_nature
-        else None,
-        "epsilon_lower_labels": guessing.epsilon_of_guesses(
-            Guesses.of(scored.from_labels, scored.present), **options
-        ),
-        "violated": refuted(scored.scores),
+        "epsilon_lower": lower(scored.scores, scored.present),
+        "epsilon_estimate": estimate,
+        "epsilon_lower_labels": lower(scored.from_labels, scored.present),
+        "epsilon_lower_student": lower(scored.from_students, scored.present[: len(scored.from_students)]),
+        "violated": refuted(scored.scores) or (shared and refuted(scored.contrast)),
         "smallest_breach": _smallest(lambda factor: refuted(_clearer(scored, factor))),
     }
+
+
+def _noisy_by_nature(target: Target) -> bool:
+    return all(np.isinf(charge.mechanism.pure_epsilon(target.adjacency)) for charge in target.plan)
 
 
 def _inverse(claim: TradeOff) -> guessing.Inverse:
@@ -190,34 +206,54 @@ def _clearer(scored: Scored, factor: float) -> Floats:
 
 
 def _of_many_runs(
-    target: Target, sides: Sides, stated: float, gaussian: bool, confidence: float
+    target: Target, sides: Sides, stated: float, claim: TradeOff, confidence: float
 ) -> dict[str, Any]:
     reach = stated if np.isfinite(stated) else 0.0
     profile = claimed_profile(target.plan, reach * _SHARES, target.adjacency)
+    # All tests share the error: two of each score.
+    shared = bool(np.any(sides.contrast[0] != sides.contrast[1]))
+    each = 1 - (1 - VERDICT) / (2 * (1 + shared))
     options = {"delta": target.delta, "confidence": confidence}
 
     def refuted(present: Floats, absent: Floats) -> bool:
-        each = (1 + VERDICT) / 2
-        # Of Gaussian claims a bound on μ refutes with fewer runs, as in any empirical audit.
-        bound = mu_lower_bound if gaussian else epsilon_lower_bound
-        lower = bound(present, absent, delta=target.delta, confidence=each)
-        return lower > stated or profile_excess(present, absent, profile, confidence=each) > 0
+        if refutes_at_midpoint(present, absent, claim, confidence=each):
+            return True
+        return profile_excess(present, absent, profile, confidence=each) > 0
 
     def clearer(factor: float) -> bool:
         there, away = float(sides.present.mean()), float(sides.absent.mean())
         return refuted(sides.present + (factor - 1) * (there - away), sides.absent)
 
-    noisy_by_nature = all(np.isinf(c.mechanism.pure_epsilon(target.adjacency)) for c in target.plan)
+    estimate = mu_lower_bound(sides.present, sides.absent, **options) if _noisy_by_nature(target) else None
     return {
         "released": sides.released,
         "epsilon_lower": epsilon_lower_bound(sides.present, sides.absent, **options),
-        "epsilon_estimate": mu_lower_bound(sides.present, sides.absent, **options)
-        if noisy_by_nature
-        else None,
-        "epsilon_lower_labels": epsilon_lower_bound(sides.labels_present, sides.labels_absent, **options),
-        "violated": refuted(sides.present, sides.absent),
+        "epsilon_estimate": estimate,
+        "epsilon_lower_labels": epsilon_lower_bound(*sides.labels, **options),
+        "epsilon_lower_student": epsilon_lower_bound(*sides.student, **options),
+        "violated": refuted(sides.present, sides.absent) or (shared and refuted(*sides.contrast)),
         "smallest_breach": _smallest(clearer),
     }
+
+
+def refutes_at_midpoint(present: Floats, absent: Floats, claim: TradeOff, *, confidence: float) -> bool:
+    """Whether the score is above the middle too often with the record, and too seldom without it.
+
+    Some of the runs say where the middle is; in the others the event's probabilities are bounded, each with half of
+    the error, and held against the best true-positive rate that the claim allows.
+
+    Args:
+        present: scores with the record.
+        absent: scores without it.
+        claim: what was stated.
+        confidence: a true claim is refuted with probability at most 1 − confidence.
+    """
+    first, error = round(len(present) * _FINDING), (1 - confidence) / 2
+    middle = (present[:first].mean() + absent[:first].mean()) / 2
+    told = [side[first:] > middle for side in (present, absent)]
+    there = float(lower_probability(told[0].sum(), len(told[0]), error))
+    away = float(upper_probability(told[1].sum(), len(told[1]), error))
+    return there > float(claim.true_positive_rate(np.array([away]))[0])
 
 
 def _smallest(refuted: Any) -> float | None:

@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn.attacks.student import train_students
 from pl_privknn.attacks.target import Target, labels_of, ledger, name_of_release, values_of
+from pl_privknn.labelers.aggregation import NeighborVoting
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.canaries import Canaries
 from pl_privknn.labelers.pate.partition import Partitioner
@@ -21,16 +23,30 @@ from pl_privknn.testing.ledger import FreeLedger
 Floats = NDArray[np.float64]
 #: Queries of one call; several runs go into one, where answers have nothing in common but the table.
 _AT_ONCE = 20_000
+#: Runs on either side from which a student is trained.
+STUDENTS = 200
+# Samples over which votes are averaged, where records take part by chance.
+_SAMPLES = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Sides:
-    """Scores of runs with the record and without it, shape ``(n,)`` each, and what they are made of."""
+    """Scores of runs with the record and without it, and what they are made of.
+
+    Attributes:
+        present: larger speaks for the record, shape ``(n,)``.
+        absent: shape ``(n,)``.
+        contrast: the same, without what all queries have in common; sees noise that queries share.
+        labels: from labels alone.
+        student: from students that were trained on the labels of some of the runs, shape ``(s,)`` each.
+        released: what ``present`` and ``absent`` are made of.
+    """
 
     present: Floats
     absent: Floats
-    labels_present: Floats
-    labels_absent: Floats
+    contrast: tuple[Floats, Floats]
+    labels: tuple[Floats, Floats]
+    student: tuple[Floats, Floats]
     released: str
 
 
@@ -53,23 +69,19 @@ def score_runs(target: Target, canaries: Canaries, runs: int, noise: NoiseSource
     attacker knows who knows everybody else. Where a labeler does not tell its exact votes, that is the record's
     class.
     """
-    present = _table(target, canaries)
-    tables = {True: present, False: _without(target, canaries)}
     if isinstance(target.labeler, PATE):
         target = _with_parts(target, noise.stream("parts"))
-    labelers = {side: target.fitted(noise.stream("fit", int(side)), *table) for side, table in tables.items()}
-    there, known = (labelers[side].exact_votes(canaries.queries) for side in (True, False))
-    if there is not None and known is not None:
-        direction, known = (there - known).double(), known.double()
-    else:
-        direction = torch.zeros(len(canaries.queries), target.num_classes, dtype=torch.float64)
-        direction[:, canaries.labels[0]] = 1.0
-        known = torch.zeros(())
-    sides: dict[bool, tuple[Floats, Floats]] = {}
-    released = ""
+    without = target.fitted(noise.stream("fit", 0), *_without(target, canaries))
+    if target.adjacency == "add_remove":
+        canaries = _mislabelled(canaries, without)
+    tables = {True: _table(target, canaries), False: _without(target, canaries)}
+    labelers = {True: target.fitted(noise.stream("fit", 1), *tables[True]), False: without}
+    direction, known = _direction(target, canaries, labelers, noise)
+    sides: dict[bool, list[Floats]] = {}
+    released, told = "", {}
     for side, labeler in labelers.items():
         # One ledger: seeded noise is a function of its rows, and must not come twice.
-        parts, paying = [], ledger()
+        parts, answers, paying = [], [], ledger()
         together = max(1, _AT_ONCE // len(canaries.queries)) if independent(labeler) else 1
         for start in range(0, runs, together):
             count = min(together, runs - start)
@@ -77,9 +89,47 @@ def score_runs(target: Target, canaries: Canaries, runs: int, noise: NoiseSource
                 labeler = target.fitted(noise.stream("run", int(side), start), *tables[side])
             release = _asked(labeler, canaries.queries, count, paying)
             released = name_of_release(labeler, release)
-            parts.append(_scores(target, release, count, direction, known))
-        sides[side] = tuple(np.concatenate(each) for each in zip(*parts, strict=True))  # type: ignore[assignment]
-    return Sides(sides[True][0], sides[False][0], sides[True][1], sides[False][1], released)
+            answered = _answered(target, release, count)
+            parts.append(_scores(target, release, answered, direction, known))
+            answers.append(torch.where(answered, release.labels.view(count, -1), -1))
+        sides[side] = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        told[side] = torch.cat(answers)[:STUDENTS]
+    students = _of_students(target, canaries, told, direction)
+    present, contrast, labels = zip(sides[True], sides[False], strict=True)
+    return Sides(*present, contrast, labels, students, released)
+
+
+def _direction(
+    target: Target, canaries: Canaries, labelers: dict[bool, Labeler], noise: NoiseSource
+) -> tuple[Tensor, Tensor]:
+    """How the record moves the votes, ``(q, c)``, and what they are without it."""
+    votes = [
+        labeler.mean_votes(canaries.queries, _SAMPLES, noise.stream("samples"))
+        if isinstance(labeler, NeighborVoting) and labeler.sampling_rate < 1
+        else labeler.exact_votes(canaries.queries)
+        for labeler in (labelers[True], labelers[False])
+    ]
+    if votes[0] is not None and votes[1] is not None:
+        known = votes[1].double()
+        return votes[0].double() - known, known
+    direction = torch.zeros(len(canaries.queries), target.num_classes, dtype=torch.float64)
+    direction[:, canaries.labels[0]] = 1.0
+    return direction, torch.zeros(())
+
+
+def _mislabelled(canaries: Canaries, without: Labeler) -> Canaries:
+    """The record with the class that has fewest votes where it is."""
+    votes = without.exact_votes(canaries.queries[canaries.about])
+    return canaries if votes is None else dataclasses.replace(canaries, labels=votes.argmin(dim=1))
+
+
+def _of_students(
+    target: Target, canaries: Canaries, told: dict[bool, Tensor], direction: Tensor
+) -> tuple[Floats, Floats]:
+    together = torch.cat([told[True], told[False]])
+    students = train_students(target.public, canaries.queries, together, target.num_classes)
+    scores = (students(canaries.queries).double() * direction).sum(dim=(1, 2)).numpy()
+    return scores[: len(told[True])], scores[len(told[True]) :]
 
 
 def _table(target: Target, canaries: Canaries) -> tuple[Tensor, Tensor]:
@@ -121,19 +171,27 @@ def _asked(labeler: Labeler, queries: Tensor, count: int, paying: FreeLedger) ->
             labeler.pay(paying),
             None,
         )
+    if isinstance(labeler, NeighborVoting):
+        return labeler.label_repeatedly(queries, count, paying)
     return labeler.label(queries.repeat(count, 1), paying)
 
 
-def _scores(
-    target: Target, release: Release, count: int, direction: Tensor, known: Tensor
-) -> tuple[Floats, Floats]:
-    shape = (count, -1, target.num_classes)
+def _answered(target: Target, release: Release, count: int) -> Tensor:
     answered = release.answered.view(count, -1)
     if target.max_answers is not None:  # what a run would have refused is not looked at
         answered = answered & (answered.cumsum(dim=1) <= target.max_answers)
-    values = values_of(release, target.num_classes).view(shape) - known
-    values = torch.where(answered[..., None], values.nan_to_num(0.0), 0.0)
-    labels = labels_of(release, target.num_classes).view(shape) * answered[..., None]
-    scores, from_labels = ((part * direction).sum(dim=(1, 2)).numpy() for part in (values, labels))
+    return answered
+
+
+def _scores(
+    target: Target, release: Release, answered: Tensor, direction: Tensor, known: Tensor
+) -> tuple[Floats, Floats, Floats]:
+    shape, seen = (len(answered), -1, target.num_classes), answered[..., None]
+    rest = (values_of(release, target.num_classes).view(shape) - known).nan_to_num(0.0) * seen
+    common = rest.sum(dim=1, keepdim=True) / seen.sum(dim=1, keepdim=True).clamp(min=1)
+    labels = labels_of(release, target.num_classes).view(shape) * seen
+    own = direction - direction.mean(dim=0)
+    weighed = ((rest, direction), ((rest - common) * seen, own), (labels, direction))
+    scores, contrast, from_labels = ((part * by).sum(dim=(1, 2)).numpy() for part, by in weighed)
     # Low bits of floating-point noise are left out, as everywhere in audits.
-    return scores.round(9), from_labels
+    return scores.round(9), contrast.round(9), from_labels

@@ -9,12 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn.attacks.student import train_students
 from pl_privknn.attacks.target import Target, labels_of, ledger, name_of_release, values_of
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.canaries import Canaries
 from pl_privknn.privacy.noise import NoiseSource
 
 Floats = NDArray[np.float64]
+# Runs from which a student is trained.
+_STUDENTS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +26,17 @@ class Scored:
 
     Attributes:
         scores: larger speaks for presence, shape ``(m,)``.
-        from_labels: the same from labels alone.
+        contrast: the same, without what all queries have in common; sees noise that queries share.
+        from_labels: from labels alone.
+        from_students: from students that were trained on the labels alone.
         present: the coins, shape ``(m,)``.
         released: what the scores are made of.
     """
 
     scores: Floats
+    contrast: Floats
     from_labels: Floats
+    from_students: Floats
     present: NDArray[np.bool_]
     released: str
 
@@ -40,7 +47,8 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
     Coins and scores of all runs stand one after another: each coin has a say in its own run alone.
     """
     swaps = target.adjacency == "replace_one"
-    parts: list[tuple[Floats, Floats, NDArray[np.bool_]]] = []
+    parts: list[list[Floats]] = []
+    told: list[Tensor] = []
     released = ""
     for run in range(runs):
         stream = noise.stream("one_run", run)
@@ -52,38 +60,80 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
             torch.cat([target.features, canaries.features[taken]]),
             torch.cat([target.labels, labels[taken]]),
         )
-        scores, from_labels, released = _scores(target, labeler, canaries, swaps)
-        parts.append((scores, from_labels, present.numpy()))
+        scores, answers, released = _scores(target, labeler, canaries, swaps)
+        parts.append([*scores, present.numpy()])
+        told.append(answers)
+    students = _of_students(target, canaries, torch.stack(told[:_STUDENTS]), swaps)
     found = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    return Scored(found[0], found[1], found[2], released)
+    return Scored(found[0], found[1], found[2], students, found[3].astype(bool), released)
 
 
-def _scores(target: Target, labeler: Labeler, canaries: Canaries, swaps: bool) -> tuple[Floats, Floats, str]:
+def _scores(
+    target: Target, labeler: Labeler, canaries: Canaries, swaps: bool
+) -> tuple[tuple[Floats, Floats, Floats], Tensor, str]:
+    """Scores of all releases, of what queries do not share, and of labels; the labels; what was released."""
     paying = ledger()
     if getattr(labeler, "trust", "") == "local":
-        # Of every client one message; canaries are the last ones.
+        # Of every client one message; canaries are the last ones. Labels come of all messages.
         told = labeler.told_by_each(canaries.queries, paying)[-len(canaries.labels) :]  # type: ignore[attr-defined]
         places = torch.arange(len(canaries.labels)), canaries.about
-        scores = told[(*places, canaries.labels)] - told[(*places, canaries.others)]
-        return scores.numpy(), np.zeros(len(scores)), "messages"
-    known = _known(target, labeler, canaries)
+        own = (told[(*places, canaries.labels)] - told[(*places, canaries.others)]).double()
+        release = labeler.label(canaries.queries, paying)
+        seen = _about(labels_of(release, target.num_classes), canaries, swaps)
+        return (own.numpy(), np.zeros(len(own)), seen.numpy()), release.labels, "messages"
     rounds = 1 if labeler.releases_once else target.rounds
-    total, from_labels = torch.zeros(len(canaries.labels), dtype=torch.float64), torch.zeros(())
+    total, contrast, from_labels = torch.zeros(3, len(canaries.labels), dtype=torch.float64)
+    known = _known(target, labeler, canaries, swaps)
+    votes = None if known is None else known.exact_votes(canaries.queries)
+    exact = torch.zeros(()) if votes is None else votes.double()
+    answers, name = [], ""
     for _ in range(rounds):
         release = labeler.label(canaries.queries, paying)
-        total = total + _about(values_of(release, target.num_classes) - known, canaries, swaps)
+        answers.append(release.labels)
+        evidence = None if known is None else labeler.evidence(canaries, known)
+        if evidence is not None:
+            total, name = total + evidence.scores(), "weights"
+            labels = labels_of(release, target.num_classes)
+            from_labels = from_labels + _along(labels, canaries, swaps)
+            continue
+        name = name_of_release(labeler, release)
+        rest = values_of(release, target.num_classes) - exact
+        total = total + _about(rest, canaries, swaps)
+        contrast = contrast + _about(rest - rest.nanmean(dim=0), canaries, swaps)
         from_labels = from_labels + _about(labels_of(release, target.num_classes), canaries, swaps)
-    return total.numpy(), from_labels.numpy(), name_of_release(labeler, release)
+    return (total.numpy(), contrast.numpy(), from_labels.numpy()), torch.cat(answers), name
 
 
-def _known(target: Target, labeler: Labeler, canaries: Canaries) -> Tensor:
-    """What the records say that the attacker knows: all but the canaries."""
-    if type(labeler).exact_votes is Labeler.exact_votes:
-        return torch.zeros(())
-    others = target.fitted(labeler.noise_source.stream("known"), target.features, target.labels)
-    votes = others.exact_votes(canaries.queries)
-    assert votes is not None
-    return votes.double()
+def _of_students(target: Target, canaries: Canaries, told: Tensor, swaps: bool) -> Floats:
+    """What students say of each canary at its own place; as many as were trained, one run after another."""
+    queries = canaries.queries.repeat(told.shape[1] // len(canaries.queries), 1)
+    students = train_students(target.public, queries, told, target.num_classes)
+    places = torch.arange(len(canaries.labels))
+    at = students(canaries.features)
+    own = at[:, places, canaries.labels]
+    return (own - at[:, places, canaries.others] if swaps else own).double().flatten().numpy()
+
+
+def _known(target: Target, labeler: Labeler, canaries: Canaries, swaps: bool) -> Labeler | None:
+    """The labeler with the records that the attacker knows; None where that would tell nothing."""
+    kind = type(labeler)
+    if kind.exact_votes is not Labeler.exact_votes:
+        return target.fitted(labeler.noise_source.stream("known"), target.features, target.labels)
+    if kind.evidence is Labeler.evidence:
+        return None
+    more = (canaries.features, canaries.others) if swaps else (canaries.features[:0], canaries.others[:0])
+    table = torch.cat([target.features, more[0]]), torch.cat([target.labels, more[1]])
+    return target.fitted(labeler.noise_source.stream("known"), *table)
+
+
+def _along(labels: Tensor, canaries: Canaries, swaps: bool) -> Tensor:
+    """How far answers of each canary's class lie in its direction."""
+    centred = canaries.queries.double() - canaries.queries.double().mean(dim=0)
+    sums = (labels - labels.mean(dim=0)).T @ centred
+    at = sums @ canaries.features.double().T
+    places = torch.arange(len(canaries.labels))
+    own = at[canaries.labels, places]
+    return own - at[canaries.others, places] if swaps else own
 
 
 def _about(values: Tensor, canaries: Canaries, swaps: bool) -> Tensor:

@@ -63,8 +63,9 @@ class Target:
         for owner in (made, getattr(made, "aggregator", None)):
             if getattr(owner, "release_counts", None) is False and _adds_noise(owner):
                 owner.release_counts = True  # type: ignore[union-attr]
-        if hasattr(made, "soft"):
-            made.soft = True
+        for kept in ("soft", "keeps_steps"):
+            if hasattr(made, kept):
+                setattr(made, kept, True)
         if hasattr(made, "progress"):
             made.progress = False
         return made
@@ -72,6 +73,7 @@ class Target:
     def fitted(self, noise: NoiseSource, features: Tensor, labels: Tensor) -> Labeler:
         """A fresh copy with a table."""
         made = self.fresh(noise)
+        made.private_ids = torch.arange(len(labels))  # spares the work of telling records apart
         made.fit_public(self.public)
         made.fit(features, labels, self.num_classes)
         return made

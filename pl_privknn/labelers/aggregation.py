@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.canaries import Canaries, at_one_place
 from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
@@ -224,32 +225,49 @@ class NeighborVoting(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
+        return self.label_repeatedly(queries, 1, ledger, max_answers)
+
+    def label_repeatedly(
+        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
+    ) -> Release:
+        """:meth:`label` of the queries, ``times`` times one after another; their neighbours are ranked once."""
         neighbors, aggregation = self._neighbors, self._aggregation
         if neighbors is None or aggregation is None:
             raise RuntimeError(
                 f"{type(self).__name__}.label needs the private table: call fit(features, labels) first"
             )
-        ranked = neighbors.rank(queries)
+        ranked, rows = neighbors.rank(queries), torch.arange(len(queries)).repeat(times)
         return aggregation.release(
-            len(queries),
-            lambda asked, noise: neighbors.votes(ranked[asked], noise.bernoulli),
+            len(rows),
+            lambda asked, noise: neighbors.votes(ranked[rows[asked]], noise.bernoulli),
             functools.partial(self.paid, ledger),
             max_answers,
         )
 
     def exact_votes(self, queries: Tensor) -> Tensor:
-        """Votes where every record is in the sample; see :meth:`Labeler.exact_votes`.
+        """Votes where every record is in the sample; see :meth:`Labeler.exact_votes`."""
+        return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
 
-        Raises:
-            RuntimeError: before :meth:`fit`.
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """One record, and questions about its place."""
+        return at_one_place(public, num_classes)
+
+    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor:
+        """**Private.** The mean of what noise is added to over so many samples of the records, float64 ``(m, c)``.
+
+        For audits. A record moves it otherwise than the votes of all records, since the neighbour whose place it
+        takes is farther away where some are not drawn.
         """
+        votes = self._votes_of(queries, samples, noise.bernoulli)
+        return votes.view(samples, len(queries), -1).double().mean(dim=0)
+
+    def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
         if self._neighbors is None:
             raise RuntimeError(
                 f"{type(self).__name__} needs the private table: call fit(features, labels) first"
             )
-        return self._neighbors.votes(
-            self._neighbors.rank(queries), lambda shape, rate: torch.ones(shape, dtype=torch.bool)
-        )
+        rows = torch.arange(len(queries)).repeat(times)
+        return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)
 
     def _bind(self, num_classes: int) -> Aggregation:
         screening = None

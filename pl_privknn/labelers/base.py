@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn.constructed import Constructed
-from pl_privknn.labelers.canaries import Canaries, hub
+from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.run import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
@@ -227,6 +227,17 @@ class Labeler(Constructed, abc.ABC):
         """**Private.** What noise is added to, ``(m, c)``, with every record taking part; None where unknown.
 
         For audits, whose attacker knows all records but one.
+        """
+        return None
+
+    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
+        """**Private.** What released sums say of canaries; None where there are only answers.
+
+        For audits. A class whose answers come from a model that is released says here what the model tells.
+
+        Args:
+            canaries: records that may be in the table, each by its own coin.
+            known: the same labeler with the table that an attacker knows.
         """
         return None
 

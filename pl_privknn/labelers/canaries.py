@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 Form = Literal["one_run", "many_runs"]
+# Canaries of one run of a model: more of them are in each other's way.
+_MOST = 500
+# Neighbours that say how close public examples lie, examples looked at, and how often is asked far away.
+_NEAR, _MOST_COMPARED, _AWAY = 20, 2000, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Canaries:
         others: int64, shape ``(m,)``; under ``replace_one`` the label that a canary has where its coin falls the
             other way.
         queries: float32, shape ``(q, d)``; what the attacker asks.
-        about: int64, shape ``(m,)``; the query whose answer tells most of each canary.
+        about: int64, shape ``(m,)``; the query whose answer tells most of each canary; 0 where that is none.
 
     Example:
         >>> import torch
@@ -48,17 +52,61 @@ def one_in_each_cell(public: Tensor, num_classes: int) -> Canaries:
     return Canaries("one_run", public[about], labels, (labels + 1) % num_classes, public, about)
 
 
-def own_directions(public: Tensor, num_classes: int, count: int = 500, length: float = 100.0) -> Canaries:
-    """Canaries in random directions of their own, at right angles as far as the dimension allows.
+def one_in_each_pair(public: Tensor, num_classes: int) -> Canaries:
+    """As :func:`one_in_each_cell` where labels are exchanged: no two canaries have a cell in common."""
+    cells = one_in_each_cell(public, num_classes)
+    first = (cells.labels % 2 == 0) & (cells.labels + 1 < num_classes)
+    return Canaries(
+        "one_run",
+        cells.features[first],
+        cells.labels[first],
+        cells.labels[first] + 1,
+        public,
+        cells.about[first],
+    )
 
-    They are ``length`` times as long as a public example, so that what is not clipped shows.
+
+def in_directions(
+    public: Tensor, num_classes: int, directions: Tensor, origin: Tensor | None = None, length: float = 100.0
+) -> Canaries:
+    """One canary for each direction and class, so that the gradients of a linear model are almost at right angles.
+
+    They are much longer than a public example, so that what is not clipped shows.
+
+    Args:
+        public: float32 ``(m, d)``.
+        num_classes: c.
+        directions: at right angles, ``(r, d)``; as many are taken as make 500 canaries.
+        origin: where they start, ``(d,)``; 0 by default.
+        length: of a canary over that of a public example.
     """
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(count, public.shape[1], generator=generator)
-    typical = public.norm(dim=1).median().clamp(min=1e-6)
-    features = torch.nn.functional.normalize(directions, dim=1) * typical * length
-    labels = torch.arange(count) % num_classes
-    return Canaries("one_run", features, labels, (labels + 1) % num_classes, features, torch.arange(count))
+    rows = torch.nn.functional.normalize(directions[: max(1, _MOST // num_classes)], dim=1).float()
+    features = rows * public.norm(dim=1).median().clamp(min=1e-6) * length
+    if origin is not None:
+        features = features + origin
+    which = torch.arange(len(rows)).repeat_interleave(num_classes)
+    labels = torch.arange(num_classes).repeat(len(rows))
+    return Canaries(
+        "one_run", features[which], labels, (labels + 1) % num_classes, public, torch.zeros_like(labels)
+    )
+
+
+def at_one_place(public: Tensor, num_classes: int) -> Canaries:
+    """One record at the public example with the closest neighbours, about which the attacker asks again and again.
+
+    There the votes hardly depend on who is drawn, so that the record shows most. Every tenth question is about the
+    public example that is farthest away, where the record changes nothing: noise that questions share shows so.
+    """
+    some = public[:_MOST_COMPARED]
+    distances = torch.cdist(some, some)
+    near = distances.kthvalue(min(_NEAR, len(some)), dim=1).values
+    place = int(near.argmin())
+    asked = some[[place]].repeat(len(public), 1)
+    asked[::_AWAY] = some[int(distances[place].argmax())]
+    label = torch.tensor([num_classes - 1])
+    return Canaries(
+        "many_runs", some[[place]], label, label - 1, asked, torch.tensor([len(public) > 1]).long()
+    )
 
 
 def hub(public: Tensor, num_classes: int) -> Canaries:
@@ -66,3 +114,38 @@ def hub(public: Tensor, num_classes: int) -> Canaries:
     features = public.mean(dim=0, keepdim=True)
     label = torch.tensor([num_classes - 1])
     return Canaries("many_runs", features, label, label - 1, public, torch.tensor([0]))
+
+
+class Evidence:
+    """What released sums say of each canary, where an attacker knows all that the other records add to them.
+
+    A sum is Σ pᵢ gᵢ + noise, less what is known: gᵢ what canary i adds, pᵢ its coin. Sums may come one after another;
+    of all together the coins are estimated by least squares, with the coins' own variance ¼ as a penalty, so canaries
+    whose directions are not at right angles do not stand in each other's way more than they must.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers.canaries import Evidence
+        >>> evidence = Evidence(2)
+        >>> evidence.add(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 0.0], [0.0, 3.0]]), deviation=1.0)
+        >>> [round(score, 2) for score in evidence.scores().tolist()]
+        [0.25, -0.25]
+    """
+
+    def __init__(self, count: int) -> None:
+        self._products = torch.zeros(count, count, dtype=torch.float64)
+        self._matches = torch.zeros(count, dtype=torch.float64)
+
+    def add(self, rest: Tensor, each: Tensor, deviation: float) -> None:
+        """Take a sum, ``(d,)`` less what is known, what each canary adds, ``(m, d)``, and the noise's deviation."""
+        unknown = rest.double() - each.double().sum(dim=0) / 2
+        # Who is drawn adds noise as well, much of it where gradients are not clipped; the sum itself shows how much.
+        spread = max(deviation, float(unknown.square().mean().sqrt()))
+        rows = each.double() / spread
+        self._products += rows @ rows.T
+        self._matches += rows @ (unknown / spread)
+
+    def scores(self) -> Tensor:
+        """Estimates of all coins less ½, float64 ``(m,)``."""
+        penalty = 4 * torch.eye(len(self._matches), dtype=torch.float64)
+        return torch.linalg.solve(self._products + penalty, self._matches)

@@ -17,7 +17,7 @@ from pl_privknn._checks import (
 )
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.canaries import Canaries, own_directions
+from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (
@@ -128,6 +128,9 @@ class NoisySGDTeacher(Labeler):
         self.whitening = check_non_negative("whitening", whitening)
         self.soft = check_switch("soft", soft)
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        #: Keep what every step released, for :meth:`evidence`.
+        self.keeps_steps = False
+        self._path: tuple[PublicWhitening, list[tuple[Tensor, Tensor]]] | None = None
         self._table: tuple[Tensor, Tensor, int] | None = None
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -162,10 +165,8 @@ class NoisySGDTeacher(Labeler):
         if len(queries) == 0:
             return Release(released)
         features, labels, num_classes = self._table
-        components = None
-        if self.components is not None:
-            components = min(self.components, queries.shape[1], len(queries))
-        change = PublicWhitening(queries.shape[1], components, self.whitening).fit(queries)
+        change = self._change(queries)
+        self._path = (change, []) if self.keeps_steps else None
         vectors = torch.cat([change(part) for part in features.split(4096)])
         weights = self._train(vectors, labels, num_classes, ledger)
         scores = _with_ones(change(queries)).double() @ weights.T
@@ -175,7 +176,29 @@ class NoisySGDTeacher(Labeler):
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """With gradients in directions of their own."""
-        return own_directions(public, num_classes)
+        change = self._change(public)
+        directions = change.directions.T if self.components is not None else torch.eye(public.shape[1])
+        return in_directions(public, num_classes, directions, change.mean)
+
+    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
+        """By the weights of every step, if :attr:`keeps_steps`; see :meth:`Labeler.evidence`."""
+        assert isinstance(known, NoisySGDTeacher)
+        if self._path is None or known._table is None:
+            return None
+        found, (change, steps) = Evidence(len(canaries.labels)), self._path
+        features, labels, _ = known._table
+        others, own = change(features), change(canaries.features)
+        rate, norm = self.mechanism.sampling_rate, self.mechanism.l2_sensitivity
+        for weights, noisy in steps:
+            rest = noisy - rate * clipped_softmax_gradients(weights, others, labels, norm)
+            errors, inputs = clipped_factors(weights, own, canaries.labels, norm)
+            each = errors[:, :, None] * inputs[:, None, :]
+            found.add(rest.flatten(), rate * each.flatten(1), self.mechanism.sigma)
+        return found
+
+    def _change(self, queries: Tensor) -> PublicWhitening:
+        kept = None if self.components is None else min(self.components, queries.shape[1], len(queries))
+        return PublicWhitening(queries.shape[1], kept, self.whitening).fit(queries)
 
     def _train(self, vectors: Tensor, labels: Tensor, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
@@ -191,6 +214,8 @@ class NoisySGDTeacher(Labeler):
             )
             share = 1 - steps.left / self.steps
             noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
+            if self._path is not None:
+                self._path[1].append((weights.float(), noisy))
             velocity = self.momentum * velocity + noisy / self.batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
         return weights
@@ -208,6 +233,17 @@ def clipped_softmax_gradients(weights: Tensor, vectors: Tensor, labels: Tensor, 
     Returns:
         ``(c, d + 1)``.
     """
+    errors, inputs = clipped_factors(weights, vectors, labels, clip_norm)
+    return errors.T @ inputs
+
+
+def clipped_factors(
+    weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float
+) -> tuple[Tensor, Tensor]:
+    """Errors ``(b, c)`` and inputs ``(b, d + 1)`` whose outer products are the clipped gradients of the examples.
+
+    Arguments as for :func:`clipped_softmax_gradients`. Where a gradient is not finite both are 0.
+    """
     inputs = _with_ones(vectors)
     errors = (inputs @ weights.T).softmax(dim=1)
     errors[torch.arange(len(labels)), labels] -= 1
@@ -215,9 +251,8 @@ def clipped_softmax_gradients(weights: Tensor, vectors: Tensor, labels: Tensor, 
     norms = errors.norm(dim=1) * inputs.norm(dim=1)
     broken = ~torch.isfinite(norms)
     if bool(broken.any()):
-        errors, inputs = errors[~broken], inputs[~broken]
-        norms = norms[~broken]
-    return (errors * clip_factors(norms, clip_norm)[:, None]).T @ inputs
+        errors, inputs = (part.masked_fill(broken[:, None], 0.0) for part in (errors, inputs))
+    return errors * clip_factors(norms, clip_norm)[:, None], inputs
 
 
 def _with_ones(vectors: Tensor) -> Tensor:

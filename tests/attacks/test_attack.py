@@ -4,6 +4,7 @@ Seeds are fixed. A verdict accuses an honest labeler in one run of 1,000 at most
 """
 
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -17,7 +18,20 @@ from pl_privknn.attacks.many_runs import GivenParts
 from pl_privknn.attacks.one_run import score_canaries
 from pl_privknn.attacks.target import Target, ledger
 from pl_privknn.cli.main import main
-from pl_privknn.labelers import GNMAX, PATE, ClassSums, IndKNN, PrivateKNN, ReverseKNN, SklearnTeachers
+from pl_privknn.attacks.target import Target, ledger
+from pl_privknn.cli.main import main
+from pl_privknn.labelers import (
+    GNMAX,
+    PATE,
+    ClassSums,
+    IndKNN,
+    NoisySGDTeacher,
+    PrivateKNN,
+    PublicCurvature,
+    ReverseKNN,
+    SklearnTeachers,
+)
+from pl_privknn.labelers.canaries import Evidence
 from pl_privknn.labelers.reverse_knn import reverse_knn
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 
@@ -43,6 +57,33 @@ class HalfNoise(NoiseSource):
 
     def laplace(self, shape, scale):
         return super().laplace(shape, scale / 2)
+
+
+class LessNoise(HalfNoise):
+    """Continuous noise that is so many times too small."""
+
+    def __init__(self, factor, source):
+        super().__init__(source)
+        self.factor = factor
+
+    def stream(self, *key):
+        return LessNoise(self.factor, self.source.stream(*key))
+
+    def normal(self, shape, scale):
+        return NoiseSource.normal(self, shape, scale / self.factor)
+
+
+class SharedNoise(HalfNoise):
+    """All rows of a release have the noise of the first."""
+
+    def stream(self, *key):
+        return SharedNoise(self.source.stream(*key))
+
+    def normal(self, shape, scale):
+        return NoiseSource.normal(self, shape, scale)[:1].expand(shape).clone()
+
+    def laplace(self, shape, scale):
+        return NoiseSource.laplace(self, shape, scale)[:1].expand(shape).clone()
 
 
 def target(labeler, queries=QUERIES, rounds=1, records=60):
@@ -164,10 +205,51 @@ class _EveryTeacher(PATE):
 
 def test_released_statistics_in_one_run():
     subject = target(ClassSums(target_epsilon=1.0, delta=DELTA, expected_records=60))
-    honest = attacked(subject, canaries=500)
-    assert honest.form == "one_run"
+    honest = attacked(subject)
+    assert (honest.form, honest.released) == ("one_run", "weights")
     assert not honest.violated
+    assert 0.2 < honest.epsilon_lower <= honest.epsilon
     assert honest.epsilon_lower <= honest.epsilon_estimate <= honest.epsilon
+    # Not found at half the noise; what the audit says would be found is found.
+    assert honest.smallest_breach <= 4
+    assert attacked(subject, functools.partial(LessNoise, honest.smallest_breach)).violated
+
+
+@pytest.mark.parametrize("labeler", ["statistics", "sgd"])
+def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
+    if labeler == "statistics":
+        subject = target(PublicCurvature(target_epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
+        module = "pl_privknn.labelers.statistics.curvature"
+    else:
+        subject = target(
+            NoisySGDTeacher(sampling_rate=0.5, steps=5, target_epsilon=1.0, delta=DELTA, clip_norm=0.1)
+        )
+        module = "pl_privknn.labelers.noisy_sgd"
+    honest = attacked(subject, canaries=1000)
+    assert not honest.violated
+    assert honest.released == "weights"
+    monkeypatch.setattr(f"{module}.clip_factors", lambda norms, bound: torch.full_like(norms, 10.0))
+    assert attacked(subject, canaries=1000).violated
+
+
+def test_noise_that_queries_share_is_found():
+    """One noise for all queries: each alone is as noisy as stated, their differences are not."""
+    for labeler in (ReverseKNN(epsilon=1.0), PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.0))):
+        subject = target(labeler)
+        assert attacked(subject, SharedNoise, runs=1000).violated
+
+
+def test_evidence_is_that_of_least_squares():
+    generator = torch.Generator().manual_seed(0)
+    each, coins = torch.randn(4, 30, generator=generator).double(), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    rest = coins.double() @ each + 9.0 * torch.randn(30, generator=generator).double()
+    spread = float((rest - each.sum(dim=0) / 2).square().mean().sqrt())
+    evidence = Evidence(4)
+    evidence.add(rest, each, 0.01)
+    # Literally: minimise |rest − pᵀ·each|²/spread² + 4·|p − ½|².
+    stacked = torch.cat([each.T / spread, 2 * torch.eye(4).double()])
+    wanted = torch.linalg.lstsq(stacked, torch.cat([rest / spread, torch.ones(4).double()]))[0] - 0.5
+    torch.testing.assert_close(evidence.scores(), wanted, rtol=1e-6, atol=1e-8)
 
 
 def test_the_command_on_the_digits(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from pl_privknn._checks import check_switch
 from pl_privknn.argument_groups import read_groups
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.canaries import Canaries
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters
 from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
@@ -21,6 +23,9 @@ from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similar
 from pl_privknn.labelers.ind_knn.stream import check_unpaid
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
+
+# Queries of an attack that spends one record's budget.
+_MOST_ASKED = 200
 
 
 class IndKNN(Labeler):
@@ -228,6 +233,16 @@ class IndKNN(Labeler):
         if not self.release_counts:
             return Release(labels, soft)
         return Release(labels, soft, scores, self.parameters.sigma2)
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """One that spends its budget: a record at a public example about which is asked until nothing is left."""
+        asked = public[:1]
+        settings = self.parameters
+        # At its own place κ = 1; it pays for its part in the count and in the votes of as few as there may be.
+        cost = 1 / (2 * settings.sigma1**2) + 1 / (2 * settings.sigma2**2 * settings.min_count)
+        times = min(_MOST_ASKED, max(1, math.ceil(settings.budget / cost)))
+        label = torch.tensor([num_classes - 1])
+        return Canaries("many_runs", asked, label, label - 1, asked.repeat(times, 1), torch.tensor([0]))
 
     # ------------------------------------------------------------------ beyond the contract
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import pl_privknn
 from pl_privknn.labelers.base import ChargesLedger, Release, check_table
+from pl_privknn.labelers.canaries import Canaries, at_one_place
 from pl_privknn.labelers.pate.aggregators import Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate.cache import PrivateCache
 from pl_privknn.labelers.pate.ensemble import TeacherEnsemble, resolve_groups
@@ -137,6 +138,10 @@ class PATE(TeacherEnsemble):
     def exact_votes(self, queries: Tensor) -> Tensor:
         """:meth:`votes`."""
         return self.votes(queries)
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """One record, and questions about its place."""
+        return at_one_place(public, num_classes)
 
     def asked_votes(self) -> tuple[Tensor, Tensor]:
         """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
 from pl_privknn.labelers.aggregation import vote_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, RecordBlocks, Release, check_table
-from pl_privknn.labelers.canaries import Canaries, one_in_each_cell
+from pl_privknn.labelers.canaries import Canaries, one_in_each_cell, one_in_each_pair
 from pl_privknn.labelers.reverse_knn.channel import Channel
 from pl_privknn.labelers.reverse_knn.local import Table, make_randomizer, true_counts
 from pl_privknn.neighbors import assign
@@ -199,8 +199,9 @@ class ReverseKNN(Labeler):
         self._public = features
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One in each cell of the table."""
-        return one_in_each_cell(public, num_classes)
+        """One in each cell of the table; where labels are exchanged in sums, one in each pair of cells."""
+        swaps = self.adjacency == "replace_one" and self.trust != "local"
+        return (one_in_each_pair if swaps else one_in_each_cell)(public, num_classes)
 
     def exact_votes(self, queries: Tensor) -> Tensor:
         """:meth:`counts`."""

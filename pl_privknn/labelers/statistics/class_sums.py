@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_choice, check_int, check_positive
+from pl_privknn.labelers.canaries import Canaries, one_in_each_cell
 from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
 
@@ -124,6 +125,10 @@ class SoftVotes(ClassSums):
     def sensitivity(self, release: int) -> float:
         """1, or √2."""
         return 1.0 if self.adjacency == "add_remove" else math.sqrt(2.0)
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """At public examples, each of which votes for its own centre most."""
+        return one_in_each_cell(public[:50], num_classes)
 
     def learn_publicly(self, features: Tensor) -> None:
         """Choose the centres."""

@@ -9,7 +9,6 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ from pl_privknn._checks import check_int, check_non_negative, check_open_unit, c
 from pl_privknn._files import write_durably
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.canaries import Canaries, own_directions
+from pl_privknn.labelers.canaries import Canaries, Evidence
+from pl_privknn.labelers.statistics.audited import Taken, canaries_of, evidence_of
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
@@ -38,13 +38,6 @@ _INSIDE = 1.0 - 1e-12
 
 class ReleaseLostError(RuntimeError):
     """What was paid for did not survive; nothing may be drawn in its place."""
-
-
-class Taken(NamedTuple):
-    """A release and the model at which it was taken, both float64 ``(c, p)`` and public."""
-
-    noisy: Tensor
-    weights: Tensor
 
 
 class StatisticsTeacher(Labeler):
@@ -254,7 +247,18 @@ class StatisticsTeacher(Labeler):
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """In directions of their own."""
-        return own_directions(public, num_classes)
+        return canaries_of(self, public, num_classes)
+
+    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence:
+        """By all releases; see :meth:`Labeler.evidence`."""
+        assert isinstance(known, StatisticsTeacher)
+        return evidence_of(self, self._taken, canaries, known)
+
+    def with_table(self, features: Tensor, labels: Tensor, num_classes: int) -> StatisticsTeacher:
+        """A shallow copy with another table, for audits."""
+        made = copy.copy(self)
+        made._table = features, labels, num_classes
+        return made
 
     def head_state(self) -> dict[str, Tensor] | None:
         """Weights, float64 ``(c, p)``, and what public features were learned; see :meth:`Labeler.head_state`."""
