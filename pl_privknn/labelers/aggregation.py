@@ -236,7 +236,8 @@ class NeighborVoting(Labeler):
             raise RuntimeError(
                 f"{type(self).__name__}.label needs the private table: call fit(features, labels) first"
             )
-        ranked, rows = neighbors.rank(queries), torch.arange(len(queries)).repeat(times)
+        ranked = neighbors.rank(queries)
+        rows = torch.arange(len(queries)).repeat(times)
         return aggregation.release(
             len(rows),
             lambda asked, noise: neighbors.votes(ranked[rows[asked]], noise.bernoulli),

@@ -18,8 +18,6 @@ from pl_privknn.attacks.many_runs import GivenParts
 from pl_privknn.attacks.one_run import score_canaries
 from pl_privknn.attacks.target import Target, ledger
 from pl_privknn.cli.main import main
-from pl_privknn.attacks.target import Target, ledger
-from pl_privknn.cli.main import main
 from pl_privknn.labelers import (
     GNMAX,
     PATE,

@@ -290,7 +290,7 @@ FAULTS = (
         "A record moves the teacher at will.",
         "pl_privknn.labelers.noisy_sgd",
         {
-            "return (errors * clip_factors(norms, clip_norm)[:, None]).T @ inputs": "return errors.T @ inputs",
+            "return errors * clip_factors(norms, clip_norm)[:, None], inputs": "return errors, inputs",
         },
         ("test_noisy_sgd_teacher::test_no_record_moves_the_sum_by_more_than_the_clipping_norm",),
     ),
@@ -299,7 +299,7 @@ FAULTS = (
         "The teacher's features are centred by the private table.",
         "pl_privknn.labelers.noisy_sgd",
         {
-            "self.whitening).fit(queries)": "self.whitening).fit(features)",
+            "change = self._change(queries)\n": "change = self._change(features)\n",
         },
         ("test_noisy_sgd_teacher::test_without_noise_it_is_plain_gradient_descent",),
     ),

@@ -33,6 +33,25 @@ FAULTS = (
         ("test_attack::test_pate_with_the_other_parts_held",),
     ),
     Fault(
+        "attack-sees-no-shared-noise",
+        "An attack looks at sums over queries alone, in which noise that they share hides.",
+        "pl_privknn.attacks.attack",
+        {
+            "shared = bool(np.any(sides.contrast[0] != sides.contrast[1]))": "shared = False",
+            "natural, shared = _noisy_by_nature(target), bool(np.any(scored.contrast))": "natural, shared = _noisy_by_nature(target), False",
+        },
+        ("test_attack::test_noise_that_queries_share_is_found",),
+    ),
+    Fault(
+        "attack-forgets-what-is-known",
+        "An attack on released sums leaves in what the other records add to them.",
+        "pl_privknn.labelers.statistics.audited",
+        {
+            "rest = taken.noisy - known.private_sum(number, taken.weights)": "rest = taken.noisy",
+        },
+        ("test_attack::test_released_statistics_in_one_run",),
+    ),
+    Fault(
         "attack-spends-real-budgets",
         "An attack on Ind-KNN spends the budgets of the real records, which lie in their folder.",
         "pl_privknn.attacks.target",
