@@ -52,6 +52,6 @@ def train_students(
             loss = functional.cross_entropy(
                 told(vectors).flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum"
             )
-            (loss / len(queries)).backward()  # type: ignore[no-untyped-call]
+            (loss / len(queries)).backward()
             optimizer.step()
     return lambda features: told(inputs(features)).detach().log_softmax(dim=2)
