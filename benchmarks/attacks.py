@@ -29,8 +29,8 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "reverse kNN": ("digits_reverse_knn", "epsilon", {}),
     "reverse kNN, local": ("digits_reverse_knn_local", "epsilon", {}),
     "reverse kNN, shuffle": ("digits_reverse_knn_shuffle", "epsilon", {}),
-    "statistics": ("digits_statistics", "target_epsilon", {}),
-    "noisy SGD teacher": ("digits_noisy_sgd_teacher", "target_epsilon", {}),
+    "statistics": ("digits_statistics", "epsilon", {}),
+    "noisy SGD teacher": ("digits_noisy_sgd_teacher", "epsilon", {}),
     "Private-kNN": ("digits_private_knn", "noise.init_args.sigma", {"screening": None, "noise": _SIGMA}),
     "PATE": (
         "digits_pate",

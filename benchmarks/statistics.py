@@ -96,7 +96,7 @@ def _sections(epsilon: float, split: int, root: str) -> dict[str, Any]:
     document: dict[str, Any] = read_document(ROOT / CONFIG)
     put(document, "data.init_args.root", root)
     put(document, "data.init_args.split_seed", split)
-    put(document, "labeling.labeler.init_args.target_epsilon", epsilon)
+    put(document, "labeling.labeler.init_args.epsilon", epsilon)
     put(document, "labeling.labeler.init_args.releases", releases)
     put(document, _LEARNED, components)
     put(document, "trainer.max_epochs", epochs)

@@ -1,17 +1,19 @@
 """Arguments of constructors in groups: small frozen dataclasses, or mappings in their place.
 
 An argument that stood by itself before it joined a group is read from there for one release more, in Python, in YAML
-and on the command line, with one warning that names its group: :func:`in_groups` moves it.
+and on the command line, with one warning that names its group: :func:`in_groups` moves it. So is one that had another
+name: :func:`renamed` says which.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from pl_privknn._checks import shown
 
@@ -23,6 +25,56 @@ class ArgumentGroup:
     A constructor has an argument for the group, with the group of its defaults as the default, and ``**flat`` for the
     arguments that stood by themselves before; it reads both with :func:`read_groups`.
     """
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def renamed(**names: str) -> Callable[[_Class], _Class]:
+    """Decorate a class whose arguments had other names, under which they are read for one release more.
+
+    Args:
+        **names: the name of today, by the earlier one.
+    """
+
+    def decorate(owner: _Class) -> _Class:
+        made = owner.__init__  # type: ignore[misc]
+
+        @functools.wraps(made)
+        def read_both(self: Any, *args: Any, **kwargs: Any) -> None:
+            made(self, *args, **_with_new_names(owner, kwargs))
+
+        owner.__init__ = read_both  # type: ignore[misc]
+        owner._renamed = names  # type: ignore[attr-defined]
+        return owner
+
+    return decorate
+
+
+def earlier_names(owner: type) -> dict[str, str]:
+    """The names of today of a class's arguments, by their earlier ones."""
+    found: dict[str, str] = getattr(owner, "_renamed", {})
+    return found
+
+
+def _with_new_names(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(arguments)
+    for old, new in earlier_names(owner).items():
+        if old in result:
+            if result.get(new) is not None:
+                raise TypeError(f"{owner.__name__}: {old} is the earlier name of {new}; give {new} alone")
+            result[new] = result.pop(old)
+            _warn(owner, [new])
+    return result
+
+
+def _warn(owner: type, moved: list[str]) -> None:
+    warnings.warn(
+        f"{owner.__name__}: arguments stand in groups now or have other names, and are read as before for one "
+        f"release more; give {', '.join(moved)}",
+        FutureWarning,
+        stacklevel=3,
+    )
 
 
 @functools.cache
@@ -37,35 +89,50 @@ def group_defaults(owner: type) -> dict[str, ArgumentGroup]:
 
 @functools.cache
 def place_of(owner: type, name: str) -> tuple[str, ...] | None:
-    """Where a class takes the argument ``name``: by itself, in a group (whose name is first), or nowhere."""
+    """Where a class takes the argument ``name``: by itself, in a group (whose name is first), or nowhere.
+
+    Args:
+        owner: the class.
+        name: of today or an earlier one, by itself or after its group and a dot.
+    """
     if name in _parameters(owner):
         return (name,)
-    for group, default in group_defaults(owner).items():
-        if any(field.name == name for field in dataclasses.fields(default)):
-            return (group, name)
+    if (new := earlier_names(owner).get(name)) is not None:
+        return (new,)
+    group, dot, own = name.partition(".")
+    for place, default in group_defaults(owner).items():
+        inner = own if dot and group == place else name
+        inner = earlier_names(type(default)).get(inner, inner)
+        if any(field.name == inner for field in dataclasses.fields(default)):
+            return (place, inner)
     return None
 
 
 def in_groups(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """``arguments`` of a class, those in groups that stand by themselves moved there, with a warning.
 
-    Moved arguments win over what a group in ``arguments`` says of them. What is no argument is left where it is.
+    Moved arguments win over what a group in ``arguments`` says of them. So do those of earlier names, which get the
+    names of today. What is no argument is left where it is.
     """
     result = dict(arguments)
     moved = []
+    for group, default in group_defaults(owner).items():
+        if isinstance(given := result.get(group), Mapping | argparse.Namespace):
+            for old in [old for old in earlier_names(type(default)) if old in _plain(given)]:
+                new = earlier_names(type(default))[old]
+                inner = _plain(result[group])
+                value = inner.pop(old)
+                result[group] = {**inner, new: value}
+                moved.append(f"{group}.{new}")
     for name in arguments:
         place = place_of(owner, name)
-        if place is not None and len(place) == 2:
-            given = result.get(place[0])
-            result[place[0]] = {**_plain(given), name: result.pop(name)}
-            moved.append(".".join(place))
+        if place is None or place == (name,):
+            continue
+        value = result.pop(name)
+        result[place[0]] = {**_plain(result.get(place[0])), place[1]: value} if len(place) == 2 else value
+        moved.append(".".join(place))
     if moved:
-        warnings.warn(
-            f"{owner.__name__}: arguments stand in groups now, and are read without them for one release more; give "
-            f"{', '.join(moved)}",
-            FutureWarning,
-            stacklevel=2,
-        )
+        _warn(owner, moved)
     return result
 
 
@@ -97,7 +164,8 @@ def plain_groups(groups: Mapping[str, ArgumentGroup]) -> dict[str, Any]:
 def flat_names(owner: type) -> list[str]:
     """Arguments that a class takes in groups alone."""
     fields = [field.name for group in group_defaults(owner).values() for field in dataclasses.fields(group)]
-    return [name for name in fields if place_of(owner, name) != (name,)]
+    earlier = [old for group in group_defaults(owner).values() for old in earlier_names(type(group))]
+    return [name for name in (*fields, *earlier) if place_of(owner, name) != (name,)]
 
 
 def argument_names(owner: type) -> list[str]:
@@ -108,7 +176,8 @@ def argument_names(owner: type) -> list[str]:
         for name, parameter in _parameters(owner).items()
         if name != "self" and parameter.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)
     ]
-    return named + [".".join(place_of(owner, name) or (name,)) for name in flat_names(owner)]
+    grouped = [".".join(place_of(owner, name) or (name,)) for name in flat_names(owner)]
+    return list(dict.fromkeys(named + grouped))
 
 
 def _made(name: str, given: Any, default: ArgumentGroup) -> ArgumentGroup:
@@ -118,10 +187,11 @@ def _made(name: str, given: Any, default: ArgumentGroup) -> ArgumentGroup:
         raise ValueError(
             f"{name}={shown(given)} must be a group of arguments: {type(default).__name__}(...), or a mapping"
         )
+    given = _with_new_names(type(default), given or {})
     fields = [field.name for field in dataclasses.fields(default)]
-    if unknown := [key for key in given or {} if key not in fields]:
+    if unknown := [key for key in given if key not in fields]:
         raise ValueError(f"{name}: {shown(unknown[0])} is none of its arguments: {', '.join(fields)}")
-    return dataclasses.replace(default, **(given or {}))
+    return dataclasses.replace(default, **given)
 
 
 def _plain(group: Any) -> dict[str, Any]:

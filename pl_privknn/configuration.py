@@ -134,12 +134,13 @@ class ReadsFlatArguments(ArgumentParser):
         option, equals, value = word.partition("=")
         for place, owner in self._owners.items():
             start = f"--{place}." if place else "--"
-            if (
-                option.startswith(start)
-                and len(found := place_of(owner, option.removeprefix(start)) or ()) == 2
+            name = option.removeprefix(start)
+            if option.startswith(start) and (found := place_of(owner, name)) not in (
+                None,
+                (*name.split("."),),
             ):
-                in_groups(owner, {found[1]: value})  # warns
-                return f"{start}{'.'.join(found)}{equals}{value}"
+                in_groups(owner, {name.rpartition(".")[2]: value})  # warns
+                return f"{start}{'.'.join(found or ())}{equals}{value}"
         return word
 
 

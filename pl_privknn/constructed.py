@@ -29,6 +29,8 @@ class Constructed:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Note the arguments, which ``__init__`` takes next."""
+        if cls.__init__ is object.__init__ and (args or kwargs):
+            raise TypeError(f"{cls.__name__}() takes no arguments")
         made = super().__new__(cls)
         object.__setattr__(made, "_made_with", _noted(cls, args, kwargs))
         return made

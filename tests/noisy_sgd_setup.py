@@ -49,7 +49,7 @@ def make(extractor=True, **kwargs):
     options = {"num_classes": 2, "image_size": 8, "batch_size": 30, "lr": 1.0, "noise_source": SeededNoise(1)}
     if "sampling_rate" not in kwargs:
         options["expected_records"] = PRIVATE
-    if "noise_multiplier" not in kwargs and "target_epsilon" not in kwargs:
+    if "noise_multiplier" not in kwargs and "epsilon" not in kwargs:
         options["noise_multiplier"] = 1.0
     if extractor:
         options["extractor"] = Flat()

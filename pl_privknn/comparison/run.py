@@ -101,12 +101,14 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     if method.labeling is not None:
         document["labeling"] = merged(base["labeling"], method.labeling)
     overrides = method.settings.get(epsilon, {}) if epsilon < math.inf else method.nonprivate
-    for path, value in (overrides or {}).items():
-        put(document, path, value)
-    if epsilon < math.inf:
-        for path in method.epsilon_to:
-            put(document, path, epsilon)
+    changes = [
+        *(overrides or {}).items(),
+        *((path, epsilon) for path in method.epsilon_to if epsilon < math.inf),
+    ]
     document = grouped(document)
+    for path, value in changes:
+        put(document, path, value)
+        document = grouped(document)  # at once: of two names for one argument the later change decides
     if method.labeling is not None:
         values = {
             "delta": comparison.delta,

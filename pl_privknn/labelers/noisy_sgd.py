@@ -15,6 +15,7 @@ from pl_privknn._checks import (
     check_positive,
     check_switch,
 )
+from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
@@ -30,6 +31,7 @@ from pl_privknn.privacy.noisy_steps import (
 )
 
 
+@renamed(target_epsilon="epsilon")
 class NoisySGDTeacher(Labeler):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
@@ -48,11 +50,11 @@ class NoisySGDTeacher(Labeler):
         batch_size: what the noisy sum of gradients is divided by: a public constant, about ``sampling_rate``
             times the number of records. It scales the learning rate and nothing else.
         steps: noisy steps of one round.
-        target_epsilon: find the least noise with which ``rounds`` rounds cost at most this at ``delta``. Give it
+        epsilon: find the least noise with which ``rounds`` rounds cost at most this at ``delta``. Give it
             or ``noise_multiplier``.
         noise_multiplier: noise over ``clip_norm``.
-        delta: δ of ``target_epsilon``.
-        rounds: number of rounds that ``target_epsilon`` is for.
+        delta: δ of ``epsilon``.
+        rounds: number of rounds that ``epsilon`` is for.
         clip_norm: L2 bound of each record's gradient.
         lr: peak learning rate; falls to 0 along half a cosine.
         noise_limit: lower the rate where there is more noise than this, see
@@ -66,7 +68,7 @@ class NoisySGDTeacher(Labeler):
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
-        ValueError: for arguments out of range, or unless exactly one of ``target_epsilon`` and
+        ValueError: for arguments out of range, or unless exactly one of ``epsilon`` and
             ``noise_multiplier`` is given.
 
     Example:
@@ -84,7 +86,7 @@ class NoisySGDTeacher(Labeler):
         sampling_rate: float = 0.1,
         batch_size: int = 6000,
         steps: int = 200,
-        target_epsilon: float | None = None,
+        epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
         rounds: int = 1,
@@ -99,18 +101,17 @@ class NoisySGDTeacher(Labeler):
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
-        if (target_epsilon is None) == (noise_multiplier is None):
+        if (epsilon is None) == (noise_multiplier is None):
             raise ValueError(
-                f"target_epsilon={target_epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of "
-                "them"
+                f"epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
             )
         self.batch_size = check_int("batch_size", batch_size)
         self.steps = check_int("steps", steps)
         self.rounds = check_int("rounds", rounds)
-        self.target_epsilon = target_epsilon
+        self.epsilon = epsilon
         if noise_multiplier is None:
             noise_multiplier = noise_for_steps(
-                check_positive("target_epsilon", target_epsilon),
+                check_positive("epsilon", epsilon),
                 check_open_unit("delta", delta),
                 sampling_rate,
                 self.steps * self.rounds,
@@ -142,11 +143,11 @@ class NoisySGDTeacher(Labeler):
         """All steps of all rounds; see :meth:`Labeler.plan`.
 
         Raises:
-            ValueError: if there are more rounds than ``target_epsilon`` was stated for.
+            ValueError: if there are more rounds than ``epsilon`` was stated for.
         """
-        if self.target_epsilon is not None and rounds > self.rounds:
+        if self.epsilon is not None and rounds > self.rounds:
             raise ValueError(
-                f"rounds={self.rounds} of NoisySGDTeacher: target_epsilon was stated for so many, the run has "
+                f"rounds={self.rounds} of NoisySGDTeacher: epsilon was stated for so many, the run has "
                 f"{rounds}; set the teacher's rounds to that"
             )
         return [Charge(self.mechanism, self.steps * rounds)]

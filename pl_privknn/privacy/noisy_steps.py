@@ -38,9 +38,9 @@ def steps_per_epoch(sampling_rate: float) -> int:
 
 
 def noise_for_steps(
-    target_epsilon: float, delta: float, sampling_rate: float, steps: int, others: Sequence[Charge] = ()
+    epsilon: float, delta: float, sampling_rate: float, steps: int, others: Sequence[Charge] = ()
 ) -> float:
-    """The least noise multiplier with which ``steps`` steps, and ``others``, cost at most ``target_epsilon``.
+    """The least noise multiplier with which ``steps`` steps, and ``others``, cost at most ``epsilon``.
 
     Raises:
         ValueError: for arguments out of range; :class:`~pl_privknn.privacy.accounting.calibration.CalibrationError`
@@ -51,7 +51,7 @@ def noise_for_steps(
     return calibrate(
         lambda multiplier: [Charge(step_mechanism(multiplier, 1.0, rate), count), *others],
         parameter,
-        epsilon=target_epsilon,
+        epsilon=epsilon,
         delta=delta,
         exact=False,
     ).value

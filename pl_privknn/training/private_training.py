@@ -150,7 +150,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         budget = TrainingBudget(
             delta=check_open_unit("delta", delta),
             max_epsilon=epsilon if known else None,
-            target_epsilon=None if known else epsilon,
+            epsilon=None if known else epsilon,
             noise_multiplier=noise_multiplier,
             on_budget="stop" if known else "error",
         )
@@ -177,9 +177,9 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         budget = self.session.budget
         if budget.noise_multiplier is not None:
             return budget.noise_multiplier
-        assert budget.target_epsilon is not None
+        assert budget.epsilon is not None
         others = [] if self.session.accuracy is None else self.session.accuracy.charges(steps)
-        return noise_for_steps(budget.target_epsilon, budget.delta, self.session.sampling_rate, steps, others)
+        return noise_for_steps(budget.epsilon, budget.delta, self.session.sampling_rate, steps, others)
 
     # ------------------------------------------------------------------ hooks
 

@@ -185,7 +185,7 @@ class PrivateSession:
             clip_norm=clip_norm,
             delta=self.budget.delta,
             noise_multiplier=self.budget.noise_multiplier,
-            target_epsilon=self.budget.target_epsilon,
+            target_epsilon=self.budget.epsilon,
             adaptive_clipping=self.adaptive_clipping,
             accuracy=self.accuracy,
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from pl_privknn._checks import check_choice, check_int, check_positive, check_rate
-from pl_privknn.argument_groups import ArgumentGroup
+from pl_privknn.argument_groups import ArgumentGroup, renamed
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.clipping import CLIPPING
 
 ON_BUDGET = ("error", "stop")
 
 
+@renamed(target_epsilon="epsilon")
 @dataclasses.dataclass(frozen=True)
 class TrainingBudget(Budget):
     """What a training may cost, or how much noise it draws.
@@ -19,7 +20,7 @@ class TrainingBudget(Budget):
     Args:
         delta: δ of the guarantee.
         max_epsilon: budget of the ledger; None for no limit.
-        target_epsilon: find the least noise with which all steps cost at most this. Give it or
+        epsilon: find the least noise with which all steps cost at most this. Give it or
             ``noise_multiplier``.
         noise_multiplier: noise over ``clip_norm``.
         on_budget: where the plan passes ``max_epsilon``, ``"error"`` raises ``BudgetExceeded`` at once and
@@ -29,23 +30,23 @@ class TrainingBudget(Budget):
         ValueError: for an argument out of its range.
     """
 
-    target_epsilon: float | None = None
+    epsilon: float | None = None
     noise_multiplier: float | None = None
     on_budget: str = "error"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("target_epsilon", "noise_multiplier"):
+        for name in ("epsilon", "noise_multiplier"):
             # No noise at all would be no privacy at all, so it is no value of a private training.
             if (value := getattr(self, name)) is not None:
                 check_positive(name, value)
         check_choice("on_budget", self.on_budget, ON_BUDGET)
 
     def check_complete(self) -> None:
-        """Raise ``ValueError`` unless exactly one of ``target_epsilon`` and ``noise_multiplier`` is given."""
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+        """Raise ``ValueError`` unless exactly one of ``epsilon`` and ``noise_multiplier`` is given."""
+        if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError(
-                f"target_epsilon={self.target_epsilon!r}, noise_multiplier={self.noise_multiplier!r}: give exactly "
+                f"epsilon={self.epsilon!r}, noise_multiplier={self.noise_multiplier!r}: give exactly "
                 "one of them"
             )
 

@@ -302,7 +302,7 @@ class TrainingRun:
             return {}
         wanted = {**dataclasses.asdict(self.plan), **self.plan.described()}
         if changes := [
-            f"{name}={found['plan'].get(name)!r} then, {value!r} now"
+            f"{'epsilon' if name == 'target_epsilon' else name}={found['plan'].get(name)!r} then, {value!r} now"
             for name, value in wanted.items()
             if found["plan"].get(name) != value
         ]:

@@ -202,7 +202,7 @@ class _EveryTeacher(PATE):
 
 
 def test_released_statistics_in_one_run():
-    subject = target(ClassSums(target_epsilon=1.0, delta=DELTA, expected_records=60))
+    subject = target(ClassSums(epsilon=1.0, delta=DELTA, expected_records=60))
     honest = attacked(subject)
     assert (honest.form, honest.released) == ("one_run", "weights")
     assert not honest.violated
@@ -216,12 +216,10 @@ def test_released_statistics_in_one_run():
 @pytest.mark.parametrize("labeler", ["statistics", "sgd"])
 def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
     if labeler == "statistics":
-        subject = target(PublicCurvature(target_epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
+        subject = target(PublicCurvature(epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
         module = "pl_privknn.labelers.statistics.curvature"
     else:
-        subject = target(
-            NoisySGDTeacher(sampling_rate=0.5, steps=5, target_epsilon=1.0, delta=DELTA, clip_norm=0.1)
-        )
+        subject = target(NoisySGDTeacher(sampling_rate=0.5, steps=5, epsilon=1.0, delta=DELTA, clip_norm=0.1))
         module = "pl_privknn.labelers.noisy_sgd"
     honest = attacked(subject, canaries=1000)
     assert not honest.violated

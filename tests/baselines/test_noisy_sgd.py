@@ -32,7 +32,7 @@ def test_trainers_that_break_the_accounting_are_refused(tmp_path, options, messa
     [
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
         ({"noise_multiplier": None}, "exactly one"),
-        ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "exactly one"),
+        ({"noise_multiplier": 1.0, "epsilon": 1.0}, "exactly one"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"sampling_rate": 1.5}, "sampling_rate"),
         ({"expected_records": None}, "sampling_rate=None, expected_records=None: give exactly one"),
@@ -170,7 +170,7 @@ def test_features_are_normalised_by_public_images_only(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    module, data = make(target_epsilon=8.0, batch_size=45, clip_norm=0.5, lr=4.0, components=4), make_data()
+    module, data = make(epsilon=8.0, batch_size=45, clip_norm=0.5, lr=4.0, components=4), make_data()
     trainer = fit(module, tmp_path, epochs=20, data=data)
     assert (
         trainer.test(module, data, verbose=False)[0]["test/accuracy"] >= 0.9

@@ -37,7 +37,7 @@ def test_epsilon_agrees_with_opacus(multiplier, rate, steps):
 
 
 def test_noise_is_found_for_a_target(tmp_path):
-    module = make(target_epsilon=2.0)
+    module = make(epsilon=2.0)
     fit(module, tmp_path)
     assert 1.98 < module.epsilon <= 2.0
     summary = module.privacy_summary()
@@ -51,7 +51,7 @@ def test_budget_is_checked_before_anything_is_drawn(tmp_path):
         fit(make(max_epsilon=0.5, noise_source=NoNoise()), tmp_path)
     assert charged(tmp_path) == []
     # With other parameters the same folder serves.
-    fit(make(max_epsilon=0.5, target_epsilon=0.5), tmp_path)
+    fit(make(max_epsilon=0.5, epsilon=0.5), tmp_path)
 
 
 def test_training_stops_cleanly_where_the_budget_ends(tmp_path):

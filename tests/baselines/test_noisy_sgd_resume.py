@@ -98,7 +98,7 @@ def test_command_line_and_resume(tmp_path, monkeypatch, capsys):
     words = [
         "--model", "NoisySGD", "--model.network", "tanh_cnn", "--model.batch_size", "250",
         "--model.expected_records", "1000",
-        "--model.target_epsilon", "2", "--model.delta", "1e-4", "--data", "DigitsDataModule", "--run_dir", "run",
+        "--model.epsilon", "2", "--model.delta", "1e-4", "--data", "DigitsDataModule", "--run_dir", "run",
         "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "2",
         "--trainer.enable_model_summary", "false",
     ]  # fmt: skip
@@ -123,5 +123,5 @@ def test_command_line_and_resume(tmp_path, monkeypatch, capsys):
         json.loads((tmp_path / "run" / "summary.json").read_text())["ledger_head"] == summary["ledger_head"]
     )
     capsys.readouterr()
-    assert main(["fit", "--resume", "run", "--model.target_epsilon", "3"]) == 2
-    assert "target_epsilon=2.0 then, 3.0 now" in capsys.readouterr().err
+    assert main(["fit", "--resume", "run", "--model.epsilon", "3"]) == 2
+    assert "epsilon=2.0 then, 3.0 now" in capsys.readouterr().err

@@ -180,6 +180,11 @@ def test_no_data_is_kept_of_arguments():
     ]
 
 
+def test_a_class_without_arguments_still_takes_none():
+    with pytest.raises(TypeError, match="Plain"):
+        type("Plain", (Constructed,), {})(1)
+
+
 def test_groups_and_parts_are_written_as_yaml_says_them():
     @dataclasses.dataclass(frozen=True)
     class Holder:

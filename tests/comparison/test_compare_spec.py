@@ -41,7 +41,7 @@ SGD = {
         "init_args": {"network": "tanh_cnn", "batch_size": 200, "expected_records": 1000},
     },
     "trainer": {"max_epochs": 3},
-    "epsilon_to": "model.init_args.target_epsilon",
+    "epsilon_to": "model.init_args.epsilon",
     "settings": {2: {"model.init_args.lr": 0.25}},
 }
 TRUE = {"name": "supervised", "true_labels": True}
@@ -150,7 +150,7 @@ def test_everything_shared_is_the_same_in_all_runs():
         if run.method.name == "sgd":
             budget = made["model"]["init_args"]["budget"]
             assert budget["delta"] == 1e-4
-            assert budget["target_epsilon"] == budget["max_epsilon"]
+            assert budget["epsilon"] == budget["max_epsilon"]
             assert get(made, "model.init_args.optimization.lr") == (0.25 if run.epsilon == 2 else None)
             assert made["trainer"]["max_epochs"] == 3
         else:

@@ -164,7 +164,7 @@ FAULTS = (
         {
             'check_open_unit("delta", delta), 1.0, self.releases)': 'check_open_unit("delta", delta), 1.0, 1)',
         },
-        ("test_statistics::test_target_epsilon_is_met_and_not_undershot",),
+        ("test_statistics::test_epsilon_is_met_and_not_undershot",),
     ),
     Fault(
         "centred-by-private-features",

@@ -133,7 +133,7 @@ def test_every_step_is_paid_before_its_noise_and_nothing_else():
 
 @pytest.mark.parametrize(("epsilon", "rate", "steps", "rounds"), [(1.0, 0.1, 50, 1), (0.5, 0.02, 40, 2)])
 def test_target_is_met_and_agrees_with_opacus(epsilon, rate, steps, rounds):
-    teacher = NoisySGDTeacher(sampling_rate=rate, steps=steps, target_epsilon=epsilon, rounds=rounds)
+    teacher = NoisySGDTeacher(sampling_rate=rate, steps=steps, epsilon=epsilon, rounds=rounds)
     charges = teacher.plan(10, 10, 3, rounds=rounds)
     report = account(charges, delta=1e-5)
     assert 0.99 * epsilon < report.epsilon <= epsilon
@@ -152,7 +152,7 @@ def test_it_learns_and_wrong_labels_teach_nothing():
     accuracies = []
     for given in (labels, labels[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]):
         teacher = NoisySGDTeacher(
-            sampling_rate=0.2, batch_size=400, steps=60, target_epsilon=1.0, components=6, lr=8.0,
+            sampling_rate=0.2, batch_size=400, steps=60, epsilon=1.0, components=6, lr=8.0,
             noise_source=SeededNoise(0),
         )  # fmt: skip
         teacher.fit(features, given, 3)
@@ -176,7 +176,7 @@ def test_answers_are_capped_and_the_rest_refused():
 
 def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
     teacher = NoisySGDTeacher(
-        sampling_rate=0.2, batch_size=60, steps=30, target_epsilon=2.0, components=8, lr=4.0,
+        sampling_rate=0.2, batch_size=60, steps=30, epsilon=2.0, components=8, lr=4.0,
         noise_source=SeededNoise(0),
     )  # fmt: skip
     callback, data = fit_student(
@@ -193,13 +193,13 @@ def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
     ("arguments", "message"),
     [
         ({}, "exactly one"),
-        ({"target_epsilon": 1.0, "noise_multiplier": 1.0}, "exactly one"),
+        ({"epsilon": 1.0, "noise_multiplier": 1.0}, "exactly one"),
         ({"noise_multiplier": 0.0}, "noise_multiplier=0"),
         ({"noise_multiplier": 1.0, "sampling_rate": 1.5}, "sampling_rate=1.5"),
         ({"noise_multiplier": 1.0, "clip_norm": -1.0}, "clip_norm=-1"),
         ({"noise_multiplier": 1.0, "momentum": 1.0}, "momentum=1"),
         ({"noise_multiplier": 1.0, "steps": 0}, "steps=0"),
-        ({"target_epsilon": 1.0, "delta": 0.0}, "delta=0"),
+        ({"epsilon": 1.0, "delta": 0.0}, "delta=0"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -208,7 +208,7 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 def test_more_rounds_than_stated_and_no_table_are_refused():
-    teacher = NoisySGDTeacher(steps=5, target_epsilon=1.0, rounds=2)
+    teacher = NoisySGDTeacher(steps=5, epsilon=1.0, rounds=2)
     with pytest.raises(ValueError, match="rounds=2"):
         teacher.plan(10, 10, 3, rounds=3)
     with pytest.raises(RuntimeError, match="fit"):

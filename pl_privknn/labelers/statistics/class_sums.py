@@ -29,7 +29,7 @@ class ClassSums(StatisticsTeacher):
     by |x − x'| ≤ 2 where it does not (the bias cancels), so by max(2, √2·R).
 
     Args:
-        *args: ``target_epsilon`` or ``noise_multiplier``.
+        *args: ``epsilon`` or ``noise_multiplier``.
         fit: ``"least_squares"`` or ``"maximum_likelihood"``.
         **kwargs: see :class:`~pl_privknn.labelers.statistics.teacher.StatisticsTeacher`.
 
@@ -91,7 +91,7 @@ class SoftVotes(ClassSums):
     under ``replace_one``, whether the class changes or not.
 
     Args:
-        *args: ``target_epsilon`` or ``noise_multiplier``.
+        *args: ``epsilon`` or ``noise_multiplier``.
         gamma: γ, for features of unit length, to which they are scaled.
         centers: so many public examples, drawn at random, are centres; None takes all of them.
         seed: of the choice of centres, a public matter.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_non_negative, check_open_unit, check_positive, shape_text
 from pl_privknn._files import write_durably
+from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, Evidence
@@ -40,6 +41,7 @@ class ReleaseLostError(RuntimeError):
     """What was paid for did not survive; nothing may be drawn in its place."""
 
 
+@renamed(target_epsilon="epsilon")
 class StatisticsTeacher(Labeler):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
@@ -52,10 +54,10 @@ class StatisticsTeacher(Labeler):
 
     Args:
         releases: number of sums.
-        target_epsilon: find the least noise with which all releases cost at most this at ``delta``. Give it or
+        epsilon: find the least noise with which all releases cost at most this at ``delta``. Give it or
             ``noise_multiplier``.
         noise_multiplier: standard deviation of the noise on a sum over the sum's L2 sensitivity.
-        delta: δ of ``target_epsilon``.
+        delta: δ of ``epsilon``.
         expected_records: N, what sums are divided by: a public constant, about the number of private records.
         ridge: the model's penalty is λ = ridge · σ₁ / N, σ₁ the noise that a single release of sensitivity 1 would
             have at the cost of all. Public constants alone, so one ridge serves many ε.
@@ -66,7 +68,7 @@ class StatisticsTeacher(Labeler):
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
-        ValueError: for arguments out of range, or unless exactly one of ``target_epsilon`` and
+        ValueError: for arguments out of range, or unless exactly one of ``epsilon`` and
             ``noise_multiplier`` is given.
     """
 
@@ -75,7 +77,7 @@ class StatisticsTeacher(Labeler):
     def __init__(
         self,
         releases: int,
-        target_epsilon: float | None = None,
+        epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
         expected_records: int = 60_000,
@@ -87,10 +89,9 @@ class StatisticsTeacher(Labeler):
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
-        if (target_epsilon is None) == (noise_multiplier is None):
+        if (epsilon is None) == (noise_multiplier is None):
             raise ValueError(
-                f"target_epsilon={target_epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of "
-                "them"
+                f"epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
             )
         self.releases = check_int("releases", releases, maximum=MOST_RELEASES)
         self.adjacency = check_adjacency(adjacency)
@@ -101,7 +102,7 @@ class StatisticsTeacher(Labeler):
         self.components = None if components is None else check_int("components", components)
         self.whitening = check_non_negative("whitening", whitening)
         if noise_multiplier is None:
-            epsilon = check_positive("target_epsilon", target_epsilon)
+            epsilon = check_positive("epsilon", epsilon)
             noise_multiplier = noise_for_steps(epsilon, check_open_unit("delta", delta), 1.0, self.releases)
         self.noise_multiplier = check_positive("noise_multiplier", noise_multiplier)
         self._table: tuple[Tensor, Tensor, int] | None = None

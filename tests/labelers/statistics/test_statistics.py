@@ -45,8 +45,8 @@ def test_cost_is_that_of_one_gaussian(name, adjacency):
 
 
 @NAMES
-def test_target_epsilon_is_met_and_not_undershot(name):
-    teacher = MADE[name](target_epsilon=0.5, delta=1e-6)
+def test_epsilon_is_met_and_not_undershot(name):
+    teacher = MADE[name](epsilon=0.5, delta=1e-6)
     report = account(teacher.plan(100, 100, 3), delta=1e-6)
     assert 0.995 * 0.5 < report.epsilon <= 0.5
     mu = math.sqrt(teacher.releases) / teacher.noise_multiplier
