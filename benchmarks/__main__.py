@@ -23,6 +23,7 @@ BENCHMARKS = {
     "ind_knn_accuracy": "Ind-KNN and its rival on one stream of queries",
     "ind_knn_speed": "Ind-KNN beside the bare matrix product",
     "labelling": "Private-kNN's labelling beside the bare matrix product",
+    "membership": "membership inference on students and on a network trained on private records",
     "multilabel_rules": "rules that turn noisy sums into attributes",
     "noisy_sgd": "NoisySGD beside Opacus' loop",
     "pate_figures": "partitions of PATE: consensus, labels, students",

@@ -35,23 +35,48 @@ def train_students(
     def inputs(features: Tensor) -> Tensor:
         return ((features - mean) @ change).clamp(-5.0, 5.0)
 
+    told = train_networks(inputs(queries), labels, num_classes)
+    return lambda features: told(inputs(features))
+
+
+def train_networks(
+    vectors: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    hidden: int = _HIDDEN,
+    steps: int = _STEPS,
+    rate: float = _RATE,
+) -> Callable[[Tensor], Tensor]:
+    """Train networks with one hidden layer on the same vectors, each on its own row of labels.
+
+    Args:
+        vectors: float32 ``(q, d)``.
+        labels: int64 ``(r, q)``; -1 where a network does not see the vector.
+        num_classes: number of classes.
+        hidden: width of the hidden layer.
+        steps: of Adam, each on all vectors.
+        rate: learning rate.
+
+    Returns:
+        Function from vectors ``(n, d)`` to log-probabilities ``(r, n, c)``.
+    """
     generator = torch.Generator().manual_seed(0)
-    sizes = [(kept, _HIDDEN), (_HIDDEN, num_classes)]
-    parameters = [torch.randn(*size, generator=generator) / size[0] ** 0.5 for size in sizes]
-    # All start alike: what differs between students are their labels.
-    parameters = [weights.repeat(len(labels), 1, 1).requires_grad_() for weights in parameters]
-    optimizer = torch.optim.Adam(parameters, lr=_RATE)
+    sizes = [(vectors.shape[1], hidden), (hidden, num_classes)]
+    start = [torch.randn(*size, generator=generator) / size[0] ** 0.5 for size in sizes]
+    # All start alike: what differs between networks are their labels.
+    parameters = [weights.repeat(len(labels), 1, 1).requires_grad_() for weights in start]
+    optimizer = torch.optim.Adam(parameters, lr=rate)
 
     def told(rows: Tensor) -> Tensor:
         return (rows @ parameters[0]).relu() @ parameters[1]
 
-    vectors = inputs(queries)
     with torch.enable_grad():
-        for _ in range(_STEPS):
+        for _ in range(steps):
             optimizer.zero_grad()
             loss = functional.cross_entropy(
                 told(vectors).flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum"
             )
-            (loss / len(queries)).backward()
+            (loss / len(vectors)).backward()
             optimizer.step()
-    return lambda features: told(inputs(features)).detach().log_softmax(dim=2)
+    return lambda rows: told(rows).detach().log_softmax(dim=2)
