@@ -40,6 +40,8 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Ind-KNN": ("digits_ind_knn", "epsilon", {}),
     "reverse kNN, Fashion-MNIST": ("fashion_mnist_reverse_knn_eps1", "epsilon", {}),
 }
+#: Their noise is not continuous, so :class:`HalfNoise` leaves it as it is.
+WHOLE_NUMBERS = ("reverse kNN, local", "reverse kNN, shuffle")
 #: Runs on either side where each takes long; fewer than the option says.
 FEWER = {"Ind-KNN": 400}
 
@@ -75,6 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 2.0, 8.0])
     parser.add_argument("--canaries", type=int, default=3000)
     parser.add_argument("--runs", type=int, default=3000)
+    parser.add_argument("--root", default=None, help="folder of Fashion-MNIST")
     parser.add_argument("--again", action="store_true", help="measure what is stored, too")
 
 
@@ -86,7 +89,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             part = f"{method}, ε {epsilon:g}"
             if part in stored:
                 continue
-            target = target_of_config(configuration(method, epsilon), method)
+            target = target_of_config(configuration(method, epsilon, options.root), method)
             runs = min(options.runs, FEWER.get(method, options.runs))
             settings = {"canaries": options.canaries, "runs": runs}
             torch.set_num_threads(1)
@@ -96,10 +99,12 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             yield Measured(figures, seeds=[0, 1], part=part, settings=settings)
 
 
-def configuration(method: str, epsilon: float) -> dict[str, Any]:
-    """The digits' configuration of a method, with its noise for an ε."""
+def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
+    """The configuration of a method, with its noise for an ε."""
     name, setting, changes = METHODS[method]
     document = copy.deepcopy(read_document(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
+    if root is not None and "root" in document["data"].get("init_args", {}):
+        document["data"]["init_args"]["root"] = root
     arguments = document["labeling"]["labeler"]["init_args"]
     arguments.update(copy.deepcopy(changes))
     if "." not in setting:

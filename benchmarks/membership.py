@@ -1,4 +1,4 @@
-"""Who was in the private table? Attacks by likelihood ratios (LiRA) on students, and on a network that saw the records.
+"""Who was in the private table? Attacks by likelihood ratios (LiRA) on students, and on a network that saw it.
 
 Each shadow run has its own half of the 1,000 private digits. Three networks of the same kind, one hidden layer on the
 pixels, see of it: labels of 100 public images by reverse kNN at ε; labels by the same votes without noise; the
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.record import DOCS, Measured, entries
+from benchmarks.record import Measured, entries
 from pl_privknn.attacks.lira import confidences, likelihood_ratios, true_positive_rates
 from pl_privknn.attacks.student import train_networks
 from pl_privknn.datamodules import DigitsDataModule
@@ -30,7 +30,6 @@ PARTS = {
     "direct": "network trained on the private records",
 }
 RATES = (0.001, 0.01)
-PLOT = DOCS / "guides" / "membership.svg"
 _QUERIES, _HIDDEN, _STEPS = 100, 64, 150
 
 
@@ -91,21 +90,3 @@ def _labels(
     teacher = ReverseKNN(epsilon=epsilon, noise_source=SeededNoise(run))
     teacher.fit(features, labels, 10)
     return teacher.label(queries, FreeLedger()).labels if noisy else teacher.counts(queries).argmax(dim=1)
-
-
-def draw() -> None:
-    """The curves of all parts on logarithmic axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5, 4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for part, one in entries("membership").items():
-        found = one["results"]
-        name = PARTS[part] + (f", ε = {found['epsilon']:g}" if found["epsilon"] else "")
-        axes.plot(found["fpr"], found["tpr"], label=name)
-    axes.plot([1e-3, 1], [1e-3, 1], "--", color="gray", label="guessing")
-    axes.set(xscale="log", yscale="log", xlabel="false-positive rate", ylabel="true-positive rate")
-    axes.legend()
-    figure.savefig(str(PLOT), metadata={"Date": None})

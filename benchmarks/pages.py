@@ -12,7 +12,7 @@ from benchmarks.record import ROOT
 #: Modules with ``fresh()``: their pages, rendered anew.
 MODULES = ("render", "render_docs", "ind_knn_report", "multilabel_rules", "papers")
 #: Of those and others, modules with ``draw()``.
-DRAWN = ("ind_knn_report", "reverse_knn_local")
+DRAWN = ("attack_pages", "ind_knn_report", "reverse_knn_local")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

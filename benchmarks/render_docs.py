@@ -1,4 +1,4 @@
-"""Tables of measured results in pages of docs/methods.
+"""Tables of measured results in pages of docs/methods and docs/guides.
 
 Each table stands between ``<!-- NAME: rendered by benchmarks/render_docs.py -->`` and ``<!-- end of NAME -->`` and is
 made from files of ``benchmarks/results/`` alone, so none can differ from what was measured. ``ind_knn.md`` and
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import attack_pages
 from benchmarks.record import DOCS, entries, results
 from benchmarks.render import explained, guarantee, row, runs, spread
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
@@ -217,6 +218,8 @@ def statistics_teacher() -> str:
 
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
+    ("guides/attack.md", "attacks", attack_pages.attacks),
+    ("guides/attack.md", "membership", attack_pages.membership),
     ("methods/statistics.md", "statistics", statistics_teacher),
     ("methods/students.md", "students", students),
     ("methods/students.md", "noisy labels", noisy_labels),

@@ -16,8 +16,8 @@ from pl_privknn.labelers.canaries import Canaries
 from pl_privknn.privacy.noise import NoiseSource
 
 Floats = NDArray[np.float64]
-# Runs from which a student is trained.
-_STUDENTS = 30
+#: Runs from which a student is trained.
+STUDENT_RUNS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
         scores, answers, released = _scores(target, labeler, canaries, swaps)
         parts.append([*scores, present.numpy()])
         told.append(answers)
-    students = _of_students(target, canaries, torch.stack(told[:_STUDENTS]), swaps)
+    students = _of_students(target, canaries, torch.stack(told[:STUDENT_RUNS]), swaps)
     found = [np.concatenate(each) for each in zip(*parts, strict=True)]
     return Scored(found[0], found[1], found[2], students, found[3].astype(bool), released)
 

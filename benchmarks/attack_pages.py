@@ -1,0 +1,118 @@
+"""Tables and plots of attacks in docs/guides/attack.md, made from stored results alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attacks import WHOLE_NUMBERS
+from benchmarks.membership import PARTS, RATES
+from benchmarks.record import DOCS, entries
+from pl_privknn.attacks.guessing import SHARES, Guesses, epsilon_of_guesses
+from pl_privknn.attacks.many_runs import STUDENTS
+from pl_privknn.attacks.one_run import STUDENT_RUNS
+from pl_privknn.privacy.auditing.lower_bound import epsilon_lower_bound
+
+_PLACE = DOCS / "guides"
+
+
+def attacks() -> str:
+    """One line a method and ε."""
+    found = [one["results"] for one in entries("attacks").values()]
+    lines = []
+    for one in sorted(found, key=lambda each: (each["method"], each["wanted"])):
+        honest, fault = one["honest"], one["half_noise"]
+        size = honest["canaries"] if honest["form"] == "one_run" else honest["runs"]
+        estimate = honest["epsilon_estimate"]
+        breach = honest["smallest_breach"]
+        cells = [
+            one["method"],
+            f"{honest['epsilon']:.2f}",
+            honest["released"],
+            f"{size:,} canaries" if honest["form"] == "one_run" else f"2 × {size:,} runs",
+            _cell(honest, "epsilon_lower", size),
+            "–" if estimate is None else f"{estimate:.2f}" + ("" if honest["gaussian"] else " *"),
+            _cell(honest, "epsilon_lower_labels", size),
+            _cell(honest, "epsilon_lower_student", _student_size(honest)),
+            "–" if breach is None else f"{breach:g}",
+            "–" if one["method"] in WHOLE_NUMBERS else "yes" if fault["violated"] else "no",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    header = (
+        "| method | ε | seen | size | bound from what is seen | by way of μ | from labels | from students "
+        "| smallest breach | half the noise found |"
+    )
+    return "\n".join([header, "|" + "---|" * 10, *lines])
+
+
+def _cell(honest: dict[str, Any], name: str, size: int) -> str:
+    return f"{honest[name]:.2f} ({least_shown(honest['form'], size, honest['delta']):.2f})"
+
+
+def _student_size(honest: dict[str, Any]) -> int:
+    if honest["form"] == "many_runs":
+        return min(STUDENTS, honest["runs"])
+    return honest["canaries"] * min(STUDENT_RUNS, honest["runs"]) // honest["runs"]
+
+
+@functools.cache
+def least_shown(form: str, size: int, delta: float) -> float:
+    """The least ε, to 0.01, at which randomised response would give a bound above 0 with so many canaries or runs."""
+    for step in range(1, 2000):
+        epsilon = step / 100
+        right = 1 / (1 + np.exp(-epsilon))
+        if form == "one_run":
+            made = tuple(round(share * size) for share in SHARES)
+            guesses = Guesses(size, made, tuple(int(count * right) for count in made))
+            shown = epsilon_of_guesses(guesses, delta=delta, confidence=0.95)
+        else:
+            runs = np.arange(size + 1)
+            present, absent = (np.diff(np.floor(runs * share)) for share in (right, 1 - right))
+            shown = epsilon_lower_bound(present, absent, delta=delta, confidence=0.95)
+        if shown > 0:
+            return epsilon
+    return float("inf")
+
+
+def membership() -> str:
+    """One line a network."""
+    lines = ["| attacked | test accuracy | TPR at FPR 0.1 % | TPR at FPR 1 % |", "|---|---|---|---|"]
+    for part, one in entries("membership").items():
+        found = one["results"]
+        name = PARTS[part] + (f", ε = {found['epsilon']:g}" if found["epsilon"] else "")
+        rates = " | ".join(f"{100 * found['tpr_at_fpr'][str(rate)]:.2f} %" for rate in RATES)
+        lines.append(f"| {name} | {found['accuracy']:.3f} | {rates} |")
+    return "\n".join(lines)
+
+
+def draw() -> None:
+    """Bounds beside stated ε, and the curves of membership inference, on white so that both themes show them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    found = [one["results"] for one in entries("attacks").values()]
+    for number, method in enumerate(dict.fromkeys(one["method"] for one in found)):
+        points = sorted(
+            (one["honest"]["epsilon"], one["honest"]["epsilon_lower"])
+            for one in found
+            if one["method"] == method
+        )
+        axes.plot(*zip(*points, strict=True), marker="osv^D"[number % 5], label=method)
+    axes.plot([0, 8], [0, 8], "--", color="gray", label="stated")
+    axes.set(xlabel="stated ε", ylabel="measured lower bound on ε")
+    axes.legend(fontsize="small")
+    figure.savefig(str(_PLACE / "attack.svg"), metadata={"Date": None})
+    figure = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for part, one in entries("membership").items():
+        axes.plot(one["results"]["fpr"], one["results"]["tpr"], label=PARTS[part])
+    axes.plot([1e-3, 1], [1e-3, 1], "--", color="gray", label="guessing")
+    axes.set(xscale="log", yscale="log", xlabel="false-positive rate", ylabel="true-positive rate")
+    axes.legend()
+    figure.savefig(str(_PLACE / "membership.svg"), metadata={"Date": None})
