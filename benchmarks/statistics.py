@@ -26,7 +26,7 @@ from pl_privknn.comparison.marks import stated
 from pl_privknn.configuration import instantiate
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.documents import read_document
-from pl_privknn.nested_settings import put
+from pl_privknn.nested_settings import get, put
 from pl_privknn.privacy.guarantee import weakest
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
@@ -34,6 +34,7 @@ from pl_privknn.testing import FreeLedger
 CONFIG = "configs/fashion_mnist_statistics.yaml"
 #: Of each ε: components of the kernel, releases, and epochs of the student.
 SETTINGS = {0.1: (200, 5, 18), 0.5: (600, 6, 28), 1.0: (600, 8, 28), 2.0: (600, 8, 28)}
+_JOINED = "labeling.features.0.init_args.extractor.init_args"
 _LEARNED = "labeling.features.0.init_args.components"
 
 
@@ -46,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--splits", type=int, nargs="+", default=[0])
     parser.add_argument("--epsilons", type=float, nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--own", action="store_true", help="features without the network's ImageNet weights")
     parser.add_argument("--heads", action="store_true", help="no students")
     parser.add_argument("--threads", type=int, default=1)
 
@@ -60,11 +62,14 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         for seed in options.seeds:
             for epsilon in options.epsilons:
                 part = f"split {split}, ε {epsilon:g}, seed {seed}"
+                if not options.own:
+                    part = f"ImageNet weights, {part}"
                 stored = entries("statistics").get(part, {}).get("results", {})
                 if "student" in stored or (stored and options.heads):
                     continue
-                sections = _sections(epsilon, split, options.root)
-                tables = tables or _features(sections, options.cache / f"features_{split}.pt")
+                sections = _sections(epsilon, split, options.root, options.own)
+                name = f"features_{split}.pt" if options.own else f"imagenet_features_{split}.pt"
+                tables = tables or _features(sections, options.cache / name)
                 answers = _answers(sections, tables, options.cache / f"{part}.pt")
                 truth = tables["test_labels"]
                 results: dict[str, Any] = {
@@ -82,6 +87,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 components, releases, epochs = SETTINGS[epsilon]
                 settings = {
                     "config": Path(CONFIG).name,
+                    "imagenet_weights": not options.own,
                     "split_seed": split,
                     "components": components,
                     "releases": releases,
@@ -90,10 +96,13 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 yield Measured(results, [seed], part, settings)
 
 
-def _sections(epsilon: float, split: int, root: str) -> dict[str, Any]:
-    """The configuration at an ε, on a split."""
+def _sections(epsilon: float, split: int, root: str, own: bool) -> dict[str, Any]:
+    """The configuration at an ε, on a split; ``own`` leaves out what was learned from other images."""
     components, releases, epochs = SETTINGS[epsilon]
     document: dict[str, Any] = read_document(ROOT / CONFIG)
+    if own:
+        joined = get(document, _JOINED)
+        put(document, _JOINED, {"weights": [0.3, 0.2, 0.5], "extractors": joined["extractors"][:3]})
     put(document, "data.init_args.root", root)
     put(document, "data.init_args.split_seed", split)
     put(document, "labeling.labeler.init_args.epsilon", epsilon)
