@@ -199,20 +199,31 @@ def pate_speed() -> str:
 
 def statistics_teacher() -> str:
     """Head, student and their mean; each with the number of its runs."""
-    rows: dict[tuple[int, float], list[dict[str, Any]]] = {}
+    rows: dict[tuple[bool, int, float], list[dict[str, Any]]] = {}
     for entry in entries("statistics").values():
-        where = entry["settings"]["split_seed"], entry["results"]["epsilon"]
-        rows.setdefault(where, []).append(entry["results"])
+        settings, results = entry["settings"], entry["results"]
+        where = not settings.get("imagenet_weights"), settings["split_seed"], results["epsilon"]
+        rows.setdefault(where, []).append(results)
     lines, named = [], []
-    for (split, epsilon), found in sorted(rows.items()):
+    for (own, split, epsilon), found in sorted(rows.items()):
         weak = weakest(guarantee_of(one) for one in found)
         named.append((f"ε = {epsilon:g}", weak))
         cells = []
         for name in ("label_accuracy", "head", "student", "mean"):
             known = [one[name] for one in found if name in one]
             cells.append(f"{spread(known)} ({len(known)})" if known else "–")
-        lines.append([split, f"{epsilon:g}{mark(weak)}", *cells])
-    header = ["split", "ε", "label accuracy (runs)", "head (runs)", "student (runs)", "their mean (runs)"]
+        lines.append(
+            ["the public images" if own else "and ImageNet", split, f"{epsilon:g}{mark(weak)}", *cells]
+        )
+    header = [
+        "features know",
+        "split",
+        "ε",
+        "label accuracy (runs)",
+        "head (runs)",
+        "student (runs)",
+        "their mean (runs)",
+    ]
     return explained(markdown(header, lines), named)
 
 

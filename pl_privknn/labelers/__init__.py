@@ -23,6 +23,7 @@ from pl_privknn.labelers.private_radius import PrivateRadius
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
 from pl_privknn.labelers.statistics.class_sums import ClassSums, SoftVotes
 from pl_privknn.labelers.statistics.curvature import PublicCurvature
+from pl_privknn.labelers.statistics.prototypes import PublicPrototypes
 
 __all__ = [
     "GNMAX",
@@ -49,6 +50,7 @@ __all__ = [
     "PrivateKNN",
     "PrivateRadius",
     "PublicCurvature",
+    "PublicPrototypes",
     "RandomPartition",
     "Release",
     "ReverseKNN",

@@ -12,6 +12,7 @@ from pl_privknn._checks import check_choice, check_int, check_positive
 from pl_privknn.labelers.multilabel.votes import swapped_vote_norms
 from pl_privknn.labelers.pate.aggregators import PATE_VOTES_L2, Aggregator
 from pl_privknn.labelers.private_knn import KNN_VOTES_L2
+from pl_privknn.labelers.statistics.prototypes import REACH
 from pl_privknn.planning.options import Made, Option, Row
 from pl_privknn.privacy.mechanisms import (
     ADJACENCIES,
@@ -119,6 +120,11 @@ def _noisy_sgd_teacher(o: SimpleNamespace) -> Made:
 def _statistics(cls: type, o: SimpleNamespace) -> Made:
     names = [name for name in ("noise_multiplier", "expected_records", "releases") if hasattr(o, name)]
     return Made(cls, {**{name: getattr(o, name) for name in names}, **_adjacency(o)})
+
+
+def _prototypes(o: SimpleNamespace) -> Made:
+    epsilon = REACH[o.adjacency] / check_positive("noise_scale", o.noise_scale)
+    return Made(labelers.PublicPrototypes, {"epsilon": epsilon, **_adjacency(o)})
 
 
 def _noisy_sgd(o: SimpleNamespace) -> list[Charge]:
@@ -314,6 +320,15 @@ TEACHERS: dict[str, Row] = {
             ("public-curvature", labelers.PublicCurvature, {"releases": 6}, "releases", _RELEASES),
         )
     },
+    "public-prototypes": Row(
+        "PublicPrototypes",
+        {"noise_scale": None},
+        "rounds",
+        ("*",),
+        (_SCALE, _ADJACENCY, _ROUNDS),
+        _prototypes,
+        lambda o: (REACH[o.adjacency], 1.0),
+    ),
     "noisy-sgd": Row(
         "NoisySGD",
         {"noise_multiplier": None, "epochs": 10},

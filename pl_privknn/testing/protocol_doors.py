@@ -14,7 +14,8 @@ from pl_privknn.labelers.ind_knn import prediction
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Votes
 from pl_privknn.labelers.reverse_knn.local import LocalRandomizer
 from pl_privknn.labelers.reverse_knn.shuffle import Shuffled
-from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.labelers.statistics.prototypes import REACH, PublicPrototypes
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.doors import Door, Entered, subclasses
 from pl_privknn.testing.errors import LabelerCheckError
@@ -25,7 +26,7 @@ _FAR = 2.0**20
 
 
 def protocol_doors() -> list[Door]:
-    """Doors of local and shuffled reverse kNN, and of Ind-KNN."""
+    """Doors of local and shuffled reverse kNN, of Ind-KNN, and of public prototypes."""
     protocols = [*subclasses(LocalRandomizer), *subclasses(Shuffled)]
     return [
         *(
@@ -35,7 +36,19 @@ def protocol_doors() -> list[Door]:
             if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
         ),
         StreamDoor(prediction, "ask", lambda *given: given[0]),
+        Door(PublicPrototypes, "drawn", choices),
     ]
+
+
+def choices(teacher: Any, mechanism: ExponentialArgmax, exact: Tensor, noise: NoiseSource) -> Entered:
+    """What enters a choice of one example a class, all classes in one release: utilities."""
+
+    def apart(first: Tensor, second: Tensor) -> tuple[float, float]:
+        # The logarithms of the odds of all choices together move within an interval of this length, over b.
+        moved = (first - second)[0]
+        return float((moved.amax(dim=1) - moved.amin(dim=1)).sum()), REACH[teacher.adjacency]
+
+    return Entered(mechanism, exact[None], apart)
 
 
 def answers(protocol: Any, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Entered:

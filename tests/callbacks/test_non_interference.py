@@ -35,6 +35,7 @@ from pl_privknn.labelers import (
     PrivateKNN,
     PrivateRadius,
     PublicCurvature,
+    PublicPrototypes,
     ReverseKNN,
     Screening,
     ShufflePartition,
@@ -217,6 +218,7 @@ RUNS = {
     "public_curvature": fit_teacher(
         lambda: PublicCurvature(noise_multiplier=0.5, expected_records=40, releases=3, noise_source=noise())
     ),
+    "public_prototypes": fit_teacher(lambda: PublicPrototypes(epsilon=8.0, noise_source=noise())),
     "multilabel_knn": attributes(lambda: MultiLabelKNN(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
     "multilabel_pate": attributes(
         lambda: MultiLabelPATE(3, LinearAttributeTeachers(20), noise=Gaussian(0.5), noise_source=noise())

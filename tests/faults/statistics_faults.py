@@ -14,7 +14,7 @@ FAULTS = (
         "Sums carry half the noise that was charged.",
         _TEACHER,
         {
-            "Taken(mechanism.add_noise(exact, noise), weights)": "Taken(mechanism.add_noise(2 * exact, noise) / 2, weights)",
+            "return mechanism.add_noise(exact, noise)": "return mechanism.add_noise(2 * exact, noise) / 2",
         },
         ("test_statistics::test_what_enters_the_model_is_the_sum_and_the_charged_noise",),
     ),
@@ -63,7 +63,7 @@ FAULTS = (
                 '            noisy = mechanism.add_noise(exact, self.noise_source.stream("statistics", number))\n'
                 '            self.paid(ledger, mechanism, 1, "statistics")\n'
             ),
-            "Taken(mechanism.add_noise(exact, noise), weights)": "Taken(noisy, weights)",
+            "Taken(self.drawn(mechanism, exact, noise), weights)": "Taken(noisy, weights)",
         },
         ("test_statistics_releases::test_a_refused_charge_draws_nothing",),
     ),
@@ -174,5 +174,23 @@ FAULTS = (
             "return [(self.inputs(part), classes) for part, classes in parts]": "return [(self.inputs(part - features.mean(dim=0)), classes) for part, classes in parts]",
         },
         ("test_statistics::test_soft_votes_are_kernel_weights_of_unit_length",),
+    ),
+    Fault(
+        "prototypes-likeness-unbounded",
+        "A record's likeness to a public example is not cut off at 1.",
+        "pl_privknn.labelers.statistics.prototypes",
+        {
+            "total.index_add_(0, labels, likeness.clamp(0.0, 1.0))": "total.index_add_(0, labels, likeness.clamp(0.0))",
+        },
+        ("test_prototypes::test_utilities_are_clipped_cosines_of_a_class_s_records",),
+    ),
+    Fault(
+        "prototypes-swaps-paid-as-votes",
+        "A replaced record, which moves a choice both ways, is paid for as an added one.",
+        "pl_privknn.labelers.statistics.prototypes",
+        {
+            'REACH = {"add_remove": 1.0, "replace_one": 2.0}': 'REACH = {"add_remove": 1.0, "replace_one": 1.0}',
+        },
+        ("test_prototypes::test_no_neighbour_is_told_apart_by_more_than_is_charged[replace_one]",),
     ),
 )

@@ -30,6 +30,7 @@ from pl_privknn.labelers import (
     PrivateKNN,
     PrivateRadius,
     PublicCurvature,
+    PublicPrototypes,
     ReverseKNN,
     Screening,
     ShufflePartition,
@@ -179,6 +180,10 @@ HONEST = {
     "public curvature": (
         PublicCurvature(noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5]),
         {"gaussian (L2)": 0.5},
+    ),
+    "public prototypes": (PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1), {"exponential_argmax (answers)": None}),
+    "public prototypes replaced": (
+        PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1, adjacency="replace_one"), {"exponential_argmax (answers)": None},
     ),
     "attributes": (MultiLabelKNN(5, 1.0, 2.5, Gaussian(3.0)), {"gaussian (L2)": None}),
     "attributes sampled": (MultiLabelKNN(5, 0.5, None, Laplace(3.0)), {"laplace (L1)": 5.0}),

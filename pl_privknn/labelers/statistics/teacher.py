@@ -22,7 +22,7 @@ from pl_privknn.labelers.canaries import Canaries, Evidence
 from pl_privknn.labelers.statistics.audited import Taken, canaries_of, evidence_of
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
+from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism
 
@@ -134,6 +134,11 @@ class StatisticsTeacher(Labeler):
             releases: what was released, by number; some may be missing, not all.
         """
 
+    def drawn(self, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
+        """What is released of an exact sum, float64 ``(c, p)``."""
+        assert isinstance(mechanism, Gaussian)
+        return mechanism.add_noise(exact, noise)
+
     def probabilities(self, scores: Tensor) -> Tensor:
         """Class probabilities from scores, float64 ``(n, c)``."""
         return scores.softmax(dim=1)
@@ -164,7 +169,7 @@ class StatisticsTeacher(Labeler):
 
     # ------------------------------------------------------------------ costs
 
-    def mechanism(self, release: int) -> Gaussian:
+    def mechanism(self, release: int) -> Mechanism:
         """What a release costs; draws its noise as well."""
         return step_mechanism(self.noise_multiplier, self.sensitivity(release), 1.0)
 
@@ -320,7 +325,7 @@ class StatisticsTeacher(Labeler):
             exact = self.private_sum(number, weights)
             noise = self.paid(ledger, mechanism, 1, "statistics")
             self._charged += 1
-            self._taken[number], self._sketch = Taken(mechanism.add_noise(exact, noise), weights), sketch
+            self._taken[number], self._sketch = Taken(self.drawn(mechanism, exact, noise), weights), sketch
             self._keep()
             weights = self.model(self._public, self._taken)
         self._weights = weights
