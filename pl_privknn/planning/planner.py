@@ -13,9 +13,10 @@ from typing import Any
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_rate
 from pl_privknn.labelers import Labeler, Screening
+from pl_privknn.planning.makers import noise
 from pl_privknn.planning.options import Made, Row
 from pl_privknn.planning.plan import Plan, solve
-from pl_privknn.planning.teachers import TEACHERS, noise
+from pl_privknn.planning.teachers import TEACHERS
 from pl_privknn.planning.utility import Utility, utility_of_votes
 from pl_privknn.privacy.mechanisms import Charge, check_adjacency
 

@@ -1,146 +1,23 @@
-"""The teachers that can be planned: how options become each of them, and which options there are."""
+"""The teachers that can be planned, and which options there are; how these become labelers, see :mod:`.makers`."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from types import SimpleNamespace
 from typing import Any
 
 from pl_privknn import labelers
-from pl_privknn._checks import check_choice, check_int, check_positive
+from pl_privknn._checks import check_int
 from pl_privknn.labelers.multilabel.votes import swapped_vote_norms
-from pl_privknn.labelers.pate.aggregators import PATE_VOTES_L2, Aggregator
+from pl_privknn.labelers.pate.aggregators import PATE_VOTES_L2
 from pl_privknn.labelers.private_knn import KNN_VOTES_L2
 from pl_privknn.labelers.statistics.prototypes import REACH
-from pl_privknn.planning.options import Made, Option, Row
+from pl_privknn.planning import makers
+from pl_privknn.planning.makers import ADDITIVE_NOISES, NOISES, SUM_NOISES
+from pl_privknn.planning.options import Option, Row
 from pl_privknn.privacy.mechanisms import (
     ADJACENCIES,
-    Charge,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    ExponentialArgmax,
-    Gaussian,
-    Laplace,
-    VoteNoise,
 )
-from pl_privknn.privacy.noisy_steps import step_mechanism
-
-#: Noise by name.
-NOISES: dict[str, type[VoteNoise]] = {
-    found.kind: found for found in (Gaussian, DiscreteGaussian, Laplace, DiscreteLaplace, ExponentialArgmax)
-}
-ADDITIVE_NOISES = tuple(NOISES)[:-1]
-SUM_NOISES = (Gaussian.kind, Laplace.kind)
-
-
-# ------------------------------------------------------------------ how options become labelers
-
-
-def noise(o: SimpleNamespace, scale: float | None = None) -> Made:
-    """The noise that is named, with its scale: σ of Gaussian kinds, b of the others."""
-    found = NOISES[check_choice("noise", o.noise, tuple(NOISES))]
-    parameter = dataclasses.fields(found)[0].name  # type: ignore[arg-type]
-    return Made(found, {parameter: o.noise_scale if scale is None else scale})
-
-
-def _unit(o: SimpleNamespace) -> float:
-    """Standard deviation of noise of scale 1."""
-    return float(noise(o, 1.0).make().deviation)
-
-
-def _screening(o: SimpleNamespace, usual: float) -> dict[str, Any]:
-    """The screening, by default at the usual threshold, as an argument; none where it was declined."""
-    if not o.screening:
-        o.threshold = None
-        return {}
-    ratio = check_positive("sigma_ratio", o.sigma_ratio)
-    o.screening_sigma = float(f"{ratio * o.noise_scale * _unit(o):.6g}")
-    o.threshold = float(f"{usual:.6g}") if o.threshold is None else o.threshold
-    return {"screening": Made(labelers.Screening, {"threshold": o.threshold, "sigma": o.screening_sigma})}
-
-
-def _private_knn(o: SimpleNamespace) -> Made:
-    k = check_int("k", o.k)
-    arguments = {"k": k, "sampling_rate": o.sampling_rate, **_screening(o, 0.6 * k), "noise": noise(o)}
-    return Made(labelers.PrivateKNN, arguments)
-
-
-def _private_radius(o: SimpleNamespace) -> Made:
-    cut: dict[str, Any] = {}
-    if o.max_votes is not None:
-        cut = {"max_votes": o.max_votes, **_screening(o, 0.6 * check_int("max_votes", o.max_votes))}
-    elif o.threshold is not None:
-        raise ValueError(
-            f"threshold={o.threshold!r} of a screening needs max_votes, the largest count it covers"
-        )
-    return Made(labelers.PrivateRadius, {"sampling_rate": o.sampling_rate, **cut, "noise": noise(o)})
-
-
-def _pate(o: SimpleNamespace) -> Made:
-    teachers = check_int("num_teachers", o.num_teachers, 2)
-    aggregator = Made(Aggregator, {"noise": noise(o), **_screening(o, 0.7 * teachers)})
-    return Made(labelers.PATE, {"num_teachers": teachers, "aggregator": aggregator})
-
-
-def _multilabel_knn(o: SimpleNamespace) -> Made:
-    arguments = {"k": o.k, "sampling_rate": o.sampling_rate, "tau": o.tau, "noise": noise(o)}
-    return Made(labelers.MultiLabelKNN, arguments)
-
-
-def _multilabel_pate(o: SimpleNamespace) -> Made:
-    arguments = {"num_teachers": o.num_teachers, "tau": o.tau, "noise": noise(o)}
-    return Made(labelers.MultiLabelPATE, arguments)
-
-
-def _adjacency(o: SimpleNamespace) -> dict[str, str]:
-    """The argument of labelers that hold under either adjacency; none where it is their default."""
-    return {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}
-
-
-def _reverse(cls: type, o: SimpleNamespace, **more: Any) -> Made:
-    return Made(cls, {"k": o.k, **more, "noise": noise(o), **_adjacency(o)})
-
-
-def _multilabel_reverse(o: SimpleNamespace) -> Made:
-    return _reverse(labelers.MultiLabelReverseKNN, o, tau=o.tau)
-
-
-def _ind_knn(o: SimpleNamespace) -> Made:
-    budgets = {"budget": o.budget}
-    arguments = {"threshold": o.threshold, "sigma2": o.sigma2, "num_queries": o.queries, "budgets": budgets}
-    return Made(labelers.IndKNN, arguments)
-
-
-def _noisy_sgd_teacher(o: SimpleNamespace) -> Made:
-    names = ("sampling_rate", "batch_size", "steps", "noise_multiplier", "rounds")
-    return Made(labelers.NoisySGDTeacher, {name: getattr(o, name) for name in names})
-
-
-def _statistics(cls: type, o: SimpleNamespace) -> Made:
-    names = [name for name in ("noise_multiplier", "expected_records", "releases") if hasattr(o, name)]
-    return Made(cls, {**{name: getattr(o, name) for name in names}, **_adjacency(o)})
-
-
-def _prototypes(o: SimpleNamespace) -> Made:
-    epsilon = REACH[o.adjacency] / check_positive("noise_scale", o.noise_scale)
-    return Made(labelers.PublicPrototypes, {"epsilon": epsilon, **_adjacency(o)})
-
-
-def _noisy_sgd(o: SimpleNamespace) -> list[Charge]:
-    """Poisson batches at the rate batch_size / records, in ⌈epochs / rate⌉ steps."""
-    records, batch = check_int("records", o.records), check_int("batch_size", o.batch_size)
-    if batch > records:
-        raise ValueError(f"batch_size={batch} must be at most records={records}")
-    o.sampling_rate, o.steps = batch / records, -(-int(o.epochs) * records // batch)
-    return [Charge(step_mechanism(o.noise_multiplier, 1.0, o.sampling_rate), o.steps)]
-
-
-def _release(o: SimpleNamespace) -> list[Charge]:
-    check_choice("noise", o.noise, ADDITIVE_NOISES)
-    length = o.sensitivity = check_positive("sensitivity", o.sensitivity)
-    return [Charge(noise(o).make().for_votes(length, length, o.sampling_rate), o.count)]
-
 
 # ------------------------------------------------------------------ what may be said of each teacher
 
@@ -187,7 +64,7 @@ def _screened(share: float, ratio: float, votes: str) -> tuple[Option, ...]:
 def _asked(length: float, o: SimpleNamespace) -> tuple[float, float]:
     """Start of the noise where queries are answered one by one."""
     rate, share = getattr(o, "sampling_rate", None) or 1.0, 1.0 if o.answer_share is None else o.answer_share
-    return length * rate / _unit(o), (o.queries or 1) * share
+    return length * rate / makers.unit(o), (o.queries or 1) * share
 
 
 def _asked_attributes(o: SimpleNamespace) -> tuple[float, float]:
@@ -214,7 +91,7 @@ TEACHERS: dict[str, Row] = {
         "queries",
         ("k", *_SHOWN),
         (_SCALE, _RATE, _K, *_QUERIES, _CLASSES, _kinds(NOISES), *_screened(0.6, 3.0, "k")),
-        _private_knn,
+        makers.private_knn,
         functools.partial(_asked, KNN_VOTES_L2),
     ),
     "private-radius": Row(
@@ -227,7 +104,7 @@ TEACHERS: dict[str, Row] = {
             Option("max_votes", int, "a count above this is cut to it; with it queries are screened"),
             *_screened(0.6, 3.0, "max_votes"),
         ),
-        _private_radius,
+        makers.private_radius,
         functools.partial(_asked, 1.0),
     ),
     "pate": Row(
@@ -236,7 +113,7 @@ TEACHERS: dict[str, Row] = {
         "queries",
         ("num_teachers", *_SHOWN),
         (_SCALE, _PARTS, *_QUERIES, _CLASSES, _kinds(NOISES), *_screened(0.7, 2.125, "teachers"), _ADJACENCY),
-        _pate,
+        makers.pate,
         functools.partial(_asked, PATE_VOTES_L2),
     ),
     "multilabel-knn": Row(
@@ -245,7 +122,7 @@ TEACHERS: dict[str, Row] = {
         "queries",
         ("k", "tau", *_SHOWN),
         (_SCALE, _RATE, _K, _TAU, *_QUERIES, _ATTRIBUTES, _kinds(SUM_NOISES)),
-        _multilabel_knn,
+        makers.multilabel_knn,
         _asked_attributes,
     ),
     "multilabel-pate": Row(
@@ -254,7 +131,7 @@ TEACHERS: dict[str, Row] = {
         "queries",
         ("num_teachers", "tau", *_SHOWN),
         (_SCALE, _PARTS, _TAU, *_QUERIES, _ATTRIBUTES, _kinds(SUM_NOISES), _ADJACENCY),
-        _multilabel_pate,
+        makers.multilabel_pate,
         _asked_attributes,
     ),
     "reverse-knn": Row(
@@ -263,7 +140,7 @@ TEACHERS: dict[str, Row] = {
         "rounds",
         ("k", "*", "noise"),
         (_SCALE, _TABLES, _VOTED, _kinds(ADDITIVE_NOISES, "laplace"), _ADJACENCY),
-        functools.partial(_reverse, labelers.ReverseKNN),
+        functools.partial(makers.reverse, labelers.ReverseKNN),
         _whole_table,
     ),
     "multilabel-reverse-knn": Row(
@@ -272,7 +149,7 @@ TEACHERS: dict[str, Row] = {
         "rounds",
         ("k", "tau", "*", "noise", "num_classes"),
         (_SCALE, _TABLES, _VOTED, _TAU, _ATTRIBUTES, _kinds(SUM_NOISES, "laplace"), _ADJACENCY),
-        _multilabel_reverse,
+        makers.multilabel_reverse,
         _whole_table,
     ),
     "ind-knn": Row(
@@ -286,7 +163,7 @@ TEACHERS: dict[str, Row] = {
             Option("threshold", float, "kernel value from which a record is a neighbour (0.5)", 0.5),
             Option("sigma2", float, "noise of the votes (1)", 1.0),
         ),
-        _ind_knn,
+        makers.ind_knn,
         lambda o: (1.0, 1.0),
     ),
     "noisy-sgd-teacher": Row(
@@ -301,7 +178,7 @@ TEACHERS: dict[str, Row] = {
             Option("batch_size", int, "what the noisy sum of gradients is divided by (6000)", 6000),
             _ROUNDS,
         ),
-        _noisy_sgd_teacher,
+        makers.noisy_sgd_teacher,
         lambda o: (o.sampling_rate or 1.0, (o.steps or 1) * o.rounds),
     ),
     **{
@@ -311,7 +188,7 @@ TEACHERS: dict[str, Row] = {
             counted,
             ("*", "expected_records"),
             (*_STATISTICS, option),
-            functools.partial(_statistics, cls),
+            functools.partial(makers.statistics, cls),
             lambda o: (1.0, getattr(o, "releases", None) or 1),
         )
         for name, cls, free, counted, option in (
@@ -326,7 +203,7 @@ TEACHERS: dict[str, Row] = {
         "rounds",
         ("*",),
         (_SCALE, _ADJACENCY, _ROUNDS),
-        _prototypes,
+        makers.prototypes,
         lambda o: (REACH[o.adjacency], 1.0),
     ),
     "noisy-sgd": Row(
@@ -340,7 +217,7 @@ TEACHERS: dict[str, Row] = {
             Option("records", int, "number of private records", required=True),
             Option("batch_size", int, "expected size of a Poisson batch", required=True),
         ),
-        _noisy_sgd,
+        makers.noisy_sgd,
         _epochs,
         exact=False,
     ),
@@ -357,7 +234,7 @@ TEACHERS: dict[str, Row] = {
             Option("sensitivity", float, "L2 for Gaussian kinds, L1 for Laplace kinds (1)", 1.0),
             _ADJACENCY,
         ),
-        _release,
+        makers.release,
         lambda o: (o.sensitivity * (o.sampling_rate or 1.0), o.count or 1),
     ),
 }

@@ -20,10 +20,10 @@ from pl_privknn._checks import check_choice, check_int
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import Screening
+from pl_privknn.planning.makers import noise
 from pl_privknn.planning.options import SEARCHED
 from pl_privknn.planning.plan import Plan
 from pl_privknn.planning.planner import plan
-from pl_privknn.planning.teachers import noise
 from pl_privknn.privacy.mechanisms import VoteNoise
 from pl_privknn.privacy.noise import SeededNoise
 

@@ -186,7 +186,7 @@ FAULTS = (
     Fault(
         "plans-of-replacement",
         "Plans of reverse kNN count a replaced record as an added one.",
-        "pl_privknn.planning.teachers",
+        "pl_privknn.planning.makers",
         {
             'return {} if o.adjacency == "add_remove" else {"adjacency": o.adjacency}': "return {}",
         },
@@ -195,7 +195,7 @@ FAULTS = (
     Fault(
         "steps-truncated",
         "The last steps of the last epoch are not planned.",
-        "pl_privknn.planning.teachers",
+        "pl_privknn.planning.makers",
         {
             "-(-int(o.epochs) * records // batch)": "int(o.epochs) * (records // batch)",
         },

@@ -183,7 +183,8 @@ HONEST = {
     ),
     "public prototypes": (PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1), {"exponential_argmax (answers)": None}),
     "public prototypes replaced": (
-        PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1, adjacency="replace_one"), {"exponential_argmax (answers)": None},
+        PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1, adjacency="replace_one"),
+        {"exponential_argmax (answers)": None},
     ),
     "attributes": (MultiLabelKNN(5, 1.0, 2.5, Gaussian(3.0)), {"gaussian (L2)": None}),
     "attributes sampled": (MultiLabelKNN(5, 0.5, None, Laplace(3.0)), {"laplace (L1)": 5.0}),

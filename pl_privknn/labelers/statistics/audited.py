@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
+from pl_privknn.privacy.mechanisms import Gaussian
 
 if TYPE_CHECKING:
     from pl_privknn.labelers.statistics.teacher import StatisticsTeacher
@@ -50,5 +51,7 @@ def evidence_of(
         if teacher.adjacency == "replace_one":
             each = [one - adds(row[0], row[2]) for one, row in zip(each, rows, strict=True)]
         rest = taken.noisy - known.private_sum(number, taken.weights)
-        found.add(rest.flatten(), torch.stack(each), teacher.mechanism(number).sigma)
+        mechanism = teacher.mechanism(number)
+        assert isinstance(mechanism, Gaussian)
+        found.add(rest.flatten(), torch.stack(each), mechanism.sigma)
     return found

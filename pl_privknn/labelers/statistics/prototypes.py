@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pl_privknn._checks import check_positive
+from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
 from pl_privknn.privacy.mechanisms import ExponentialArgmax
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency
@@ -59,6 +60,9 @@ class PublicPrototypes(StatisticsTeacher):
             raise ValueError(f"low={low!r}, high={high!r}: want cosines with -1 <= low < high <= 1")
         self.low, self.high = float(low), float(high)
         self.temperature = check_positive("temperature", temperature)
+
+    # Of a choice there is no sum that would say something of each canary: one record, in many runs.
+    canaries, evidence = Labeler.canaries, Labeler.evidence
 
     def sensitivity(self, release: int) -> float:
         """1: of each utility."""

@@ -255,7 +255,7 @@ class StatisticsTeacher(Labeler):
         """In directions of their own."""
         return canaries_of(self, public, num_classes)
 
-    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence:
+    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
         """By all releases; see :meth:`Labeler.evidence`."""
         assert isinstance(known, StatisticsTeacher)
         return evidence_of(self, self._taken, canaries, known)
