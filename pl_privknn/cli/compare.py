@@ -58,6 +58,13 @@ def run_compare(parsed: argparse.Namespace) -> int:
         return 0
     if parsed.config is None:
         raise ValueError("name the YAML of a comparison, or --render DIR")
+    from pl_privknn.cli.training_words import importable
+
+    with importable([parsed.config]):
+        return _run(parsed)
+
+
+def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn.comparison.runner import choose, run_comparison
     from pl_privknn.comparison.specification_file import read_comparison
 
@@ -71,7 +78,7 @@ def run_compare(parsed: argparse.Namespace) -> int:
             comparison,
             output,
             command=parsed.command,
-            worker="pl_privknn.cli.worker",
+            worker=("pl_privknn.cli.worker", str(Path(parsed.config).resolve().parent)),
             only=parsed.only,
             seeds=parsed.seeds,
             epsilons=parsed.epsilons,

@@ -43,6 +43,7 @@ def add_search(commands: Any, command: Command) -> None:
 def run_search(parsed: argparse.Namespace) -> int:
     """Run what is missing of a search, and print its table; 1 where a run failed."""
     from pl_privknn.cli.compare import Progress, interruptible
+    from pl_privknn.cli.training_words import importable
     from pl_privknn.comparison.results import read_results
     from pl_privknn.comparison.runner import run_comparison
     from pl_privknn.comparison.search import search_of, search_table
@@ -53,12 +54,12 @@ def run_search(parsed: argparse.Namespace) -> int:
     search = search_of(read_document(path), path.stem, values, parsed.records, parsed.seeds)
     output = Path(parsed.output or Path("runs") / "search" / path.stem)
     shown = Progress(search.name, len(search.methods) * len(search.seeds))
-    with interruptible(), shown:
+    with interruptible(), shown, importable([parsed.config]):
         outcome = run_comparison(
             search,
             output,
             command=parsed.command,
-            worker="pl_privknn.cli.worker",
+            worker=("pl_privknn.cli.worker", str(path.resolve().parent)),
             workers=parsed.workers,
             report=shown.report,
         )

@@ -1,4 +1,4 @@
-"""One run of ``privknn compare`` in a process of its own: ``python -m pl_privknn.cli.worker FOLDER``."""
+"""One run of ``privknn compare`` in a process of its own: ``python -m pl_privknn.cli.worker [MODULES] FOLDER``."""
 
 from __future__ import annotations
 
@@ -9,4 +9,6 @@ from pl_privknn.cli.main import main
 from pl_privknn.comparison.worker import work
 
 if __name__ == "__main__":
-    sys.exit(work(Path(sys.argv[1]), main))
+    *modules, folder = sys.argv[1:]
+    sys.path += modules  # after all that is installed
+    sys.exit(work(Path(folder), main))

@@ -42,6 +42,7 @@ _LOG = "run.log"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _GRACE = 20.0  # seconds that an interrupted run has to leave a checkpoint
 
+Words = Sequence[str]
 #: Told of each run: what happens ("before" for one that is done already, "start", "done", "failed"), the run, a text.
 Report = Callable[[str, Run, str], None]
 
@@ -70,7 +71,7 @@ def run_comparison(
     output: str | Path,
     *,
     command: Command,
-    worker: str,
+    worker: Words,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
     epsilons: Sequence[float | str] = (),
@@ -87,7 +88,7 @@ def run_comparison(
         output: the comparison's folder: ``METHOD/eps_ε/seed_N`` for each run, and ``results`` with one JSON each.
         command: does what ``privknn`` does for its words, for runs in this process.
         worker: module that does so for one folder (:func:`~pl_privknn.comparison.worker.work`), for runs in processes
-            of their own.
+            of their own, and words for it before the folder.
         only: names of methods; all by default.
         seeds: seeds among the comparison's; all by default.
         epsilons: values of ε among the comparison's; all by default.
@@ -196,7 +197,7 @@ class _Pool:
     """Some runs at a time, each in a process of its own (or all in this one)."""
 
     def __init__(
-        self, planner: Planner, output: Path, workers: int, report: Report, command: Command, worker: str
+        self, planner: Planner, output: Path, workers: int, report: Report, command: Command, worker: Words
     ) -> None:
         self.planner, self.output, self.workers, self.report = planner, output, workers, report
         self.command, self.worker = command, worker
@@ -302,7 +303,7 @@ class _Pool:
         threads = str(max(1, (os.cpu_count() or 1) // self.workers))
         environment = {**({} if self.workers == 1 else dict.fromkeys(_THREADS, threads)), **os.environ}
         process = subprocess.Popen(
-            [sys.executable, "-m", self.worker, str(folder)],
+            [sys.executable, "-m", *self.worker, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -10,8 +10,12 @@ import torch
 from forked import in_child
 from ledger_setup import needs_fork
 
+from pl_privknn.callbacks.released_head import load_head, save_head
 from pl_privknn.cli.main import main
+from pl_privknn.features import HOG, PublicPCA
+from pl_privknn.labelers import ClassSums
 from pl_privknn.students import VATStudent
+from pl_privknn.testing import FreeLedger
 
 
 @pytest.fixture
@@ -77,6 +81,78 @@ def test_onnx_says_what_the_student_says(run, capsys):
     torch.testing.assert_close(
         torch.from_numpy(said), student(images).softmax(1).detach(), atol=1e-4, rtol=1e-3
     )
+
+
+def _teacher():
+    return ClassSums(noise_multiplier=0.5, expected_records=60), PublicPCA(HOG(), 6)
+
+
+def _with_head(folder, released):
+    """What a run with a teacher whose releases make a model leaves beside the student."""
+    teacher, extractor = _teacher()
+    public = torch.rand(60, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+    extractor.fit_public(public)
+    features = extractor(public)
+    teacher.fit(features, torch.arange(60) % 4, 4)
+    teacher.fit_public(features)
+    teacher.label(features[:5], FreeLedger())
+    save_head(folder, teacher, extractor)
+    (folder / "config.yaml").write_text(
+        "model: {class_path: VATStudent}\n"
+        "labeling:\n"
+        "  labeler: {class_path: ClassSums, init_args: {noise_multiplier: 0.5, expected_records: 60}}\n"
+        f"  released: {released}\n"
+        "  features: [{class_path: PublicPCA, init_args: {extractor: HOG, components: 6}}]\n"
+    )
+
+
+def _said_by_hand(folder, student, released, images):
+    head = load_head(folder, *_teacher())(images)
+    with torch.no_grad():
+        return head if released == "head" else (head + student(images).softmax(1)) / 2
+
+
+@needs_fork
+@pytest.mark.parametrize("released", ["head", "mean"])
+def test_the_file_is_the_model_that_was_released(run, released, capsys):
+    folder, student = run
+    _with_head(folder, released)
+
+    def export():
+        assert main(["export", str(folder)]) == 0
+        model = torch.export.load(capsys.readouterr().out.strip()).module()
+        images = torch.rand(4, 1, 12, 12)
+        wanted = _said_by_hand(folder, student, released, images)
+        with torch.no_grad():
+            said = torch.cat([model(image[None]) for image in images])
+        torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-4)
+        assert (said - student(images).softmax(1)).abs().max() > 0.01
+
+    assert in_child(export) == 0
+
+
+def test_onnx_says_what_the_released_model_says(run, capsys):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    folder, student = run
+    _with_head(folder, "mean")
+    assert main(["export", str(folder), "--format", "onnx"]) == 0
+    session = runtime.InferenceSession(capsys.readouterr().out.strip())
+    images = torch.rand(3, 1, 12, 12)
+    name = session.get_inputs()[0].name
+    said = torch.cat(
+        [torch.from_numpy(session.run(None, {name: image[None].numpy()})[0]) for image in images]
+    )
+    torch.testing.assert_close(said, _said_by_hand(folder, student, "mean", images), atol=1e-4, rtol=1e-3)
+
+
+def test_a_lost_head_is_one_line(run, capsys):
+    folder, _ = run
+    _with_head(folder, "head")
+    (folder / "head.pt").unlink()
+    assert main(["export", str(folder)]) == 2
+    assert "there is no head.pt" in capsys.readouterr().err
 
 
 def test_what_is_no_student_is_one_line(run, capsys):

@@ -3,7 +3,6 @@
 import csv
 import importlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -187,7 +186,11 @@ def test_interrupted_noisy_sgd_continues_its_plan(monkeypatch, capsys):
 
 
 def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
-    (tmp_path / "killed_teacher.py").write_text(
+    beside = (
+        tmp_path / "beside"
+    )  # processes of their own find what lies in the folder where they start anyway
+    beside.mkdir()
+    (beside / "killed_teacher.py").write_text(
         "import os, signal\n"
         "from pl_privknn import PrivateKNN\n"
         "class Killed(PrivateKNN):\n"
@@ -195,11 +198,9 @@ def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     config = write([knn(), knn("killed", "killed_teacher.Killed")], epsilons=[4], noise_seeded=False)
-    os.environ["PYTHONPATH"] = str(tmp_path)
-    try:
-        assert main(["compare", config, "--workers", "2"]) == 1
-    finally:
-        del os.environ["PYTHONPATH"]
+    moved = Path(config).rename(beside / "tiny.yaml")
+    assert main(["compare", str(moved), "--workers", "2"]) == 1
+    assert str(beside) not in sys.path
     printed = capsys.readouterr().out
     assert "done knn ε=4 seed 0: test accuracy" in printed
     assert f"failed: killed ε=4 seed 0: killed by SIGKILL; see {folder('killed', 4) / 'run.log'}" in printed

@@ -79,12 +79,14 @@ def test_wheel_trains_outside_the_checkout(wheel, tmp_path):
     assert Path(found).is_relative_to(site)
     assert version in wheel.name
     command = str(site / "bin" / "privknn")
-    # A teacher without screening, whose account compiles nothing.
-    config = ["--config", "configs/digits_reverse_knn.yaml"]
-    folder = run(command, "fit", *config, "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2")
-    summary = json.loads((elsewhere / folder.splitlines()[-1] / "summary.json").read_text(encoding="utf-8"))
-    assert summary["guarantee"] == "unconditional"
-    assert summary["answered"] > 0
+    printed = run(command, "demo", "--epochs", "1")
+    folder = elsewhere / printed.splitlines()[-1]
+    for name, title in (("digits_reverse_knn", "Reverse kNN"), ("digits_private_knn", "Private-kNN")):
+        summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
+        assert summary["guarantee"] == "unconditional"
+        assert summary["answered"] > 0
+        assert f"{title}: ε = {summary['epsilon']:.3g}" in printed
+        assert (folder / name / "report.html").stat().st_size > 10_000
 
 
 def test_every_place_states_the_same_version():
