@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ProgressHook = Callable[[str, int, int | None], None]
 
 _IMAGES_AT_ONCE = 1024
+# Tells the processes that hold shards to extract their features.
+_FIT = "fit"
 
 
 @dataclasses.dataclass
@@ -80,6 +82,18 @@ class LabelingRound:
             PrivateSideError: in the place of an exception that the teacher, the extractor or the data module
                 raised on private records; see :func:`~pl_privknn.privacy.private_side.privately`.
         """
+        self._run(index, data, store, ledger, progress)
+        if self.labeler.shard is not None:  # an exception ends the others by itself
+            self.labeler.shard.exchange.tell(None)
+
+    def _run(
+        self,
+        index: int,
+        data: PrivatePublicDataModule,
+        store: LabelStore,
+        ledger: LedgerRun,
+        progress: ProgressHook,
+    ) -> None:
         examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
         open_positions = store.open_positions(index, ledger.num_charges)
         if not open_positions or self._answers_left(store) <= 0:
@@ -90,6 +104,8 @@ class LabelingRound:
         if self.labeler.uses_public_features:
             privately(self.labeler.fit_public, self._public_features(data))
         self._ready(data)
+        if self.labeler.shard is not None:
+            self.labeler.shard.exchange.tell(_FIT)
         privately(self._fit_labeler, data, private_folder(store.path.parent), progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
@@ -117,6 +133,22 @@ class LabelingRound:
                 )
             done += len(positions)
             progress("asking the private teacher", done, len(examples))
+
+    def follow(self, data: PrivatePublicDataModule, run_dir: Path) -> None:
+        """Do what global rank 0's :meth:`run` asks of this process's shard, until that ends; nothing without a shard.
+
+        Args:
+            data: holds the shard.
+            run_dir: the run's folder, beside which a table may lie for a while.
+        """
+        if self.labeler.shard is None:
+            return
+        while (order := self.labeler.shard.exchange.tell()) is not None:
+            if isinstance(order, str):
+                self._ready(data)
+                privately(self._fit_labeler, data, private_folder(run_dir), lambda what, done, total: None)
+            else:
+                privately(self.labeler.serve, order)
 
     def _examples(self, index: int, data: PrivatePublicDataModule, store: LabelStore) -> list[int]:
         examples = store.selected(index)
@@ -175,7 +207,7 @@ class LabelingRound:
         return self.max_answers - counts["answered"] - counts["lost"]
 
     def _fit_labeler(self, data: PrivatePublicDataModule, folder: Path, progress: ProgressHook) -> None:
-        if not len(data.private):
+        if self.labeler.shard is None and not len(data.private):
             raise ValueError("the data module's private set is empty; a teacher needs private records")
         self.labeler.private_groups, self.labeler.private_ids = data.private_groups, data.private_ids
         if self.labeler.streams:
@@ -192,15 +224,30 @@ class LabelingRound:
     def _blocks(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Features and labels of the private records, block by block."""
         extract = self._ready(data)
-        for images, targets in data.private_batches(_IMAGES_AT_ONCE):
+        for images, targets in self._records(data):
             yield extract(images), targets
+
+    def _records(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels of the private records that this process holds, in their order."""
+        shard = self.labeler.shard
+        if shard is None or data.private_in_shards:
+            yield from data.private_batches(_IMAGES_AT_ONCE)
+            return
+        for rows in self._rows(data).split(_IMAGES_AT_ONCE):
+            if len(rows):
+                yield data.private.images(rows), data.private.labels[rows]
+
+    def _rows(self, data: PrivatePublicDataModule) -> Tensor:
+        """Rows of the private set that this process holds."""
+        rows, shard = torch.arange(len(data.private)), self.labeler.shard
+        return rows if shard is None or data.private_in_shards else rows[shard.first :: shard.stride]
 
     def _table(self, data: PrivatePublicDataModule, folder: Path) -> tuple[Tensor, Tensor]:
         """Features and labels of all private records; their digests go to the labeler."""
         table: Tensor | None = None
-        labels = torch.empty(data.private.labels.shape, dtype=torch.int64)
+        labels = torch.empty_like(data.private.labels[: len(self._rows(data))], dtype=torch.int64)
         done, digests, extract = 0, [], self._ready(data)
-        for images, targets in data.private_batches(_IMAGES_AT_ONCE):
+        for images, targets in self._records(data):
             digests.append(self.labeler.record_digests(images, targets))
             features = extract(images)
             if table is None:
@@ -208,7 +255,8 @@ class LabelingRound:
             table[done : done + len(images)] = features
             labels[done : done + len(images)] = targets
             done += len(images)
-        assert table is not None
+        if table is None:  # an empty shard
+            table = extract(data.public.images(torch.arange(1)))[:0]
         known = [part for part in digests if part is not None]
         self.labeler.private_digests = torch.cat(known) if known else None
         return table, labels

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.utilities import rank_zero_info
 
 from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._run_end import leave_report
 from pl_privknn.argument_groups import read_groups
+from pl_privknn.callbacks.fit_state import data_module, is_last_epoch, placeholders, same_buffers, shard_of
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
 from pl_privknn.callbacks.process_group import LabelingGroup
@@ -73,6 +73,7 @@ class PrivateLabeler(ReportsRun):
         progress: show a progress bar while labelling.
         memory: how large a table of private features may get in memory.
         device: where features are extracted and neighbours searched for; ``"auto"``: where the trainer is.
+        sharded: let each process of the training search a share of the private records, for teachers that can.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
         **flat: arguments of ``budget`` and ``files`` by themselves, for one release more.
 
@@ -104,6 +105,7 @@ class PrivateLabeler(ReportsRun):
         seed: int = 0,
         progress: bool = True,
         device: str = "auto",
+        sharded: bool = False,
         released: str = "student",
         **flat: Any,
     ) -> None:
@@ -129,6 +131,8 @@ class PrivateLabeler(ReportsRun):
         self.seed = check_int("seed", seed, minimum=0)
         self.progress = check_switch("progress", progress)
         self.device = check_device(device)
+        self.sharded = check_switch("sharded", sharded)
+        self._place = Path()
         super().__init__()
         self._loaded: dict[str, Any] | None = None
         self._epochs_before = 0
@@ -149,7 +153,7 @@ class PrivateLabeler(ReportsRun):
                 f"reload_dataloaders_every_n_epochs={every} mis-schedules after a resume; set it to 0, the "
                 "data module follows label changes by itself"
             )
-        _data_module(trainer)
+        data_module(trainer)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -177,7 +181,7 @@ class PrivateLabeler(ReportsRun):
         """State the plan, then run or restore the rounds that are due before the next epoch."""
         if self.labeler is None:
             return
-        data = _data_module(trainer)
+        data = data_module(trainer)
         if data.task not in self.labeler.tasks:
             fitting = "MultiLabelKNN" if data.task == "multilabel" else "PrivateKNN"
             raise ValueError(
@@ -186,11 +190,11 @@ class PrivateLabeler(ReportsRun):
             )
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
-            data.public.set_labels(slice(None), _placeholders(data.public.labels, data.num_classes))
+            data.public.set_labels(slice(None), placeholders(data.public.labels, data.num_classes))
             return
         self._group = LabelingGroup.of(trainer)
-        folder = self._folder(trainer)
-        self._group.shared(functools.partial(self._open, data, folder))
+        self._place = self._folder(trainer)
+        self._group.shared(functools.partial(self._open, data))
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
             self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
@@ -224,9 +228,9 @@ class PrivateLabeler(ReportsRun):
             return
         epochs_done = trainer.current_epoch + 1
         index, rest = divmod(epochs_done, self.epochs_per_round)
-        if rest or not self._rounds_applied <= index < self.rounds or _is_last_epoch(trainer):
+        if rest or not self._rounds_applied <= index < self.rounds or is_last_epoch(trainer):
             return
-        self._run_round(trainer, pl_module, _data_module(trainer), index)
+        self._run_round(trainer, pl_module, data_module(trainer), index)
         self._restart_due = self.retrain
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -260,7 +264,7 @@ class PrivateLabeler(ReportsRun):
             lambda folder: stored_run_id(folder) == run_id,
         )
 
-    def _open(self, data: PrivatePublicDataModule, folder: Path) -> None:
+    def _open(self, data: PrivatePublicDataModule) -> None:
         assert self.labeler is not None
         if self._group.rank:
             return
@@ -280,7 +284,7 @@ class PrivateLabeler(ReportsRun):
             run_id=None if self._loaded is None else self._loaded["run_id"],
             description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
-        self._run = LabelRun(folder, terms)
+        self._run = LabelRun(self._place, terms)
 
     def _queries(self, public_examples: int) -> list[int]:
         return [public_examples] * self.rounds if self.selects_all else self.queries_per_round
@@ -292,20 +296,22 @@ class PrivateLabeler(ReportsRun):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
     ) -> None:
         """Round ``index`` on global rank 0, its answers on every rank."""
-        ask = functools.partial(self._ask, trainer, pl_module, data, index)
-        outcome: Any = self._group.shared(lambda: None if self._group.rank else ask())
-        examples, labels, soft, self._metrics = outcome
+        take_part = functools.partial(self._take_part, trainer, pl_module, data, index)
+        examples, labels, soft, self._metrics = self._group.shared(take_part)
         data.public.clear_labels()
         data.public.set_labels(examples, labels, soft)
         self._rounds_applied = index + 1
 
-    def _ask(
+    def _take_part(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, float]]:
+    ) -> Any:
+        """This process's part of a round: global rank 0 asks and pays, others search shards of their own, if any."""
         assert self.labeler is not None
-        assert self._run is not None
         queries = self._queries(len(data.public))
         self.labeler.device = device_of(self.device, trainer.strategy.root_device)
+        self.labeler.shard = shard_of(self.labeler, data, self._group, self.sharded)
+        if self.labeler.shard is not None:
+            same_buffers(pl_module, self._group)
         labeling = LabelingRound(
             labeler=self.labeler,
             extractor=extractor_of(self.features[min(index, len(self.features) - 1)], pl_module),
@@ -318,6 +324,8 @@ class PrivateLabeler(ReportsRun):
             check=self._group.check,
             memory=self.memory,
         )
+        if self._run is None:
+            return labeling.follow(data, self._place)
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
         examples, labels, soft = self._run.store.answers(index + 1)
@@ -325,27 +333,3 @@ class PrivateLabeler(ReportsRun):
         self._run.tell_losses(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
-
-
-def _placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Labels for a run that asks nothing, in the shape of ``labels``."""
-    numbers = torch.arange(len(labels))
-    return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
-
-
-def _data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    if not isinstance(data, PrivatePublicDataModule):
-        raise TypeError(
-            f"PrivateLabeler needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
-            "datamodule=ArraysDataModule(...) or another one of pl_privknn.datamodules to trainer.fit"
-        )
-    return data
-
-
-def _is_last_epoch(trainer: pl.Trainer) -> bool:
-    if trainer.should_stop:
-        return True
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
-        return True
-    return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps

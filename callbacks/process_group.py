@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -10,6 +12,7 @@ from typing import Any, TypeVar, cast
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 Result = TypeVar("Result")
 
@@ -21,6 +24,8 @@ _SILENCE = timedelta(minutes=10)
 # The answers travel, and shards are searched, for as long as signs of life come.
 _NO_LIMIT = timedelta(days=365)
 _WORKING, _DONE, _FAILED = range(3)
+# Seconds between two looks whether what is awaited has come.
+_PAUSE = 0.001
 
 _DEAD = (
     "another process of this training ended, or was not heard of any more, during a labelling round; its own "
@@ -48,6 +53,7 @@ class LabelingGroup:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
+        self.sent = 0  # bytes of what :meth:`gather` and :meth:`sum` let travel from this process
         self._groups: list[Any] = []
         self._trouble: str | None = None
         if size > 1 and not dist.is_initialized():
@@ -83,8 +89,43 @@ class LabelingGroup:
             self._ended.set()
             beats.join()
         self.check()
-        dist.broadcast_object_list(result, src=0, group=self._groups[1])
-        return cast(Result, result[0])
+        return cast(Result, self.tell(result[0]))
+
+    # ------------------------------------------------------------------ an Exchange of shards, within shared()
+
+    def tell(self, order: Any = None) -> Any:
+        """What global rank 0 passes, in every process; nothing private."""
+        data = torch.frombuffer(bytearray(pickle.dumps(order)), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
+        self._await(dist.broadcast(size, src=0, group=self._groups[1], async_op=True))
+        if self.rank:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        self._await(dist.broadcast(data, src=0, group=self._groups[1], async_op=True))
+        return pickle.loads(data.numpy().tobytes()) if self.rank else order
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """The parts of all processes, of one shape and dtype, on global rank 0; nothing elsewhere."""
+        parts = [] if self.rank else [torch.empty_like(part) for _ in range(self.size)]
+        self._await(dist.gather(part, parts or None, dst=0, group=self._groups[1], async_op=True))
+        self.sent += part.nbytes
+        return parts
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all processes' whole numbers, on each of them."""
+        total = part.clone()
+        self._await(dist.all_reduce(total, group=self._groups[1], async_op=True))
+        self.sent += part.nbytes
+        return total
+
+    def _await(self, work: Any) -> None:
+        """Wait for a collective of labelling, and no longer than the others live."""
+        while not work.is_completed():
+            self.check()
+            time.sleep(_PAUSE)
+        try:
+            work.wait()
+        except RuntimeError:  # a closed connection
+            raise RuntimeError(self._trouble or _DEAD) from None
 
     def check(self) -> None:
         """Between two steps of the work: stop where another process has failed or ended, before more is paid for.

@@ -94,6 +94,7 @@ class PrivatePublicDataModule(Constructed, pl.LightningDataModule):
     """
 
     needs_private: bool = True
+    private_in_shards: bool = False  # whether each process of a training loads private records of its own
     holds_data = True
 
     def __init__(

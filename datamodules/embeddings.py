@@ -16,6 +16,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.formats.array_files import ArrayOrPath, array_shape, read_array
 from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
+from pl_privknn.datamodules.formats.shards import in_shards, own_shard, shard_file
 
 # Looked through for values that are not finite: 16 MB at a time.
 _VALUES_AT_A_TIME = 1 << 22
@@ -31,6 +32,10 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
     Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named as in
     ``data.npz:x``. Of a ``.parquet`` file (which needs pyarrow) the column with the argument's name is taken,
     or the one named as in ``data.parquet:embedding``; embeddings are a column of lists of equal length.
+
+    A training of several processes may have one file of private records for each: ``shards/features-{rank:05d}.npy``
+    and ``shards/labels-{rank:05d}.npy`` are then each process's own, by its global rank. A file that is missing,
+    empty, the same as another, or left over is refused by name.
 
     Embeddings must have been made by a model of public data, one record at a time: what is centred or scaled
     by private records carries them along.
@@ -73,8 +78,14 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
         }
         if (test_embeddings is None) != (test_labels is None):
             raise ValueError("test_embeddings and test_labels go together; pass both or neither")
+        private = [self._sources[name] for name in ("private_embeddings", "private_labels")]
+        if in_shards(private[0]) != in_shards(private[1]):
+            raise ValueError(
+                "private_embeddings and private_labels go together; name both with {rank}, or neither"
+            )
+        self.private_in_shards = in_shards(private[0])
         dimensions = {
-            name: _dimension(name, source)
+            name: _dimension(name, shard_file(name, source) if in_shards(source) else source)
             for name, source in self._sources.items()
             if source is not None and name.endswith("_embeddings")
         }
@@ -85,11 +96,24 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
                     f"{name}: {dimension} numbers a record, the public ones have {wanted}; embed all parts by "
                     "the same model"
                 )
+        self._own: dict[str, str] = {}  # files that are this process's own
         super().__init__(num_classes=num_classes, image_shape=(wanted, 1, 1), **kwargs)
 
     def load_private(self) -> LabeledImages:
         """``private_embeddings`` and ``private_labels``."""
-        return self._labeled("private")
+        if not self.private_in_shards:
+            return self._labeled("private")
+        rank, size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        for name in ("private_embeddings", "private_labels"):
+            unlike = name == "private_embeddings"
+            self._own[name] = own_shard(name, self._sources[name], rank, size, unlike)
+        found = self._labeled("private")
+        if not len(found):
+            raise ValueError(
+                f"private_embeddings={self._own['private_embeddings']!r}: the shard is empty; start fewer "
+                "processes, or spread the records anew"
+            )
+        return found
 
     def load_public(self) -> PublicDataset:
         """``public_embeddings`` and ``public_truth``."""
@@ -106,12 +130,11 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
 
     def _labeled(self, part: str) -> LabeledImages:
         name = f"{part}_labels"
-        return LabeledImages(
-            self._store(f"{part}_embeddings"), _read(name, self._sources[name]), self.num_classes, name
-        )
+        labels = _read(name, self._own.get(name, self._sources[name]))
+        return LabeledImages(self._store(f"{part}_embeddings"), labels, self.num_classes, name)
 
     def _store(self, name: str) -> ImageStore:
-        table = _read(name, self._sources[name])
+        table = _read(name, self._own.get(name, self._sources[name]))
         if table.ndim != 2 or not table.is_floating_point():
             raise ValueError(
                 f"{name}: shape {shape_text(table.shape)}, {table.dtype}; want float of shape (n, d)"

@@ -201,7 +201,7 @@ class NeighborVoting(Labeler):
         """Take the private table; see :meth:`Labeler.fit`."""
         check_table(features, labels, num_classes)
         aggregation = self._bind(num_classes)
-        self._check_size(len(features), aggregation)
+        self._check_size(len(features) if self.shard is None else self.shard.total, aggregation)
         self._aggregation = aggregation
         self._neighbors = self._find(features, labels, num_classes)
 
@@ -263,9 +263,9 @@ class NeighborVoting(Labeler):
         return votes.view(samples, len(queries), -1).double().mean(dim=0)
 
     def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
-        if self._neighbors is None:
+        if self._neighbors is None or self.shard is not None:
             raise RuntimeError(
-                f"{type(self).__name__} needs the private table: call fit(features, labels) first"
+                f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
             )
         rows = torch.arange(len(queries)).repeat(times)
         return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)

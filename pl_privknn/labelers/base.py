@@ -6,6 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from pl_privknn._checks import shape_text
 from pl_privknn.constructed import Constructed
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
+from pl_privknn.neighbors.shards import Shard
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.run import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
@@ -91,6 +93,8 @@ class Labeler(Constructed, abc.ABC):
     #: Where searches and assignments multiply; where their tensors lie if None. Set before :meth:`fit`. It changes
     #: the time, not an answer: what comes out is exact on every device.
     device: torch.device | None = None
+    #: What this process holds, where private records lie in shards, one a process; set before :meth:`fit`. Private.
+    shard: Shard | None = None
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
@@ -154,6 +158,19 @@ class Labeler(Constructed, abc.ABC):
             num_classes: number of classes, a public constant.
         """
         raise NotImplementedError(f"{type(self).__name__} takes its records as a table: call fit")
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether private records may lie in shards; all processes but the first then :meth:`serve`."""
+        return False
+
+    def serve(self, order: Any) -> None:
+        """Carry out, on this process's :attr:`shard`, an order that :meth:`label` gave in the first process.
+
+        Args:
+            order: as :meth:`~pl_privknn.neighbors.shards.Exchange.tell` brought it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} looks at private records in one process")
 
     @property
     def uses_public_features(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.aggregation import Aggregation, Neighbors, NeighborVoting, Screening
-from pl_privknn.neighbors import CellNeighbors, Cells, PoissonNeighbors
+from pl_privknn.neighbors import CellNeighbors, Cells, Coins, PoissonNeighbors, ShardedNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -100,6 +101,22 @@ class PrivateKNN(NeighborVoting):
         if self.cells is not None:
             self._centroids = self.cells.centroids(features)
 
+    @property
+    def takes_shards(self) -> bool:
+        """Whether the whole table is searched: cells are looked up in one process."""
+        return self.cells is None
+
+    def serve(self, order: Any) -> None:
+        """See :meth:`Labeler.serve`."""
+        if not isinstance(self._neighbors, ShardedNeighbors):
+            raise RuntimeError("PrivateKNN.serve needs a shard: call fit(features, labels) first")
+        self._neighbors.serve(order)
+
+    def _own_coins(self, release: int) -> Coins:
+        # The system's generator is each process's own; seeded streams must differ between shards.
+        assert self.shard is not None
+        return self.noise_source.stream("shard", self.shard.exchange.rank, release).bernoulli
+
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
         # Its guarantee is for exactly k votes, with and without any one record.
         if aggregation.screening is not None:
@@ -110,6 +127,9 @@ class PrivateKNN(NeighborVoting):
             )
 
     def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
+        if self.shard is not None:
+            table = (features, labels, num_classes, self.k, self.sampling_rate)
+            return ShardedNeighbors(*table, self.shard, self._own_coins, device=self.device)
         among = functools.partial(
             PoissonNeighbors, features, labels, num_classes, self.k, self.sampling_rate, device=self.device
         )

@@ -149,13 +149,23 @@ class PoissonTotals(abc.ABC):
         for row, index in zip(rows.split(step), indices.split(step), strict=True):
             need = self.k - taken[row][:, None]
             if self.sampling_rate < 1:
-                accepted = toss(coins, index.shape, self.sampling_rate)
+                accepted = self.toss(coins, row, index)
                 chosen = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need)
             else:
                 chosen = torch.arange(index.shape[1]) < need
             places, ranks = chosen.nonzero(as_tuple=True)
             self.add(totals, row, places, index[places, ranks].long())
             taken[row] += chosen.sum(dim=1)
+
+    def toss(self, coins: Coins | None, rows: Tensor, indices: Tensor) -> Tensor:
+        """Which records take part, bool of the shape of ``indices``: a fresh coin for each.
+
+        Args:
+            coins: tosses them.
+            rows: int64, shape ``(b,)``; the queries in question.
+            indices: int32, shape ``(b, l)``; records from nearest to farthest. **Private**.
+        """
+        return toss(coins, indices.shape, self.sampling_rate)
 
     def _further(self, queries: Tensor, seen: Tensor) -> Tensor:
         """The next nearest records after those already walked over: as many again, or all that are left."""

@@ -164,7 +164,7 @@ FAULTS = (
         "Records take part twice as often as accounted.",
         "pl_privknn.neighbors.poisson",
         {
-            "toss(coins, index.shape, self.sampling_rate)": "toss(coins, index.shape, min(1.0, 2 * self.sampling_rate))",
+            "toss(coins, indices.shape, self.sampling_rate)": "toss(coins, indices.shape, min(1.0, 2 * self.sampling_rate))",
         },
         ("test_poisson_neighbors::test_votes_have_the_distribution_of_literal_sampling[30-4-0.5-None-2]",),
     ),
@@ -173,8 +173,8 @@ FAULTS = (
         "Samples of a fixed size are accounted as Poisson samples.",
         "pl_privknn.neighbors.poisson",
         {
-            "toss(coins, index.shape, self.sampling_rate)": (
-                "torch.rand(index.shape).argsort(dim=1) < round(self.sampling_rate * index.shape[1])"
+            "toss(coins, indices.shape, self.sampling_rate)": (
+                "torch.rand(indices.shape).argsort(dim=1) < round(self.sampling_rate * indices.shape[1])"
             ),
         },
         ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
@@ -185,7 +185,7 @@ FAULTS = (
         "pl_privknn.neighbors.poisson",
         {
             "            self.add(totals, row, places,": (
-                "            index = index[:, torch.randint(index.shape[1], (index.shape[1],)).sort().values]\n"
+                "            index = index[:, torch.randint(indices.shape[1], (indices.shape[1],)).sort().values]\n"
                 "            self.add(totals, row, places,"
             ),
         },
@@ -196,8 +196,8 @@ FAULTS = (
         "All queries of a batch look at one sample, accounted as many.",
         "pl_privknn.neighbors.poisson",
         {
-            "toss(coins, index.shape, self.sampling_rate)": (
-                "toss(coins, index.shape[1:], self.sampling_rate).expand(index.shape)"
+            "toss(coins, indices.shape, self.sampling_rate)": (
+                "toss(coins, indices.shape[1:], self.sampling_rate).expand(indices.shape)"
             ),
         },
         ("test_poisson_neighbors::test_votes_have_the_distribution_of_literal_sampling[30-4-0.5-None-2]",),

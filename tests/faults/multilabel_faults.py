@@ -38,7 +38,7 @@ FAULTS = (
         "Neighbours of multi-label teachers take part more often than accounted.",
         "pl_privknn.neighbors.poisson",
         {
-            "accepted = toss(coins, index.shape, self.sampling_rate)": "accepted = toss(coins, index.shape, min(1.0, 1.5 * self.sampling_rate))",
+            "return toss(coins, indices.shape, self.sampling_rate)": "return toss(coins, indices.shape, min(1.0, 1.5 * self.sampling_rate))",
         },
         ("test_multilabel_rules::test_sums_are_those_of_literal_samples",),
     ),

@@ -28,7 +28,7 @@ FAULTS = (
         "Labels are bought that nobody trains on.",
         "pl_privknn.callbacks.private_labeler",
         {
-            "or not self._rounds_applied <= index < self.rounds or _is_last_epoch(trainer):": "or not self._rounds_applied <= index < self.rounds:",
+            "or not self._rounds_applied <= index < self.rounds or is_last_epoch(trainer):": "or not self._rounds_applied <= index < self.rounds:",
         },
         ("test_private_labeler::test_no_query_after_the_last_epoch",),
     ),

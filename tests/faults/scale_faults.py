@@ -38,4 +38,28 @@ FAULTS = (
             "test_table_memory::test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_has_no_name",
         ),
     ),
+    Fault(
+        "shards-doubled",
+        "Every process searches all records, so that each of them votes several times.",
+        "pl_privknn.callbacks.labeling_round",
+        {"else rows[shard.first :: shard.stride]": "else rows"},
+        ("test_sharded_runs::test_two_processes_answer_as_one[reverse_knn]",),
+    ),
+    Fault(
+        "shards-share-coins",
+        "The same coins are tossed for records of different shards, so that a sample is no Poisson sample.",
+        "pl_privknn.labelers.private_knn",
+        {'.stream("shard", self.shard.exchange.rank, release)': '.stream("shard", 0, release)'},
+        ("test_sharded_runs::test_seeded_coins_of_shards_differ",),
+    ),
+    Fault(
+        "k-of-each-shard-vote",
+        "The k nearest of every shard vote, and not those of all together: a record moves more than two counts.",
+        "pl_privknn.neighbors.shards",
+        {
+            "chosen = packed.gather(1, order)[:, : self._nearest.k]": "chosen = packed.gather(1, order)",
+            "(squared[:, : self._nearest.k] < torch.inf)": "(squared < torch.inf)",
+        },
+        ("test_shards::test_votes_of_all_records_are_those_of_one_process",),
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -183,9 +184,28 @@ class ReverseKNN(Labeler):
         Returns:
             int64, shape ``(s, num_classes)``.
         """
+        prices = self._prices(queries)
+        if self.shard is None:
+            return self._own_counts(queries, prices)
+        self.shard.exchange.tell((queries.cpu(), prices))
+        return self.shard.exchange.sum(self._own_counts(queries, prices))
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether there is a curator, whose counts are a sum over shards."""
+        return self.trust == "central"
+
+    def serve(self, order: Any) -> None:
+        """Count this shard's choices; see :meth:`Labeler.serve`."""
+        if self.shard is None:
+            raise RuntimeError("ReverseKNN.serve needs a shard")
+        self.shard.exchange.sum(self._own_counts(*order))
+
+    def _own_counts(self, queries: Tensor, prices: Tensor | None) -> Tensor:
+        """Exact counts of the records at hand, int64 ``(s, num_classes)``."""
         table = self._table(queries)
         counts = torch.zeros(table.cells, dtype=torch.int64)
-        for nearest, labels in self._choices(queries):
+        for nearest, labels in self._choices(queries, prices):
             counts += true_counts(table, nearest, labels)
         return counts.view(table.queries, table.classes)
 
@@ -235,22 +255,26 @@ class ReverseKNN(Labeler):
 
     def _votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`_choices` of all records together."""
-        nearest, labels = zip(*self._choices(queries), strict=True)
+        nearest, labels = zip(*self._choices(queries, self._prices(queries)), strict=True)
         return torch.cat(nearest), torch.cat(labels)
 
-    def _choices(self, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
+    def _prices(self, queries: Tensor) -> Tensor | None:
+        """What the queries cost; None where all cost the same."""
         if self._blocks is None:
             raise RuntimeError("ReverseKNN needs the private table: call fit(features, labels) first")
         if len(queries) < self.k:
             raise ValueError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
-        prices = None
-        if self.balance is not None:
-            if self._public is None:
-                raise RuntimeError("balance='prices' needs fit_public(features of the public examples) first")
-            prices = learn_prices(self._public, queries, self.k)
+        if self.balance is None:
+            return None
+        if self._public is None:
+            raise RuntimeError("balance='prices' needs fit_public(features of the public examples) first")
+        return learn_prices(self._public, queries, self.k)
+
+    def _choices(self, queries: Tensor, prices: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
+        assert self._blocks is not None
         for features, labels in self._blocks():
             check_table(features, labels, self._num_classes)
             if prices is None:

@@ -1,0 +1,203 @@
+"""Private records in shards, one a process: the answers of one process that holds them all."""
+
+import json
+import types
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from forked import in_group
+from ledger_setup import needs_fork
+
+from pl_privknn.callbacks import PrivateLabeler, process_group
+from pl_privknn.callbacks.fit_state import same_buffers, shard_of
+from pl_privknn.callbacks.process_group import LabelingGroup
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN, ReverseKNN, Screening
+from pl_privknn.neighbors import Cells, PoissonNeighbors, Shard
+from pl_privknn.neighbors.poisson import PoissonTotals
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent
+
+RECORDS, SIDE = 61, 6
+
+
+def noise():
+    return SeededNoise(4)
+
+
+TEACHERS = {
+    "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0), noise()),
+    "reverse_knn": lambda: ReverseKNN(2, 3.0, noise_source=noise()),
+    "reverse_knn with prices": lambda: ReverseKNN(1, 3.0, noise_source=noise(), balance="prices"),
+}
+
+
+def fit(folder, name, devices):
+    """The answers of a run of two rounds."""
+    pl.seed_everything(0)
+    process_group._BEAT = 0.1
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.rand(3, 1, SIDE, SIDE, generator=generator)
+
+    def draw(count):
+        labels = torch.arange(count) % 3
+        images = centres[labels] + 0.3 * torch.randn(count, 1, SIDE, SIDE, generator=generator)
+        # Many records are equal: ties cross the borders of shards.
+        return images.clamp(0, 1).mul(2).round().div(2), labels
+
+    data = ArraysDataModule(*draw(RECORDS), *draw(30), *draw(9), num_classes=3, batch_size=8)
+    labeling = PrivateLabeler(
+        TEACHERS[name](), rounds=2, epochs_per_round=1, queries_per_round=12, query_batch_size=5, run_dir=folder,
+        features=torch.nn.Flatten(), progress=False, sharded=True,
+    )  # fmt: skip
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, 3))
+    trainer = pl.Trainer(
+        max_epochs=2, callbacks=[labeling], accelerator="cpu", devices=devices, logger=False,
+        strategy="ddp" if devices > 1 else "auto", enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    trainer.fit(SupervisedStudent(network=network, num_classes=3), data)
+    return data.public.labels.tolist()
+
+
+@needs_fork
+@pytest.mark.parametrize("name", TEACHERS)
+def test_two_processes_answer_as_one(tmp_path, name):
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    both.mkdir()
+    expected = fit(alone, name, 1)
+
+    def member(rank):
+        (tmp_path / f"{rank}.json").write_text(json.dumps(fit(both, name, 2)))
+
+    assert in_group(2, member) == [0, 0]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+    assert any(label >= 0 for label in expected)
+    # Charged and kept once, by global rank 0; nothing else is left.
+    charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
+    assert charged[0] == charged[1]
+    assert {path.name for path in alone.iterdir()} == {path.name for path in both.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == {"alone", "both", "0.json", "1.json"}
+
+
+@needs_fork
+def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.rand(RECORDS, 3, generator=generator).mul(3).round()
+    labels, queries = torch.arange(RECORDS) % 4, torch.rand(10, 3, generator=generator).mul(3)
+
+    class Teacher(PrivateKNN):
+        """Its coins name the release; on a shard they are tossed for the records' global numbers."""
+
+        def _own_coins(self, release):
+            return release
+
+    def toss(self, coins, rows, indices):
+        records = (
+            indices.long() if self.shard is None else self.shard.first + self.shard.stride * indices.long()
+        )
+        return (coins * 7919 + rows[:, None] * 104729 + records * 48271) % 1009 % 5 < 2
+
+    PoissonTotals.toss, original = toss, PoissonTotals.toss
+    PoissonTotals.shard = None
+    try:
+        whole = PoissonNeighbors(table, labels, 4, 6, 0.4)
+        expected = [whole.votes(whole.rank(queries), release).tolist() for release in (1, 2)]
+
+        def member(rank):
+            dist.init_process_group("gloo")
+            group = LabelingGroup(rank, 2)
+            teacher = Teacher(6, 0.4)
+            teacher.shard = Shard(group, rank, 2, RECORDS)
+
+            def work():
+                teacher.fit(table[rank::2], labels[rank::2], 4)
+                teacher._neighbors._nearest.shard = teacher.shard
+                if rank:
+                    while (order := group.tell()) is not None:
+                        teacher.serve(order)
+                    return None
+                ranked = teacher._neighbors.rank(queries)
+                votes = [teacher._neighbors.votes(ranked, release).tolist() for release in (1, 2)]
+                group.tell(None)
+                return votes
+
+            found = group.shared(work)
+            (tmp_path / f"{rank}.json").write_text(json.dumps([found, group.sent]))
+            group.close()
+
+        assert in_group(2, member) == [0, 0]
+    finally:
+        PoissonTotals.toss = original
+        del PoissonTotals.shard
+    for rank in range(2):
+        found, sent = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found == expected
+        assert sent == 2 * 16 * 6 * len(queries)
+    assert expected[0] != expected[1]
+
+
+class Pretended:
+    """A group of two processes that is never asked for anything."""
+
+    rank, size = 1, 2
+
+
+@pytest.mark.parametrize(
+    "teacher",
+    [
+        lambda: PATE(3, LinearTeachers(20)),
+        lambda: PrivateKNN(cells=Cells(4, 2)),
+        lambda: ReverseKNN(1, 1.0, trust="local"),
+    ],
+)
+def test_teachers_of_one_process_refuse_shards(teacher):
+    data = ArraysDataModule(
+        torch.rand(9, 1, 4, 4), torch.arange(9) % 3, torch.rand(3, 1, 4, 4), num_classes=3, batch_size=2
+    )
+    data.setup("fit")
+    with pytest.raises(
+        ValueError, match=r"labeler: \w+ .* in one process; use PrivateKNN without cells"
+    ) as caught:
+        shard_of(teacher(), data, Pretended(), sharded=True)
+    assert "\n" not in str(caught.value)
+    assert shard_of(teacher(), data, Pretended(), sharded=False) is None
+    assert shard_of(teacher(), data, LabelingGroup(), sharded=True) is None
+    assert shard_of(PrivateKNN(), data, Pretended(), sharded=True).total == 9
+
+
+def test_whole_tables_are_asked_for_where_there_is_a_shard_alone():
+    teacher = PrivateKNN(2, 1.0)
+    teacher.shard = Shard(Pretended(), 1, 2, 9)
+    teacher.fit(torch.rand(4, 2), torch.arange(4) % 2, 2)
+    with pytest.raises(RuntimeError, match="needs the whole private table"):
+        teacher.exact_votes(torch.rand(1, 2))
+    with pytest.raises(NotImplementedError, match="PATE looks at private records in one process"):
+        PATE(3, LinearTeachers(20)).serve(None)
+
+
+def test_a_network_has_the_buffers_of_the_first_process():
+    module = torch.nn.BatchNorm1d(2)
+    module.running_mean.fill_(3.0)
+
+    class Telling:
+        def tell(self, values):
+            assert torch.equal(values["running_mean"], torch.full((2,), 3.0))
+            return {**values, "running_mean": torch.tensor([1.0, 2.0])}
+
+    same_buffers(module, Telling())
+    assert module.running_mean.tolist() == [1.0, 2.0]
+
+
+def test_seeded_coins_of_shards_differ():
+    tossed = []
+    for rank in range(2):
+        teacher = PrivateKNN(2, 0.5, noise_source=noise())
+        teacher.shard = Shard(types.SimpleNamespace(rank=rank), rank, 2, 9)
+        tossed += [teacher._own_coins(release)((64,), 0.5).tolist() for release in (1, 2)]
+    assert len({tuple(coins) for coins in tossed}) == 4
