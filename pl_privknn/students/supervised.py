@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from pl_privknn._checks import check_non_negative
 from pl_privknn.students.base import Student
+from pl_privknn.students.losses import target_distribution
 
 
 class SupervisedStudent(Student):
-    """Trains on labelled images and ignores unlabelled ones. Arguments are those of :class:`Student`.
+    """Trains on labelled images and ignores unlabelled ones.
+
+    Args:
+        mixup: α of mixup (Zhang, Cisse, Dauphin & Lopez-Paz 2018, arXiv:1710.09412): each image of a batch and its
+            label are mixed with another one's, in shares that are drawn from Beta(α, α) once a batch. 0 mixes
+            nothing. Classes alone; attributes are not known for every image.
+        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
+
+    Raises:
+        ValueError: for an argument out of its range, or ``mixup`` of attributes.
 
     Example:
         >>> import torch
@@ -18,6 +32,32 @@ class SupervisedStudent(Student):
         torch.Size([2, 10])
     """
 
+    def __init__(self, *args: Any, mixup: float = 0.0, **kwargs: Any) -> None:
+        check_non_negative("mixup", mixup)
+        super().__init__(*args, **kwargs)
+        if mixup and self.task != "multiclass":
+            raise ValueError(f"mixup={mixup!r} is for classes, and task={self.task!r}; leave it out")
+
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """The loss on labels."""
+        if self.hparams["mixup"] and self.training:
+            x, y = mixed(x, target_distribution(y, self.num_classes), self.hparams["mixup"])
         return {"supervised": self.label_loss(self.logits(x), y)}
+
+
+def mixed(images: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Pairs of images and of their labels, mixed in the same shares.
+
+    Args:
+        images: float ``(n, …)``.
+        labels: float ``(n, c)``; rows of zeros, which are no labels, are left out with their images.
+        alpha: the share is drawn from Beta(alpha, alpha).
+
+    Returns:
+        As many images and labels as have one.
+    """
+    known = labels.sum(dim=1) > 0
+    images, labels = images[known], labels[known]
+    share = float(torch.distributions.Beta(alpha, alpha).sample())
+    order = torch.randperm(len(images), device=images.device)
+    return torch.lerp(images[order], images, share), torch.lerp(labels[order], labels, share)
