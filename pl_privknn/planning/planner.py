@@ -18,7 +18,7 @@ from pl_privknn.planning.options import Made, Row
 from pl_privknn.planning.plan import Plan, solve
 from pl_privknn.planning.teachers import TEACHERS
 from pl_privknn.planning.utility import Utility, utility_of_votes
-from pl_privknn.privacy.mechanisms import Charge, check_adjacency
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, check_adjacency
 
 #: The option that says how many votes a query gets; of reverse kNN none does, since records choose their queries.
 _VOTES = {"private-knn": "k", "private-radius": "max_votes", "pate": "num_teachers", "reverse-knn": ""}
@@ -134,6 +134,9 @@ def _charges(row: Row, o: SimpleNamespace) -> list[Charge]:
 
 def _utility(teacher: str, o: SimpleNamespace) -> tuple[Utility, ...]:
     """What the planned noise leaves of the votes; nothing for teachers that count none."""
+    if teacher == "ind-knn":  # its noise grows with the root of the number of neighbours
+        alike = check_int("neighbors", o.neighbors, 2)
+        return utility_of_votes(Gaussian(o.sigma2 * math.sqrt(alike)), max(o.num_classes, 2), alike)
     if teacher not in _VOTES:
         return ()
     votes = getattr(o, _VOTES[teacher], None)

@@ -162,6 +162,7 @@ TEACHERS: dict[str, Row] = {
             Option("queries", int, "queries that the budgets should last for (1000)", 1000),
             Option("threshold", float, "kernel value from which a record is a neighbour (0.5)", 0.5),
             Option("sigma2", float, "noise of the votes (1)", 1.0),
+            Option("neighbors", int, "records similar to a query, for the estimate of usefulness (100)", 100),
         ),
         makers.ind_knn,
         lambda o: (1.0, 1.0),

@@ -57,6 +57,17 @@ def test_chances_count_the_right_class_wherever_it_stands():
     assert right.tolist() == [1.0, 0.0]
 
 
+def test_a_plan_of_ind_knn_states_it_for_assumed_neighbours():
+    found = plan("ind-knn", delta=1e-5, budget=0.05, sigma2=2.0, neighbors=64, exact=False).utility
+    for case in found[:3]:  # deviation 2 · √64, two classes
+        assert case.right == pytest.approx(
+            wins(norm(scale=16.0), [32 + case.lead / 2, 32 - case.lead / 2]), abs=0.02
+        )
+    # Twice as many neighbours agree by twice as many votes, and the noise grows by √2 alone.
+    more = plan("ind-knn", delta=1e-5, budget=0.05, sigma2=2.0, neighbors=128, exact=False).utility
+    assert more[2].right > found[2].right + 0.03
+
+
 def test_plans_state_it_and_warn_where_they_are_hopeless(capsys):
     useful = plan(
         "private-knn",
