@@ -21,6 +21,7 @@ from pl_privknn.cli.errors import CommandParser, mistake, shown_text
 from pl_privknn.cli.export import add_export
 from pl_privknn.cli.init import add_init
 from pl_privknn.cli.report import add_report
+from pl_privknn.cli.tune import add_tune
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.ledger.release_files import Releases
@@ -36,6 +37,7 @@ _COMMANDS = (
     "plan",
     "compare",
     "search",
+    "tune",
     "audit",
     "report",
     "completion",
@@ -135,6 +137,7 @@ def _parser(words: Sequence[str]) -> CommandParser:
     cli_privacy.add_plan(commands, words)
     cli_compare.add_compare(commands, main)
     cli_search.add_search(commands, main)
+    add_tune(commands)
 
     add_audit(commands)
     add_report(commands)

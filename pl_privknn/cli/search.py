@@ -50,7 +50,7 @@ def run_search(parsed: argparse.Namespace) -> int:
     from pl_privknn.documents import read_document
 
     path = Path(parsed.config)
-    values = dict(_values(text) for text in parsed.set)
+    values = dict(values_of(text) for text in parsed.set)
     search = search_of(read_document(path), path.stem, values, parsed.records, parsed.seeds)
     output = Path(parsed.output or Path("runs") / "search" / path.stem)
     shown = Progress(search.name, len(search.methods) * len(search.seeds))
@@ -73,7 +73,12 @@ def run_search(parsed: argparse.Namespace) -> int:
     return int(bool(outcome.failed))
 
 
-def _values(text: str) -> tuple[str, list[Any]]:
+def values_of(text: str) -> tuple[str, list[Any]]:
+    """The path and the values of ``--set PATH=V1,V2``.
+
+    Raises:
+        ValueError: for a text of another form.
+    """
     path, equals, values = text.partition("=")
     from pl_privknn.documents import read_yaml
 

@@ -21,6 +21,7 @@ _HOMES = {
     "DiscreteLaplace": "mechanisms",
     "DiscreteGaussian": "mechanisms",
     "RandomizedResponse": "mechanisms",
+    "RepeatAndSelect": "mechanisms",
     "PureDP": "mechanisms",
     "ShuffleAmplification": "mechanisms",
     "FixedTotal": "mechanisms",

@@ -125,17 +125,28 @@ def check_predictions(module: pl.LightningModule, data: Any) -> None:
         made: Tensor = twin(twin.on_after_batch_transfer(batch, 0)[0])
         return made
 
+    check_rows(logits, inputs, data.num_classes, f"accuracy: forward() of {type(module).__name__}")
+
+
+def check_rows(logits: Callable[[Tensor], Tensor], inputs: Tensor, num_classes: int, who: str) -> None:
+    """Raise ``ValueError`` unless every made-up example has logits of its own.
+
+    Args:
+        logits: in evaluation.
+        inputs: of the examples, in double precision.
+        num_classes: of the data.
+        who: gives them, for messages.
+    """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         together = logits(inputs)
-        wanted = (EXAMPLES, data.num_classes)
-        if not isinstance(together, Tensor) or together.shape != wanted:
+        if not isinstance(together, Tensor) or together.shape != (len(inputs), num_classes):
             raise ValueError(
-                f"accuracy: forward() of {type(module).__name__} gives no logits of shape (b, {data.num_classes}), "
-                "of which a prediction could be taken; leave accuracy out, or let forward give them"
+                f"{who} gives no logits of shape (b, {num_classes}), of which a prediction could be taken; leave the "
+                "accuracy out, or let it give them"
             )
         alone = torch.cat([logits(x) for x in inputs.split(1)])
     if not torch.allclose(together, alone, rtol=1e-6, atol=1e-9):
         raise ValueError(
-            f"accuracy: forward() of {type(module).__name__} in evaluation mixes the examples of a batch, so that "
-            "one record could change many predictions; let each example be computed by itself"
+            f"{who} in evaluation mixes the examples of a batch, so that one record could change many predictions; "
+            "let each example be computed by itself"
         )

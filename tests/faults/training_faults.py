@@ -208,6 +208,42 @@ FAULTS = (
         ("test_paid_figures::test_predictions_that_are_no_record_s_own_are_refused_before_a_charge",),
     ),
     Fault(
+        "search-for-the-price-of-one",
+        "The best of many candidates costs what one of them does.",
+        "pl_privknn.privacy.mechanisms.repeat_and_select",
+        {
+            "made = one + log_mean / (grid - 1) + constant": "made = one + 0 * constant",
+        },
+        ("test_repeat_and_select::test_epsilon_is_that_of_dp_accounting",),
+    ),
+    Fault(
+        "as-many-candidates-as-expected",
+        "The number of candidates is fixed, and the bound is for a random one.",
+        "pl_privknn.privacy.mechanisms.repeat_and_select",
+        {
+            "while not bool(noise.bernoulli(1, 1 / self.mean)):": "while count < self.mean:",
+        },
+        ("test_repeat_and_select::test_counts_are_geometric",),
+    ),
+    Fault(
+        "best-by-the-true-score",
+        "The score that decides, and is released, has no noise.",
+        "pl_privknn.comparison.tuning_run",
+        {
+            'self.tuning.score.add_noise(right, self.noise.stream("score", place))': "right",
+        },
+        ("test_tuning::test_the_best_is_released_alone_and_the_search_is_one_charge",),
+    ),
+    Fault(
+        "losers-stay-on-disk",
+        "Candidates that were not chosen, and how many there were, lie beside the best.",
+        "pl_privknn.comparison.tuning_run",
+        {
+            "        shutil.rmtree(self.output / _SECRET)\n": "",
+        },
+        ("test_tuning::test_the_best_is_released_alone_and_the_search_is_one_charge",),
+    ),
+    Fault(
         "noise-in-each-process",
         "Every process adds noise to its own sum, scaled as if it were the only one.",
         "pl_privknn.training.session",

@@ -12,6 +12,7 @@ from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
 from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
 from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
+from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
 from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise, VoteNoise
@@ -35,6 +36,7 @@ __all__ = [
     "NoisyScreening",
     "PureDP",
     "RandomizedResponse",
+    "RepeatAndSelect",
     "ShuffleAmplification",
     "VoteNoise",
     "check_adjacency",

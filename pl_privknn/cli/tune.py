@@ -1,0 +1,56 @@
+"""``privknn tune``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pl_privknn.cli.search import values_of
+
+
+def add_tune(commands: Any) -> None:
+    """Register ``privknn tune`` with argparse's subparsers."""
+    parser = commands.add_parser(
+        "tune",
+        help="find settings of a private training on the private records, with the whole search paid for (resumable)",
+    )
+    parser.add_argument("config", help="YAML of a training by NoisySGD")
+    parser.add_argument("--epsilon", type=float, required=True, help="ε of the whole search")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        required=True,
+        metavar="PATH=V1,V2",
+        help="values to draw from, as in model.init_args.optimization.lr=0.5,1,2; all combinations are possible",
+    )
+    parser.add_argument(
+        "--mean",
+        type=float,
+        default=None,
+        help="expected number of candidates (as many as there are settings)",
+    )
+    parser.add_argument(
+        "--score-noise", type=float, default=50.0, help="σ of the noise on a count of right predictions (50)"
+    )
+    parser.add_argument("--output", default=None, help="its folder (runs/tune/NAME)")
+    parser.add_argument("--ledger", default=None, help="a ledger that several runs share (the folder's own)")
+    parser.add_argument("--max-epsilon", type=float, default=None, help="budget of the ledger")
+    parser.set_defaults(run=run_tune)
+
+
+def run_tune(parsed: argparse.Namespace) -> int:
+    """Search, and print the best setting and what the search cost."""
+    from pl_privknn.comparison.tuning import tuning_of
+    from pl_privknn.comparison.tuning_run import TuningRun
+    from pl_privknn.documents import read_document
+
+    path = Path(parsed.config)
+    values = dict(values_of(text) for text in parsed.set)
+    tuning = tuning_of(read_document(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
+    output = Path(parsed.output or Path("runs") / "tune" / path.stem)
+    ledger = None if parsed.ledger is None else Path(parsed.ledger)
+    print(json.dumps(TuningRun(tuning, output, ledger, parsed.max_epsilon).run(), ensure_ascii=False))
+    print(output)
+    return 0

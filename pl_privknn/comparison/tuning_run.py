@@ -1,0 +1,176 @@
+"""A paid search over settings: candidates are trained one by one, and all but the best are forgotten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import yaml
+
+from pl_privknn._files import replaced_durably, write_durably
+from pl_privknn.comparison.tuning import Tuning, made_data, made_model
+from pl_privknn.nested_settings import merged
+from pl_privknn.privacy.guarantee import noise_guarantee
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger.run_folder import FolderLock
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.private_side import privately, silenced
+
+_SEARCH, _RESULT, _MODEL, _BEST = "tuning.json", "result.json", "model.ckpt", "best.yaml"
+# How many candidates there are, and all but the best of them, must never be seen.
+_SECRET = ".candidates"
+
+
+class TuningRun:
+    """A search in its folder, started or continued; see :func:`~pl_privknn.comparison.tuning.tuning_of`.
+
+    The whole search is one charge, written before the first candidate is trained. What only the search may know (how
+    many candidates there are, their scores, the best one so far) lies in a folder that its owner alone may read, and
+    is deleted at the end. A candidate that a crash interrupts is trained anew, since nothing of it was shown.
+
+    Args:
+        tuning: what to search.
+        output: folder of the search.
+        ledger_path: a ledger that several runs over the same records share; the folder's own if None.
+        max_epsilon: budget of the ledger; a search that passes it is refused before anything is drawn.
+        noise: source of all coins and noise.
+    """
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        output: Path,
+        ledger_path: Path | None = None,
+        max_epsilon: float | None = None,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        self.tuning, self.output = tuning, output
+        self.noise = default_noise() if noise is None else noise
+        self._ledger_path, self._max_epsilon = ledger_path or output / "ledger.sqlite", max_epsilon
+
+    def run(self) -> dict[str, Any]:
+        """Search, and return what ``result.json`` says: the best setting, its noisy score, ε.
+
+        Raises:
+            BudgetExceeded: if the search does not fit the ledger's budget; nothing was drawn.
+            ValueError: for a folder with another search, or with one whose state is lost.
+        """
+        lock = FolderLock(self.output)
+        try:
+            if (self.output / _RESULT).is_file():
+                self._known()
+                shutil.rmtree(self.output / _SECRET, ignore_errors=True)
+                return dict(json.loads((self.output / _RESULT).read_text(encoding="utf-8")))
+            ledger = Ledger(self._ledger_path, delta=self.tuning.delta, max_epsilon=self._max_epsilon)
+            state = self._paid(ledger)
+            with silenced():  # a candidate's words would tell how many there are
+                data = made_data(self.tuning.document["data"])
+                while state["done"] < len(state["drawn"]):
+                    self._try_next(state, data)
+            return self._finish(state, ledger)
+        finally:
+            lock.release()
+
+    def _known(self) -> str | None:
+        path = self.output / _SEARCH
+        if not path.is_file():
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["plan"] != json.loads(json.dumps(self.tuning.plan())):
+            raise ValueError(
+                f"--output {self.output}: holds a search with other settings, and ε was stated for those; repeat it "
+                "as it was, or choose another folder for a new search, which costs anew"
+            )
+        return str(found["run_id"])
+
+    def _paid(self, ledger: Ledger) -> dict[str, Any]:
+        """State the plan, draw what is to be tried, and pay for the search; or continue one that is paid for."""
+        charge = Charge(self.tuning.mechanism).marked(noise_guarantee(self.noise))
+        run_id = self._known() or uuid.uuid4().hex
+        content = {"run_id": run_id, "plan": self.tuning.plan()}
+        write_durably(self.output / _SEARCH, json.dumps(content, indent=2) + "\n")
+        run = ledger.run(run_id, [charge], self.tuning.plan())
+        state_path = self.output / _SECRET / "state.json"
+        if run.num_charges and not state_path.is_file():
+            raise ValueError(
+                f"--output {self.output}: its search is paid for and what it had found is gone; choose another "
+                "folder for a new search, which costs anew"
+            )
+        if not state_path.is_file():
+            state_path.parent.mkdir(mode=0o700, exist_ok=True)
+            count = self.tuning.mechanism.draw_count(self.noise.stream("count", run_id))
+            drawn = self.noise.stream("settings", run_id).integers(count, len(self.tuning.settings)).tolist()
+            self._save({"drawn": drawn, "done": 0, "best": None, "score": None})
+        if not run.num_charges:
+            run.charge(self.tuning.mechanism, noise=self.noise, adjacencies=("add_remove",))
+        return dict(json.loads(state_path.read_text(encoding="utf-8")))
+
+    def _save(self, state: dict[str, Any]) -> None:
+        write_durably(self.output / _SECRET / "state.json", json.dumps(state), mode=0o600)
+
+    def _try_next(self, state: dict[str, Any], data: Any) -> None:
+        place = state["done"]
+        folder = self.output / _SECRET / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        document = self.tuning.candidate(self.tuning.settings[state["drawn"][place]])
+        module = made_model(document, data, "a candidate")
+        module.run_dir = folder
+        module.session.noise_source = self.noise.stream("candidate", place)
+        trainer = pl.Trainer(
+            **document["trainer"],
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+        )
+        trainer.fit(module, data)
+        if module.planned_steps != self.tuning.steps:
+            raise ValueError(
+                f"trainer: a candidate planned {module.planned_steps} steps, the search {self.tuning.steps}"
+            )
+        right = privately(_right, module, data)
+        score = int(self.tuning.score.add_noise(right, self.noise.stream("score", place)))
+        if state["score"] is None or score > state["score"]:
+            name = f"{place}.ckpt"
+            with replaced_durably(self.output / _SECRET / name, 0o600) as file:
+                torch.save({"state_dict": module.state_dict()}, file)
+            state.update(best=name, setting=self.tuning.settings[state["drawn"][place]], score=score)
+        state["done"] = place + 1
+        self._save(state)
+
+    def _finish(self, state: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+        report = ledger.report()
+        result = {
+            "setting": state["setting"],
+            "right_noisy": state["score"],
+            "epsilon": report.epsilon,
+            "delta": self.tuning.delta,
+            "guarantee": report.guarantee.guarantee,
+            "noise_multiplier": self.tuning.noise_multiplier,
+            "steps": self.tuning.steps,
+        }
+        shutil.copyfile(self.output / _SECRET / state["best"], self.output / _MODEL)
+        document = merged(self.tuning.candidate(state["setting"]), None)
+        write_durably(self.output / _BEST, yaml.safe_dump(document, sort_keys=False))
+        write_durably(self.output / _RESULT, json.dumps(result, indent=2) + "\n")
+        shutil.rmtree(self.output / _SECRET)
+        return result
+
+
+@torch.no_grad()
+def _right(module: pl.LightningModule, data: Any) -> torch.Tensor:
+    """Number of private records that the module gets right, int64 ``(1,)``; a record moves it by 1."""
+    module.eval()
+    total = 0
+    for x, y in data.private_batches():
+        total += int((module(x.to(module.device)).argmax(dim=1).cpu() == y).sum())
+    return torch.tensor([total])

@@ -1,0 +1,177 @@
+"""A paid search over settings: what it costs, what it refuses before it draws, and how it goes on after a crash."""
+
+import functools
+import json
+
+import pytest
+import torch
+
+from pl_privknn.baselines import NoisySGD
+from pl_privknn.cli.main import main
+from pl_privknn.comparison.spec import SpecError
+from pl_privknn.comparison.tuning import made_data, made_model, tuning_of
+from pl_privknn.comparison.tuning_run import TuningRun
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.calibration import CalibrationError
+from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian
+from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+
+RATES = {"model.init_args.optimization.lr": [0.0001, 0.5, 2.0]}
+
+
+def document(**arguments):
+    return {
+        "data": {"class_path": "DigitsDataModule", "init_args": {"num_private": 200, "num_public": 40}},
+        "model": {
+            "class_path": "NoisySGD",
+            "init_args": {
+                "extractor": {"class_path": "Pixels"},
+                "batches": {"batch_size": 100, "expected_records": 200},
+                "budget": {"target_epsilon": 1.0, "delta": 1e-5},
+                **arguments,
+            },
+        },
+        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
+    }
+
+
+@functools.cache
+def tuning_at(epsilon, score_noise=50.0):
+    return tuning_of(document(), RATES, epsilon, score_noise=score_noise)
+
+
+class Fixed(SeededNoise):
+    """Tries each setting once, in order, with little noise."""
+
+    trained = 0
+
+    def stream(self, *key):
+        if key[0] in ("count", "settings"):
+            return self
+        if key[0] == "candidate":
+            Fixed.trained += 1
+        return SeededNoise(3).stream(*key)
+
+    def bernoulli(self, shape, p):
+        self.asked = getattr(self, "asked", 0) + 1
+        return torch.tensor([self.asked == 3])
+
+    def integers(self, shape, below):
+        return torch.arange(shape)
+
+
+class Unread(SystemNoise):
+    def random_words(self, count):
+        raise AssertionError("something was drawn")
+
+
+def test_the_noise_is_found_for_the_whole_search():
+    tuning = tuning_of(document(), RATES, epsilon=4.0, mean=5.0)
+    report = account([Charge(tuning.mechanism)], delta=1e-5)
+    assert 3.9 < report.epsilon <= 4.0
+    step, score = tuning.mechanism.candidate
+    assert step == Charge(Gaussian(tuning.noise_multiplier, 1.0, 0.5), 4)
+    assert score == Charge(DiscreteGaussian(50.0, 1.0, 1.0))
+    one = made_model(tuning.candidate(tuning.settings[1]), made_data(tuning.document["data"]), "x")
+    assert one.session.budget.noise_multiplier == tuning.noise_multiplier
+    assert one.optimization.lr == 0.5
+
+
+def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monkeypatch):
+    tuning, scores = tuning_at(50.0, 3.0), []
+    original = DiscreteGaussian.add_noise
+
+    def add_noise(self, values, noise):
+        scores.append(int(original(self, values, noise)))
+        return torch.tensor([scores[-1]])
+
+    monkeypatch.setattr(DiscreteGaussian, "add_noise", add_noise)
+    interrupted, fit = [], NoisySGD.on_fit_start
+
+    def on_fit_start(self):
+        interrupted.append(self.optimization.lr)
+        if len(interrupted) == 2:
+            raise OSError("power cut")
+        fit(self)
+
+    monkeypatch.setattr(NoisySGD, "on_fit_start", on_fit_start)
+    with pytest.raises(OSError, match="power cut"):
+        TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
+    secret = tmp_path / ".candidates"
+    assert secret.stat().st_mode & 0o077 == (secret / "state.json").stat().st_mode & 0o077 == 0
+    with pytest.raises(ValueError, match="holds a search with other settings"):
+        TuningRun(tuning_at(4.0), tmp_path, noise=Fixed(0)).run()
+    result = TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
+    assert interrupted == [0.0001, 0.5, 0.5, 2.0]  # the candidate that was interrupted is trained anew
+    assert len(scores) == 3
+    assert result["right_noisy"] == max(scores) > scores[0]
+    assert result["setting"] == tuning.settings[scores.index(max(scores))]
+    assert 49.0 < result["epsilon"] <= 50.0
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"tuning.json", "result.json", "model.ckpt", "best.yaml", "run.lock"} | {
+        name for name in left if name.startswith("ledger")
+    }
+    report = Ledger.open_readonly(tmp_path / "ledger.sqlite").report()
+    assert [charge.mechanism for charge in report.charged] == [tuning.mechanism]
+    assert report.epsilon == report.epsilon_spent == result["epsilon"]
+    weights = torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"]
+    assert weights["network.weight"].any()
+    assert TuningRun(tuning, tmp_path, noise=Unread()).run() == result
+
+
+def test_a_search_that_does_not_fit_is_refused_before_anything_is_drawn(tmp_path):
+    tuning = tuning_at(4.0)
+    with pytest.raises(BudgetExceeded):
+        TuningRun(tuning, tmp_path, max_epsilon=3.0, noise=Unread()).run()
+    assert not (tmp_path / ".candidates").exists()
+    assert Ledger.open_readonly(tmp_path / "ledger.sqlite").report().epsilon == 0.0
+    with pytest.raises(CalibrationError):
+        tuning_of(document(), RATES, epsilon=0.5, score_noise=1.0)
+
+
+def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeypatch):
+    tuning = tuning_at(4.0)
+    monkeypatch.setattr(NoisySGD, "on_fit_start", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
+    (tmp_path / ".candidates" / "state.json").unlink()
+    with pytest.raises(ValueError, match="paid for and what it had found is gone"):
+        TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "message"),
+    [
+        ("trainer.max_epochs", [2, 4], "changes nothing of a candidate's cost"),
+        ("model.init_args.batches.batch_size", [10, 20], "changes nothing of a candidate's cost"),
+        ("model.init_args.noise_multiplier", [1.0, 2.0], "changes nothing of a candidate's cost"),
+        ("model.init_args.optimization.lr", [0.5, -1.0], r"lr=-1\.0"),
+    ],
+)
+def test_settings_that_change_the_cost_or_can_t_be_are_refused(path, values, message):
+    with pytest.raises(SpecError, match=message):
+        tuning_of(document(), {path: values}, epsilon=4.0)
+
+
+def test_the_command_says_what_was_found_and_what_it_cost(tmp_path, capsys):
+    config = tmp_path / "small.yaml"
+    config.write_text(json.dumps(document()), encoding="utf-8")
+    words = [
+        "tune",
+        str(config),
+        "--epsilon",
+        "6",
+        "--set",
+        "model.init_args.optimization.lr=1,2",
+        "--mean",
+        "1",
+    ]
+    assert main([*words, "--output", str(tmp_path / "out")]) == 0
+    found, folder = capsys.readouterr().out.splitlines()
+    result = json.loads(found)
+    assert folder == str(tmp_path / "out")
+    assert 5.8 < result["epsilon"] <= 6.0
+    assert result["guarantee"] == "unconditional"
+    assert main(["tune", str(config), "--epsilon", "6", "--set", "lr"]) == 2
+    assert "PATH=V1,V2" in capsys.readouterr().err
