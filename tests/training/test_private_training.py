@@ -5,7 +5,7 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make_data, power_cut_at
+from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, literal_sum, losses, make_data, power_cut_at
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional as F
 from training_setup import Lit, Silent, fit, training
@@ -16,6 +16,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.private_side import PrivateSideError
+from pl_privknn.training.clipping import ClippedGradients
 from pl_privknn.training.step_gradients import StepGradients
 
 
@@ -80,6 +81,21 @@ def test_no_record_moves_the_sum_by_more_than_the_norm_and_broken_ones_not_at_al
     good = torch.tensor([0, 1, 3, 4, 5])
     torch.testing.assert_close(total(x, y), total(x[good], y[good]))
     gradients.detach()
+
+
+@pytest.mark.parametrize("method", ["flat", "ghost"])
+def test_standardised_weights_have_gradients_of_each_example(method):
+    layers = pytest.importorskip("timm.layers")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        layers.StdConv2d(1, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Linear(256, 2),
+    )  # fmt: skip
+    x, y = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+    expected = literal_sum(net, x, y, 0.3)
+    clipped = ClippedGradients(net, 0.3, method, 4)
+    clipped.attach()
+    torch.testing.assert_close(clipped.sum(x, y, losses), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_views_of_an_example_are_one_clipped_gradient(tmp_path):
