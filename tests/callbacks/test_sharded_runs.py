@@ -37,7 +37,7 @@ TEACHERS = {
 
 
 def fit(folder, name, devices):
-    """The answers of a run of two rounds."""
+    """The labels of a run of two rounds, and the soft ones: noisy counts, of which each vote is a part."""
     pl.seed_everything(0)
     process_group._BEAT = 0.1
     generator = torch.Generator().manual_seed(0)
@@ -61,7 +61,8 @@ def fit(folder, name, devices):
         enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(SupervisedStudent(network=network, num_classes=3), data)
-    return data.public.labels.tolist()
+    soft = data.public.soft_labels
+    return [data.public.labels.tolist(), None if soft is None else soft[data.public.soft_mask].tolist()]
 
 
 @needs_fork
@@ -77,7 +78,8 @@ def test_two_processes_answer_as_one(tmp_path, name):
     assert in_group(2, member) == [0, 0]
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
-    assert any(label >= 0 for label in expected)
+    assert any(label >= 0 for label in expected[0])
+    assert (expected[1] is not None) == name.startswith("reverse")
     # Charged and kept once, by global rank 0; nothing else is left.
     charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
     assert charged[0] == charged[1]
