@@ -33,10 +33,11 @@ BENCHMARKS = {
     "reverse_knn_local": "reverse kNN under local and shuffle privacy",
     "statistics": "head and student of a teacher that releases statistics, at several values of ε",
     "students": "students with 1,000 labels, and with wrong labels",
+    "table_memory": "memory of a labelling round whose private table is larger than it",
     "updates": "Ind-KNN and NoisySGD while records come and go",
 }
 #: Options that say where things lie, and change no figure.
-PLACES = ("cache", "checkpoint", "dry_run", "name", "root", "weights", "words")
+PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "root", "weights", "words")
 
 
 def main(words: Sequence[str] | None = None) -> int:

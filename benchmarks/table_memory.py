@@ -1,0 +1,119 @@
+"""Memory that a labelling round takes of its own, beside files that the system may drop from memory at any time.
+
+The private embeddings lie in a mapped file; the peak is that of anonymous memory, from before the data module is made
+to the end of the fit, a student of a few numbers included. Teachers with a table have it mapped from a scratch file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from benchmarks.record import Measured
+from pl_privknn import PrivateKNN, PrivateLabeler, ReverseKNN, SupervisedStudent
+from pl_privknn.callbacks.table_memory import TableMemory
+from pl_privknn.datamodules import EmbeddingsDataModule
+from pl_privknn.labelers import Labeler
+
+CLASSES, PUBLIC = 10, 400
+_ROWS = 10_000
+_LIMIT_GB = 0.5
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """One measurement a teacher."""
+    torch.set_num_threads(options.threads)
+    folder = Path(tempfile.mkdtemp(prefix="privknn-", dir=options.folder))
+    try:
+        _write(folder, options)
+        teachers: dict[str, Labeler] = {
+            "reverse_knn": ReverseKNN(1, 1.0),
+            "private_knn": PrivateKNN(300, 0.15),
+        }
+        for name, teacher in teachers.items():
+            gc.collect()
+            peak = _peak(folder / name, folder, teacher, options)
+            table = 4 * options.records * options.dimensions
+            result = {"peak_mb_of_its_own": round(peak / 1e6), "table_mb": round(table / 1e6)}
+            kept = ("records", "dimensions", "queries", "threads")
+            settings = {option: getattr(options, option) for option in kept}
+            yield Measured(result, [0], name, {"limit_gb": _LIMIT_GB, **settings})
+    finally:
+        shutil.rmtree(folder)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--dimensions", type=int, default=1296)
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--folder", default=None, help="on a disk with room for two tables")
+
+
+def _write(folder: Path, options: argparse.Namespace) -> None:
+    generator = np.random.default_rng(0)
+    shape = (options.records, options.dimensions)
+    table = np.lib.format.open_memmap(folder / "private.npy", "w+", np.float32, shape)
+    for start in range(0, len(table), _ROWS):
+        part = table[start : start + _ROWS]
+        part[:] = generator.random(part.shape, np.float32)
+    np.save(folder / "public.npy", generator.random((PUBLIC, options.dimensions), np.float32))
+
+
+def _peak(run: Path, folder: Path, teacher: Labeler, options: argparse.Namespace) -> int:
+    least = peak = _anonymous_bytes()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.005):
+            peak = max(peak, _anonymous_bytes())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    data = EmbeddingsDataModule(
+        folder / "private.npy",
+        torch.arange(options.records) % CLASSES,
+        folder / "public.npy",
+        num_classes=CLASSES,
+    )
+    labeling = PrivateLabeler(
+        teacher,
+        epochs_per_round=1,
+        queries_per_round=options.queries,
+        features=torch.nn.Flatten(),
+        files={"run_dir": run},
+        memory=TableMemory(limit_gb=_LIMIT_GB, scratch=folder),
+        progress=False,
+    )
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(options.dimensions, CLASSES))
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        default_root_dir=run,
+        callbacks=[labeling],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(SupervisedStudent(network=network, num_classes=CLASSES), data)
+    done.set()
+    watcher.join()
+    return peak - least
+
+
+def _anonymous_bytes() -> int:
+    """Memory of this process that no file backs; Linux tells."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
