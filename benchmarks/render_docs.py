@@ -213,7 +213,7 @@ def statistics_teacher() -> str:
             known = [one[name] for one in found if name in one]
             cells.append(f"{spread(known)} ({len(known)})" if known else "–")
         lines.append(
-            ["the public images" if own else "and ImageNet", split, f"{epsilon:g}{mark(weak)}", *cells]
+            ["the public images" if own else "these and ImageNet", split, f"{epsilon:g}{mark(weak)}", *cells]
         )
     header = [
         "features know",
