@@ -17,6 +17,7 @@ import torch
 from benchmarks.record import ROOT, Measured, entries
 from pl_privknn.attacks.attack import attack_labeler
 from pl_privknn.attacks.configuration import target_of_config
+from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.documents import read_document
 from pl_privknn.planning.configuration_plan import plan_with_setting
 from pl_privknn.planning.setting_search import Calibrate
@@ -95,7 +96,13 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             torch.set_num_threads(1)
             honest = attack_labeler(target, noise=SeededNoise(0), **settings).to_dict()
             fault = attack_labeler(target, noise=HalfNoise(SeededNoise(1)), **settings).to_dict()
-            figures = {"method": method, "wanted": epsilon, "honest": honest, "half_noise": fault}
+            figures = {
+                "method": method,
+                "wanted": epsilon,
+                **stated(SEEDED),
+                "honest": honest,
+                "half_noise": fault,
+            }
             yield Measured(figures, seeds=[0, 1], part=part, settings=settings)
 
 

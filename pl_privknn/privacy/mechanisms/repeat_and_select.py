@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_finite
+from pl_privknn._checks import check_finite, shown
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -51,6 +51,8 @@ class RepeatAndSelect(Mechanism):
     mean: float
 
     def __post_init__(self) -> None:
+        if not isinstance(self.candidate, list | tuple):
+            raise ValueError(f"candidate={shown(self.candidate)}: want a list of charges")
         charges = tuple(
             charge if isinstance(charge, Charge) else Charge.from_record(charge) for charge in self.candidate
         )
