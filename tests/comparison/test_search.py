@@ -67,8 +67,10 @@ def test_all_combinations_run_once_and_the_best_comes_first(capsys):
     assert settings == {(ridge, model) for ridge in (0.1, 1000.0) for model in ("head", "student")}
     assert {each["reason"] for each in results} == {"public images stood in for private records"}
     assert all(each["epsilon"] is None for each in results)
-    best = max(results, key=lambda each: each["test_accuracy"])
-    assert f"Best of 4 settings, on public truth, with the noise of the real run: {best['title']}" in shown
+    # On so few images two settings may be as good; the noise is the system's.
+    found = {each["title"]: each["test_accuracy"] for each in results}
+    _, named = shown.split("Best of 4 settings, on public truth, with the noise of the real run: ")
+    assert found[named.splitlines()[0]] == max(found.values())
     rows = [line for line in shown.splitlines() if line.startswith("| ridge")]
     accuracies = [float(row.split("|")[2]) for row in rows]
     assert accuracies == sorted(accuracies, reverse=True)
