@@ -75,7 +75,8 @@ class PrivateSession:
     def draw_from(self, data: Any, trainer: pl.Trainer) -> None:
         """Make the data module give Poisson batches of this process's private records."""
         self._processes = Processes(trainer)
-        share = (self._processes.rank, self._processes.count)
+        # Where each process loads records of its own, it draws from all of them.
+        share = (0, 1) if data.private_in_shards else (self._processes.rank, self._processes.count)
         self.private = data.train_privately(self.sampling_rate, lambda: self.coins("batches"), share)
 
     def open(self, trainer: pl.Trainer, clip_norm: float) -> None:

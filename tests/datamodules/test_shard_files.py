@@ -6,6 +6,12 @@ import numpy as np
 import pytest
 
 from pl_privknn.datamodules import EmbeddingsDataModule
+from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.training.session import PrivateSession
+from pl_privknn.training.settings import PoissonBatches, TrainingBudget
+
+#: Records that are in every process.
+TABLE = {"private_embeddings": np.ones((4, 3), np.float32), "private_labels": np.arange(4) % 2}
 
 
 def write(folder, counts):
@@ -38,6 +44,17 @@ def test_each_process_reads_its_own_file(tmp_path):
     assert not EmbeddingsDataModule(
         np.ones((4, 3), np.float32), np.arange(4) % 2, np.ones((4, 3), np.float32), num_classes=2
     ).private_in_shards
+
+
+def test_a_private_training_draws_from_all_of_a_process_s_own_records(tmp_path):
+    write(tmp_path, [8, 8])
+    trainer = types.SimpleNamespace(global_rank=1, world_size=2, strategy=None)
+    for data, wanted in ((data_of(tmp_path, 1), 8), (data_of(tmp_path, 1, **TABLE), 2)):
+        batches = PoissonBatches(batch_size=2, expected_records=8)
+        budget = TrainingBudget(noise_multiplier=1.0)
+        session = PrivateSession("Test", batches, budget, RunFiles(), 1, None)
+        session.draw_from(data, trainer)
+        assert len(session.private.records) == wanted
 
 
 def test_shards_that_are_missing_empty_doubled_or_left_over_are_named(tmp_path):

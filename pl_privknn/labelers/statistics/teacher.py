@@ -278,8 +278,6 @@ class StatisticsTeacher(Labeler):
         model.relearn(learned)
         return functools.partial(model.predict, weights=weights)
 
-    # ------------------------------------------------------------------ work
-
     def inputs(self, features: Tensor) -> Tensor:
         """X of features ``(n, d)``, float64 ``(n, p)``, each from its own row; of length √(1 + bias²) at most."""
         unit = torch.nn.functional.normalize(self.transformed(features), dim=1) * _INSIDE
