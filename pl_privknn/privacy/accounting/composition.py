@@ -172,7 +172,7 @@ def _compose_direction(
     # Down to where even the longest tail of one release is hardly tilted.
     longest = max(len(masses) for masses, _, _ in pieces)
     thetas = np.geomspace(min(1e-2 / scale, 1 / longest), 60.0 / scale, 100)
-    upper_log_mgf = np.array([_log_mgf(pieces, t) for t in thetas])
+    upper_log_mgf = _log_mgf(pieces, thetas)
 
     def upper_reach(tail: float) -> tuple[float, int]:
         reach = (upper_log_mgf - math.log(tail)) / thetas
@@ -222,25 +222,34 @@ def _compose_direction(
     return Direction.from_grid(bottom, masses, step, min(1.0, infinity + missing))
 
 
-def _log_mgf(pieces: Sequence[tuple[Floats, int, int]], theta: float) -> float:
-    """Logarithm of E[e^{θ·loss}] of the total, losses in grid steps."""
-    total = 0.0
+def _log_mgf(pieces: Sequence[tuple[Floats, int, int]], thetas: Floats) -> Floats:
+    """Logarithm of E[e^{θ·loss}] of the total at each θ, losses in grid steps, shape of ``thetas``."""
+    total = np.zeros_like(thetas)
     for masses, offset, count in pieces:
-        exponent = theta * np.arange(len(masses))
-        peak = max(0.0, float(exponent[-1]))
-        total += count * (math.log(float(np.exp(exponent - peak) @ masses)) + peak + theta * offset)
+        rising = thetas >= 0
+        sums = np.empty_like(thetas)
+        sums[rising] = _geometric_sums(masses, thetas[rising])
+        sums[~rising] = _geometric_sums(masses[::-1], -thetas[~rising])
+        peak = np.maximum(0.0, thetas * (len(masses) - 1))
+        total += count * (np.log(sums) + peak + thetas * offset)
     return total
+
+
+def _geometric_sums(masses: Floats, slopes: Floats) -> Floats:
+    """Σ of masses[n-1-i]·e^{-slope·i} for each slope ≥ 0: a product of matrices instead of n powers a slope."""
+    width = math.isqrt(len(masses) - 1) + 1
+    height = -(-len(masses) // width)
+    rows = np.concatenate([np.zeros(height * width - len(masses)), masses]).reshape(height, width)
+    within = np.exp(-np.outer(np.arange(width)[::-1], slopes))
+    return np.einsum("hs,hs->s", rows @ within, np.exp(-np.outer(width * np.arange(height)[::-1], slopes)))
 
 
 def _reach(
     pieces: Sequence[tuple[Floats, int, int]], theta: float, log_scale: float, thetas: Floats, sign: int
 ) -> float:
     """How many grid steps the tilted total goes in one direction, but for a mass of 1e-20."""
-    best = math.inf
-    for extra in thetas[::3]:
-        reach = (_log_mgf(pieces, theta + sign * extra) - log_scale + 46.0) / extra
-        best = min(best, reach)
-    return best
+    extra = thetas[::3]
+    return float(np.min((_log_mgf(pieces, theta + sign * extra) - log_scale + 46.0) / extra))
 
 
 def choose_discretization(variance: float, releases: int, span: float = 0.0) -> float:
