@@ -175,24 +175,31 @@ def _try_votes(
 def _try_clusters(
     data: StandIn, found: Plan, clusters: int, public: int, records: int
 ) -> tuple[float, float, float]:
-    from sklearn.cluster import KMeans
-
     # As many public examples a cluster as there will be; of records, as many votes.
     groups = max(2, min(round(clusters * len(data.public) / public), len(data.public) // 2))
     drawing, results = _noise_of(found), []
     classes = data.votes.shape[2]
     for seed in range(_SEEDS):
-        means = KMeans(groups, n_init=1, random_state=seed).fit(data.public.numpy())
-        own = torch.from_numpy(means.predict(data.private.numpy())).long()
+        own, places = _grouped(data, groups, seed)
         counts = torch.zeros(groups, classes, dtype=torch.float64)
         counts.index_put_(
             (own, data.private_labels), torch.ones(len(own), dtype=torch.float64), accumulate=True
         )
         votes = (counts * (records / len(own)) * (groups / clusters)).round()
-        labels = drawing.argmax(votes, SeededNoise(seed))[torch.from_numpy(means.labels_).long()]
+        labels = drawing.argmax(votes, SeededNoise(seed))[places]
         results.append(_learned(data, torch.arange(len(labels)), labels))
     answers, right, student = _mean(results)
     return answers / len(data.public) * clusters, right, student
+
+
+@functools.lru_cache(maxsize=64)
+def _grouped(data: StandIn, groups: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Clusters of the stand-in's private and public examples."""
+    from sklearn.cluster import KMeans
+
+    means = KMeans(groups, n_init=1, random_state=seed).fit(data.public.numpy())
+    own = torch.from_numpy(means.predict(data.private.numpy())).long()
+    return own, torch.from_numpy(means.labels_).long()
 
 
 def _learned(data: StandIn, asked: Tensor, labels: Tensor) -> tuple[float, float, float]:

@@ -73,7 +73,7 @@ FAULTS = (
         "The sampled Gaussian is divided by α instead of α−1.",
         "pl_privknn.privacy.accounting.rdp",
         {
-            "curve[i] = log_a / (order - 1)": "curve[i] = log_a / order",
+            "curve = log_a / (orders - 1)": "curve = log_a / orders",
         },
         ("test_mechanisms::test_sampled_gaussian_rdp_equals_dp_accounting_at_whole_orders[17.7-0.2]",),
     ),

@@ -241,7 +241,8 @@ def _geometric_sums(masses: Floats, slopes: Floats) -> Floats:
     height = -(-len(masses) // width)
     rows = np.concatenate([np.zeros(height * width - len(masses)), masses]).reshape(height, width)
     within = np.exp(-np.outer(np.arange(width)[::-1], slopes))
-    return np.einsum("hs,hs->s", rows @ within, np.exp(-np.outer(width * np.arange(height)[::-1], slopes)))
+    found: Floats = np.sum(rows @ within * np.exp(-np.outer(width * np.arange(height)[::-1], slopes)), axis=0)
+    return found
 
 
 def _reach(
