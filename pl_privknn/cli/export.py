@@ -145,7 +145,8 @@ def export_model(student: Any, head: Any, released: str, output: Path, kind: str
         if kind == "torch":
             path = output / "model.pt2"
             torch.export.save(program, path)
-            said = torch.cat([torch.export.load(path).module()(part) for part in images.split(at_once)])
+            written = torch.export.load(path).module()
+            said = torch.cat([written(part) for part in images.split(at_once)])
         else:
             path = output / "model.onnx"
             said = _through_onnx(program, path, images.split(at_once))
