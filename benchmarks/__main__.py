@@ -28,6 +28,7 @@ BENCHMARKS = {
     "noisy_sgd": "NoisySGD beside Opacus' loop",
     "pate_figures": "partitions of PATE: consensus, labels, students",
     "pate_speed": "stacked teachers beside teachers trained one after another",
+    "private_training": "PrivateTraining: accuracy, what each addition gains, speed beside Opacus' loop",
     "pretraining": "features of a first stage on public images",
     "reverse_knn": "reverse kNN: speed, smoothing, balance",
     "reverse_knn_local": "reverse kNN under local and shuffle privacy",

@@ -67,9 +67,9 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 stored = entries("statistics").get(part, {}).get("results", {})
                 if "student" in stored or (stored and options.heads):
                     continue
-                sections = _sections(epsilon, split, options.root, options.own)
+                sections = sections_at(epsilon, split, options.root, options.own)
                 name = f"features_{split}.pt" if options.own else f"imagenet_features_{split}.pt"
-                tables = tables or _features(sections, options.cache / name)
+                tables = tables or features_of(sections, options.cache / name)
                 answers = _answers(sections, tables, options.cache / f"{part}.pt")
                 truth = tables["test_labels"]
                 results: dict[str, Any] = {
@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 yield Measured(results, [seed], part, settings)
 
 
-def _sections(epsilon: float, split: int, root: str, own: bool) -> dict[str, Any]:
+def sections_at(epsilon: float, split: int, root: str, own: bool) -> dict[str, Any]:
     """The configuration at an ε, on a split; ``own`` leaves out what was learned from other images."""
     components, releases, epochs = SETTINGS[epsilon]
     document: dict[str, Any] = read_document(ROOT / CONFIG)
@@ -125,7 +125,7 @@ def _data(sections: dict[str, Any]) -> FashionMNISTDataModule:
     return data
 
 
-def _features(sections: dict[str, Any], path: Path) -> dict[str, Tensor]:
+def features_of(sections: dict[str, Any], path: Path) -> dict[str, Tensor]:
     """Features and labels of all images, with as many components as any ε takes.
 
     Fewer components are the first ones: the teacher scales what it takes to unit length.
@@ -149,7 +149,7 @@ def _features(sections: dict[str, Any], path: Path) -> dict[str, Tensor]:
             "private_labels": data.private.labels,
             "seconds": torch.tensor(time.process_time() - started),
         }
-        _save(found, path)
+        saved(found, path)
     loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
     return loaded
 
@@ -170,7 +170,7 @@ def _answers(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) ->
         release = teacher.label(public, ledger)
         head = teacher.head(teacher.head_state())
         guarantee = stated(weakest(charge.guarantee for charge in ledger.rows))
-        _save({"soft": release.soft, "test": head(test).float(), "guarantee": guarantee}, path)
+        saved({"soft": release.soft, "test": head(test).float(), "guarantee": guarantee}, path)
     loaded: dict[str, Any] = torch.load(path, weights_only=True)
     return loaded
 
@@ -202,7 +202,7 @@ def _accuracy(probabilities: Tensor, labels: Tensor) -> float:
     return round(float((probabilities.argmax(dim=1) == labels).double().mean()), 6)
 
 
-def _save(content: dict[str, Any], path: Path) -> None:
+def saved(content: dict[str, Any], path: Path) -> None:
     """Whole, or not at all."""
     buffer = io.BytesIO()
     torch.save(content, buffer)

@@ -1,0 +1,348 @@
+"""PrivateTraining on Fashion-MNIST at δ = 1e-5, each addition's own gain, and its speed beside Opacus' own loop.
+
+One part a run, so that a run that stops goes on where it was: ``python -m benchmarks private_training`` measures what
+is not stored. Noise of the accuracies is the operating system's; a seed is that of weights and augmentation. Settings
+were chosen by the truth of public images, accuracies are those of test images. Speed and memory are of processes of
+their own, by turns (``benchmarks/training_speed.py``); seconds are the processor's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import training_speed
+from benchmarks.record import Measured, entries
+from benchmarks.statistics import features_of, saved, sections_at
+from pl_privknn.comparison.marks import guarantee_of, stated
+from pl_privknn.datamodules import EmbeddingsDataModule, FashionMNISTDataModule
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.features import PublicKernelPCA, PublicPCA, Scattering
+from pl_privknn.privacy.noise import SystemNoise
+from pl_privknn.training import PrivateTraining
+
+NAME = "private_training"
+DELTA, RECORDS = 1e-5, 60_000
+
+
+class Setting(NamedTuple):
+    """A training; its fields stand in the stored settings.
+
+    Attributes:
+        network: ``"head"`` on features, or ``"convolutions"`` from pixels.
+        features: of the head.
+        batch_size: expected size of a batch.
+        epochs: of ⌈records / batch_size⌉ steps.
+        lr: falls to 0 in a straight line where ``falls``.
+        momentum: of SGD.
+        clip_norm: bound of a record's gradient.
+        averaging: decay of the weights' moving average; 0 for none.
+        views: of an image in a step.
+        standardised: convolutions with standardised weights and group normalisation.
+        patches: the first filters are levelled patches of public images.
+    """
+
+    network: str = "head"
+    features: str = "imagenet"
+    batch_size: int = 30_000
+    epochs: int = 15
+    lr: float = 200.0
+    momentum: float = 0.7
+    clip_norm: float = 0.5
+    falls: bool = False
+    averaging: float = 0.0
+    views: int = 1
+    standardised: bool = False
+    patches: bool = False
+
+
+HEAD = Setting()
+PIXELS = Setting(
+    "convolutions", "pixels", 6_000, 8, 1.0, 0.9, 1.0, True, 0.9, standardised=True, patches=True
+)
+#: Name of a setting: what it is, and the values of ε at which it is measured.
+SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
+    "head": (HEAD, (0.5, 1.0, 2.0)),
+    "head on scattering": (HEAD._replace(features="scattering"), (1.0, 2.0)),
+    "head, small batches": (HEAD._replace(batch_size=1_000, epochs=5, lr=10.0), (2.0,)),
+    "head, average of weights": (HEAD._replace(averaging=0.8), (2.0,)),
+    "pixels": (PIXELS, (1.0, 2.0)),
+    "pixels, no average": (PIXELS._replace(averaging=0.0), (2.0,)),
+    "pixels, no standardised weights": (PIXELS._replace(standardised=False), (2.0,)),
+    "pixels, random first filters": (PIXELS._replace(patches=False), (2.0,)),
+    "pixels, small batches": (PIXELS._replace(batch_size=1_000, lr=0.5, averaging=0.98), (2.0,)),
+    "pixels, 4 views": (PIXELS._replace(views=4), (2.0,)),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+    parser.add_argument("--cache", type=Path, default=Path("runs/private_training"), help="for features")
+    parser.add_argument("--only", nargs="+", choices=["speed", *SETTINGS], default=["speed", *SETTINGS])
+    parser.add_argument("--epsilons", type=float, nargs="+", help="of these alone")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--records", type=int, default=20_000, help="of an epoch whose speed is measured")
+    parser.add_argument("--turns", type=int, default=5)
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """Run what is missing, seed by seed."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    if "speed" in options.only:
+        yield from _speed(options)
+    sources: dict[str, PrivatePublicDataModule] = {}
+    for seed in options.seeds:
+        for name in (name for name in options.only if name != "speed"):
+            setting, epsilons = SETTINGS[name]
+            for epsilon in epsilons:
+                part = f"{name}, ε {epsilon:g}, seed {seed}"
+                if part in entries(NAME) or epsilon not in (options.epsilons or epsilons):
+                    continue
+                if setting.features not in sources:
+                    sources[setting.features] = _data(setting.features, options)
+                results = _run(setting, epsilon, seed, sources[setting.features])
+                yield Measured(results, [seed], part, {"setting": name, **setting._asdict()})
+
+
+# ------------------------------------------------------------------ accuracy
+
+
+def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataModule) -> dict[str, Any]:
+    pl.seed_everything(seed, verbose=False)
+    module = Lit(setting, network(setting, data))
+    private = PrivateTraining(
+        epsilon,
+        DELTA,
+        setting.clip_norm,
+        expected_batch_size=setting.batch_size,
+        expected_records=RECORDS,
+        clipping="ghost" if setting.network == "head" else "flat",
+        physical_batch_size=4096 if setting.network == "head" else max(1, 128 // setting.views),
+        augment=shifted if setting.views > 1 else None,
+        views=setting.views,
+        noise_source=SystemNoise(),
+    )
+    callbacks: list[pl.Callback] = [private]
+    if setting.averaging:
+        callbacks.append(pl.callbacks.EMAWeightAveraging(decay=setting.averaging))
+    started = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        pl.Trainer(
+            max_epochs=setting.epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            default_root_dir=folder,
+            callbacks=callbacks,
+        ).fit(module, data)
+        summary = private.privacy_summary()
+    assert summary is not None
+    assert data.public.truth is not None
+    return {
+        "epsilon": summary["epsilon"],
+        "delta": summary["delta"],
+        "adjacency": summary["adjacency"],
+        **stated(guarantee_of(summary)),
+        "steps": summary["steps"],
+        "noise_multiplier": summary["noise_multiplier"],
+        "public_accuracy": _accuracy(module, data.public.images(), data.public.truth),
+        "test_accuracy": _accuracy(module, data.test.images(), data.test.labels),
+        "processor_seconds": round(time.process_time() - started),
+    }
+
+
+class Lit(training_speed.Lit):
+    """A classifier whose learning rate may fall over the trainer's steps."""
+
+    def __init__(self, setting: Setting, network: nn.Module) -> None:
+        super().__init__(network, setting.lr, setting.momentum)
+        self.falls = setting.falls
+
+    def configure_optimizers(self) -> Any:
+        """SGD; the scheduler knows the step alone."""
+        optimizer = super().configure_optimizers()
+        if not self.falls:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falling, "interval": "step"}}
+
+
+def network(setting: Setting, data: PrivatePublicDataModule) -> nn.Module:
+    """A linear head, or two convolutions of stride 2 and a linear layer; the last weights begin at 0."""
+    if setting.network == "head":
+        last = nn.Linear(data.image_shape[0], data.num_classes, bias=False)
+        nn.init.zeros_(last.weight)
+        return nn.Sequential(nn.Flatten(), last)
+    images = data.public.images()
+    if setting.standardised:
+        from timm.layers import StdConv2d as Convolution
+    else:
+        Convolution = nn.Conv2d
+    layers: list[nn.Module] = []
+    for inputs, outputs, side in ((1, 16, 7), (16, 32, 3)):
+        layers.append(Convolution(inputs, outputs, side, stride=2, padding=side // 2))
+        if setting.standardised:
+            layers.append(nn.GroupNorm(outputs // 4, outputs))
+        layers.append(nn.ReLU() if setting.standardised else nn.Tanh())
+    if setting.patches:
+        first: Any = layers[0]
+        with torch.no_grad():
+            filters = _patches(images, *first.weight.shape[::2])
+            first.weight.copy_(filters * (first.weight.norm() / filters.norm()))
+            first.bias.zero_()
+    last = nn.Linear(32 * 49, data.num_classes)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    level = Levelled(float(images.float().mean()), float(images.float().std()))
+    return nn.Sequential(level, *layers, nn.Flatten(), last)
+
+
+class Levelled(nn.Module):
+    """Images by the mean and deviation of public ones."""
+
+    def __init__(self, mean: float, deviation: float) -> None:
+        super().__init__()
+        self.mean, self.deviation = mean, deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape as given."""
+        return (x - self.mean) / self.deviation
+
+
+def _patches(images: Tensor, count: int, side: int) -> Tensor:
+    """Random patches of public images, levelled: filters ``(count, 1, side, side)`` of length 1."""
+    found = F.unfold(images[:2000].float(), side).transpose(1, 2).flatten(0, 1)
+    found = found[torch.randperm(len(found))[:100_000]]
+    found = found - found.mean(dim=1, keepdim=True)
+    values, vectors = torch.linalg.eigh(found.T @ found / len(found))
+    levelling = vectors @ torch.diag((values + 0.1 * values.mean()).rsqrt()) @ vectors.T
+    lengths = found.norm(dim=1)
+    chosen = F.normalize(found[lengths > lengths.median()][:count] @ levelling, dim=1)
+    return F.normalize(chosen @ levelling, dim=1).view(count, 1, side, side)
+
+
+def shifted(views: Tensor) -> Tensor:
+    """Each view mirrored or not, and moved by up to two pixels; of one image."""
+    flipped = torch.where(torch.rand(len(views), 1, 1, 1) < 0.5, views.flip(3), views)
+    padded = F.pad(flipped, (2, 2, 2, 2), mode="replicate")
+    height, width = views.shape[2:]
+    corners = torch.randint(0, 5, (len(views), 2)).tolist()
+    return torch.stack(
+        [
+            view[:, down : down + height, right : right + width]
+            for view, (down, right) in zip(padded, corners, strict=True)
+        ]
+    )
+
+
+@torch.no_grad()
+def _accuracy(module: nn.Module, images: Tensor, truth: Tensor) -> float:
+    module.eval()
+    right = sum(
+        int((module(x.float()).argmax(dim=1) == y).sum())
+        for x, y in zip(images.split(500), truth.split(500), strict=True)
+    )
+    return round(right / len(truth), 6)
+
+
+def _data(features: str, options: argparse.Namespace) -> PrivatePublicDataModule:
+    """Images, or their features, which depend on public images alone and are kept in the cache."""
+    if features == "pixels":
+        images = FashionMNISTDataModule(root=options.root)
+        images.setup("fit")
+        images.setup("test")
+        return images
+    if features == "imagenet":
+        sections = sections_at(2.0, 0, options.root, own=False)
+        tables = features_of(sections, options.cache / "imagenet_features_0.pt")
+    else:
+        tables = _scattering(options)
+    made = EmbeddingsDataModule(
+        *(tables[name].numpy() for name in ("private", "private_labels", "public", "public_labels")),
+        tables["test"].numpy(),
+        tables["test_labels"].numpy(),
+        num_classes=10,
+    )
+    made.setup("fit")
+    made.setup("test")
+    return made
+
+
+def _scattering(options: argparse.Namespace) -> dict[str, Tensor]:
+    path = options.cache / "scattering_0.pt"
+    if not path.is_file():
+        data = _data("pixels", options)
+        extractor = PublicKernelPCA(PublicPCA(Scattering(), 500), gamma=1.3, components=600, power=0.7)
+        public = data.public.images()
+        extractor.fit_public(public)
+        assert data.public.truth is not None
+        found = {
+            "public": torch.cat([extractor(part) for part in public.split(1024)]),
+            "test": torch.cat([extractor(part) for part in data.test.images().split(1024)]),
+            "private": torch.cat([extractor(images) for images, _ in data.private_batches()]),
+            "public_labels": data.public.truth,
+            "test_labels": data.test.labels,
+            "private_labels": data.private.labels,
+        }
+        saved(found, path)
+    loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
+    return loaded
+
+
+# ------------------------------------------------------------------ speed
+
+
+def _speed(options: argparse.Namespace) -> Iterator[Measured]:
+    """Both loops by turns, each in a process of its own."""
+    for clipping in ("flat", "ghost"):
+        part = f"speed, {clipping}"
+        if part in entries(NAME):
+            continue
+        turns = [
+            {who: training_speed.run(who, clipping, options.records, 1024, 64) for who in training_speed.WHO}
+            for _ in range(options.turns)
+        ]
+        ratios = [turn["opacus"]["processor_seconds"] / turn["ours"]["processor_seconds"] for turn in turns]
+        memory = [turn["ours"]["bytes"] / turn["opacus"]["bytes"] for turn in turns]
+        results: dict[str, Any] = {
+            "speed_ratio": round(statistics.median(ratios), 3),
+            "speed_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
+            "memory_ratio": round(statistics.median(memory), 3),
+            "memory_ratio_range": [round(min(memory), 3), round(max(memory), 3)],
+        }
+        for who in training_speed.WHO:
+            seconds = statistics.median(turn[who]["processor_seconds"] for turn in turns)
+            results[who] = {
+                "examples_per_processor_second": round(options.records / seconds),
+                "peak_megabytes": round(statistics.median(turn[who]["bytes"] for turn in turns) / 1e6, 1),
+            }
+        settings = {
+            "network": "tanh_cnn",
+            "records": options.records,
+            "batch_size": 1024,
+            "physical_batch_size": 64,
+            "turns": options.turns,
+            "threads": 1,
+        }
+        yield Measured(results, [0], part, settings)
