@@ -15,6 +15,7 @@ from benchmarks.record import Measured, store
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
     "accounting": "time of the accountant beside dp-accounting",
+    "attack_faults": "which faults attacks find, for every method at ε 1 and 2",
     "attacks": "attacks on every method: measured lower bounds on ε, and whether half the noise is noticed",
     "cells": "search in public cells beside the search of the whole table",
     "compare": "a comparison of methods (privknn compare), all of its runs",

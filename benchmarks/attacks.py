@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries
-from pl_privknn.attacks.attack import attack_labeler
+from pl_privknn.attacks.attack import attack_labeler, attack_training
 from pl_privknn.attacks.configuration import target_of_config
+from pl_privknn.attacks.training_configuration import is_training, training_of_config
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.documents import read_document
 from pl_privknn.planning.configuration_plan import plan_with_setting
 from pl_privknn.planning.setting_search import Calibrate
-from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+from pl_privknn.privacy.noise import SeededNoise
 
+_QUERIES = 100
 _LABELER = "labeling.labeler.init_args"
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}
 #: Configuration, what is set to ε or found for it, and what else is changed.
@@ -39,37 +43,28 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"aggregator": {"class_path": "GNMAX", "init_args": {"sigma": 10.0}}},
     ),
     "Ind-KNN": ("digits_ind_knn", "epsilon", {}),
+    "NoisySGD": ("digits_noisy_sgd", "epsilon", {}),
+    "PrivateTraining": ("digits_noisy_sgd", "epsilon", {}),
     "reverse kNN, Fashion-MNIST": ("fashion_mnist_reverse_knn_eps1", "epsilon", {}),
+    "reverse kNN, local, Fashion-MNIST": ("fashion_mnist_reverse_knn_local_eps1", "epsilon", {}),
+    "reverse kNN, shuffle, Fashion-MNIST": (
+        "fashion_mnist_reverse_knn_shuffle",
+        "epsilon",
+        {"num_clients": 3000},
+    ),
+    "statistics, Fashion-MNIST": (
+        "fashion_mnist_statistics",
+        "epsilon",
+        {"expected_records": 3000, "components": 200},
+    ),
+    "noisy SGD teacher, Fashion-MNIST": ("fashion_mnist_noisy_sgd_teacher", "epsilon", {"batch_size": 300}),
+    "Ind-KNN, Fashion-MNIST": ("fashion_mnist_ind_knn", "epsilon", {}),
 }
-#: Their noise is not continuous, so :class:`HalfNoise` leaves it as it is.
-WHOLE_NUMBERS = ("reverse kNN, local", "reverse kNN, shuffle")
-#: Runs on either side where each takes long; fewer than the option says.
-FEWER = {"Ind-KNN": 400}
-
-
-class HalfNoise(NoiseSource):
-    """Continuous noise of the half scale, under the same charges: a fault."""
-
-    cryptographic = False
-
-    def __init__(self, source: NoiseSource) -> None:
-        self.source = source
-
-    def random_words(self, count: int) -> Any:
-        """Those of the source."""
-        return self.source.random_words(count)
-
-    def stream(self, *key: Any) -> HalfNoise:
-        """A stream of the source, with the same fault."""
-        return HalfNoise(self.source.stream(*key))
-
-    def normal(self, shape: Any, scale: Any) -> Any:
-        """Of half the deviation."""
-        return super().normal(shape, scale / 2)
-
-    def laplace(self, shape: Any, scale: Any) -> Any:
-        """Of half the scale."""
-        return super().laplace(shape, scale / 2)
+#: A guarantee holds for every table; of these methods a part of the private and the public images is enough.
+FEWER_IMAGES = {"num_private": 3000, "num_public": 1000}
+_WHOLE = "reverse kNN, Fashion-MNIST"
+#: Their noise is not continuous, so :class:`~benchmarks.faulty.LessNoise` leaves it as it is.
+WHOLE_NUMBERS = tuple(name for name in METHODS if "local" in name or "shuffle" in name)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -90,12 +85,16 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             part = f"{method}, ε {epsilon:g}"
             if part in stored:
                 continue
-            target = target_of_config(configuration(method, epsilon, options.root), method)
-            runs = min(options.runs, FEWER.get(method, options.runs))
-            settings = {"canaries": options.canaries, "runs": runs}
+            document = configuration(method, epsilon, options.root)
+            settings = {"canaries": options.canaries, "runs": options.runs}
             torch.set_num_threads(1)
-            honest = attack_labeler(target, noise=SeededNoise(0), **settings).to_dict()
-            fault = attack_labeler(target, noise=HalfNoise(SeededNoise(1)), **settings).to_dict()
+            if is_training(document):
+                training = training_of_config(document, method)
+                attack = functools.partial(attack_training, training, canaries=options.canaries)
+            else:
+                attack = functools.partial(attack_labeler, target_of_config(document, method), **settings)
+            honest = attack(noise=SeededNoise(0)).to_dict()
+            fault = attack(noise=LessNoise(2.0, SeededNoise(1))).to_dict()
             figures = {
                 "method": method,
                 "wanted": epsilon,
@@ -106,12 +105,39 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             yield Measured(figures, seeds=[0, 1], part=part, settings=settings)
 
 
+def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str, Any]:
+    """A private training for an ε: of the baseline, or of a plain module by the callback."""
+    arguments = document["model"]["init_args"]
+    if not plain:
+        arguments["budget"]["epsilon"] = epsilon
+        return document
+    callback = {
+        "class_path": "pl_privknn.PrivateTraining",
+        "init_args": {
+            "epsilon": epsilon,
+            "delta": arguments["budget"]["delta"],
+            "expected_batch_size": arguments["batches"]["batch_size"],
+            "expected_records": arguments["batches"]["expected_records"],
+        },
+    }
+    document["model"] = {"class_path": "benchmarks.small_training.PlainClassifier"}
+    document["trainer"]["callbacks"] = [callback]
+    return document
+
+
 def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
     """The configuration of a method, with its noise for an ε."""
     name, setting, changes = METHODS[method]
     document = copy.deepcopy(read_document(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
     if root is not None and "root" in document["data"].get("init_args", {}):
         document["data"]["init_args"]["root"] = root
+    if document["data"]["class_path"] == "FashionMNISTDataModule" and method != _WHOLE:
+        document["data"]["init_args"].update(FEWER_IMAGES)
+        document["labeling"]["features"] = "HOG"
+        if document["labeling"].get("queries_per_round", 0) > _QUERIES:
+            document["labeling"]["queries_per_round"] = _QUERIES
+    if "labeling" not in document:
+        return _training(document, epsilon, method == "PrivateTraining")
     arguments = document["labeling"]["labeler"]["init_args"]
     arguments.update(copy.deepcopy(changes))
     if "." not in setting:

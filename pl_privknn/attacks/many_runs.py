@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn.attacks.one_run import Scored
 from pl_privknn.attacks.student import train_students
 from pl_privknn.attacks.target import Target, labels_of, ledger, name_of_release, values_of
 from pl_privknn.labelers.aggregation import NeighborVoting
@@ -97,6 +98,17 @@ def score_runs(target: Target, canaries: Canaries, runs: int, noise: NoiseSource
     students = _of_students(target, canaries, told, direction)
     present, contrast, labels = zip(sides[True], sides[False], strict=True)
     return Sides(*present, contrast, labels, students, released)
+
+
+def sides_of(scored: Scored) -> Sides:
+    """Canaries that share nothing as so many runs, with the record or without it."""
+
+    def parted(scores: Floats) -> tuple[Floats, Floats]:
+        present = scored.present[: len(scores)]
+        return scores[present], scores[~present]
+
+    told = [parted(each) for each in (scored.contrast, scored.from_labels, scored.from_students)]
+    return Sides(*parted(scored.scores), told[0], told[1], told[2], scored.released)
 
 
 def _direction(

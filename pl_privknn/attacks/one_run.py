@@ -26,7 +26,8 @@ class Scored:
 
     Attributes:
         scores: larger speaks for presence, shape ``(m,)``.
-        contrast: the same, without what all queries have in common; sees noise that queries share.
+        contrast: the same, without what all queries have in common; sees noise that queries share. Where records
+            have budgets of their own, from twice as many queries as those last for.
         from_labels: from labels alone.
         from_students: from students that were trained on the labels alone.
         present: the coins, shape ``(m,)``.
@@ -55,12 +56,17 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
         present = stream.stream("canaries").bernoulli((len(canaries.labels),), 0.5)
         labels = torch.where(present, canaries.labels, canaries.others) if swaps else canaries.labels
         taken = torch.ones_like(present) if swaps else present
+        # In places of their own nobody else has a say, so nobody else need be there.
+        others = slice(0, 0) if canaries.spent_after else slice(None)
         labeler = target.fitted(
             stream.stream("labeler"),
-            torch.cat([target.features, canaries.features[taken]]),
-            torch.cat([target.labels, labels[taken]]),
+            torch.cat([target.features[others], canaries.features[taken]]),
+            torch.cat([target.labels[others], labels[taken]]),
         )
-        scores, answers, released = _scores(target, labeler, canaries, swaps)
+        if canaries.spent_after:
+            scores, answers, released = _spending(target, labeler, canaries)
+        else:
+            scores, answers, released = _scores(target, labeler, canaries, swaps)
         parts.append([*scores, present.numpy()])
         told.append(answers)
     students = _of_students(target, canaries, torch.stack(told[:STUDENT_RUNS]), swaps)
@@ -102,6 +108,26 @@ def _scores(
         contrast = contrast + _about(rest - rest.nanmean(dim=0), canaries, swaps)
         from_labels = from_labels + _about(labels_of(release, target.num_classes), canaries, swaps)
     return (total.numpy(), contrast.numpy(), from_labels.numpy()), torch.cat(answers), name
+
+
+def _spending(
+    target: Target, labeler: Labeler, canaries: Canaries
+) -> tuple[tuple[Floats, Floats, Floats], Tensor, str]:
+    """As :func:`_scores`, of queries that are asked until budgets are spent, and as often after that."""
+    release = labeler.label(canaries.queries.repeat(2 * canaries.spent_after, 1), ledger())
+    shape = (2, canaries.spent_after, len(canaries.queries), target.num_classes)
+    first, all_of_them = (
+        values_of(release, target.num_classes).nan_to_num(0.0).view(shape).sum(dim=1).cumsum(dim=0)
+    )
+    told = labels_of(release, target.num_classes).view(shape)[0].sum(dim=0)
+    # Less the mean of the run: noise that queries share is in all of them.
+    own = [_about(values, canaries, False) for values in (first, all_of_them, told)]
+    scores, twice, from_labels = ((each - each.mean()).numpy() for each in own)
+    return (
+        (scores, twice, from_labels),
+        release.labels[: len(release.labels) // 2],
+        name_of_release(labeler, release),
+    )
 
 
 def _of_students(target: Target, canaries: Canaries, told: Tensor, swaps: bool) -> Floats:

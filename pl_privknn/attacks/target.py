@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pl_privknn.labelers import IndKNN
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.canaries import Canaries
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge
@@ -66,6 +67,9 @@ class Target:
         for kept in ("soft", "keeps_steps"):
             if hasattr(made, kept):
                 setattr(made, kept, True)
+        if isinstance(made, IndKNN):
+            # Earlier answers take part again: the attacker has them, and would only have to subtract them.
+            made.switches = dataclasses.replace(made.switches, reuse=False)
         if hasattr(made, "progress"):
             made.progress = False
         return made

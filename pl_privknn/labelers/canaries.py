@@ -28,6 +28,8 @@ class Canaries:
             other way.
         queries: float32, shape ``(q, d)``; what the attacker asks.
         about: int64, shape ``(m,)``; the query whose answer tells most of each canary; 0 where that is none.
+        spent_after: how often each query is asked until nothing is left of a canary's own budget; 0 where records
+            have no budgets of their own, and each query is asked once.
 
     Example:
         >>> import torch
@@ -43,6 +45,7 @@ class Canaries:
     others: Tensor
     queries: Tensor
     about: Tensor
+    spent_after: int = 0
 
 
 def one_in_each_cell(public: Tensor, num_classes: int) -> Canaries:
@@ -107,6 +110,24 @@ def at_one_place(public: Tensor, num_classes: int) -> Canaries:
     return Canaries(
         "many_runs", some[[place]], label, label - 1, asked, torch.tensor([len(public) > 1]).long()
     )
+
+
+def far_apart(public: Tensor, num_classes: int, spent_after: int) -> Canaries:
+    """Records along axes of their own, none near another one nor near public examples, which point the other way.
+
+    Each is alone in its place, so that what is answered there depends on no other record.
+
+    Args:
+        public: float32 ``(m, d)``.
+        num_classes: c.
+        spent_after: see :class:`Canaries`.
+    """
+    axes = torch.eye(public.shape[1])[:_MOST]
+    features = torch.where(public.mean(dim=0)[: len(axes)] > 0, -1.0, 1.0)[:, None] * axes
+    about = torch.arange(len(features))
+    labels = about % num_classes
+    others = (labels + 1) % num_classes
+    return Canaries("one_run", features, labels, others, features, about, spent_after)
 
 
 def hub(public: Tensor, num_classes: int) -> Canaries:

@@ -213,8 +213,22 @@ class ClippedGradients:
             return self._ghost(count, losses) if self.method == "ghost" else self._flat(count, losses)
 
     def _flat(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
+        gradients = self._of_each(count, losses)
+        with torch.autocast(self.device.type, enabled=False):
+            by_parameter = torch.stack([gradient.norm(dim=1) for gradient in gradients])
+            norms = by_parameter.norm(dim=0)
+            broken = ~torch.isfinite(norms)
+            if bool(broken.any()):
+                gradients = [gradient.masked_fill(broken[:, None], 0.0) for gradient in gradients]
+            if self.method == "per_layer":
+                return self._by_layer(gradients, by_parameter.masked_fill(broken, 0.0)), by_parameter
+            factors = clip_factors(norms, self.clip_norm)
+            return [factors @ gradient for gradient in gradients], by_parameter
+
+    def _of_each(self, count: int, losses: Losses) -> list[Tensor]:
+        """Each example's gradient before it is clipped, ``(count, size)`` for each parameter."""
         _total(losses(None), count * self.views).backward()
-        gradients = []
+        gradients: list[Tensor] = []
         for name, parameter in zip(self._names, self.parameters, strict=True):
             gradient: Any = parameter.grad_sample  # type: ignore[attr-defined]
             if gradient is None and parameter.grad is not None:
@@ -227,16 +241,7 @@ class ClippedGradients:
             rows = _in_full(_of_batch(name, gradient, count * self.views).flatten(1))
             gradients.append(rows if self.views == 1 else rows.view(count, self.views, -1).mean(dim=1))
             parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
-        with torch.autocast(self.device.type, enabled=False):
-            by_parameter = torch.stack([gradient.norm(dim=1) for gradient in gradients])
-            norms = by_parameter.norm(dim=0)
-            broken = ~torch.isfinite(norms)
-            if bool(broken.any()):
-                gradients = [gradient.masked_fill(broken[:, None], 0.0) for gradient in gradients]
-            if self.method == "per_layer":
-                return self._by_layer(gradients, by_parameter.masked_fill(broken, 0.0)), by_parameter
-            factors = clip_factors(norms, self.clip_norm)
-            return [factors @ gradient for gradient in gradients], by_parameter
+        return gradients
 
     def _by_layer(self, gradients: list[Tensor], norms: Tensor) -> list[Tensor]:
         """Sums of gradients, each layer's part clipped to an equal share: √layers such shares make ``clip_norm``."""

@@ -35,10 +35,10 @@ FAULTS = (
     Fault(
         "attack-sees-no-shared-noise",
         "An attack looks at sums over queries alone, in which noise that they share hides.",
-        "pl_privknn.attacks.attack",
+        "pl_privknn.attacks.verdicts",
         {
-            "shared = bool(np.any(sides.contrast[0] != sides.contrast[1]))": "shared = False",
-            "natural, shared = _noisy_by_nature(target), bool(np.any(scored.contrast))": "natural, shared = _noisy_by_nature(target), False",
+            "shared = any(bool(np.any(side)) for side in sides.contrast)": "shared = False",
+            "natural, shared = _noisy_by_nature(stated), bool(np.any(scored.contrast))": "natural, shared = _noisy_by_nature(stated), False",
         },
         ("test_attack::test_noise_that_queries_share_is_found",),
     ),

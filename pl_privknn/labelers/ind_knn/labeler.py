@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from pl_privknn._checks import check_switch
 from pl_privknn.argument_groups import read_groups
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.canaries import Canaries
+from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters
 from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
@@ -24,8 +25,8 @@ from pl_privknn.labelers.ind_knn.stream import check_unpaid
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 
-# Queries of an attack that spends one record's budget.
-_MOST_ASKED = 200
+# How often an attack asks about a record that spends its budget.
+_MOST_ASKED = 100
 
 
 class IndKNN(Labeler):
@@ -235,14 +236,19 @@ class IndKNN(Labeler):
         return Release(labels, soft, scores, self.parameters.sigma2)
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One that spends its budget: a record at a public example about which is asked until nothing is left."""
-        asked = public[:1]
+        """Records that spend their budgets, each asked about in its own place, where nobody else is."""
         settings = self.parameters
         # At its own place κ = 1; it pays for its part in the count and in the votes of as few as there may be.
-        cost = 1 / (2 * settings.sigma1**2) + 1 / (2 * settings.sigma2**2 * settings.min_count)
-        times = min(_MOST_ASKED, max(1, math.ceil(settings.budget / cost)))
-        label = torch.tensor([num_classes - 1])
-        return Canaries("many_runs", asked, label, label - 1, asked.repeat(times, 1), torch.tensor([0]))
+        cost = settings.count_cost + 1 / (2 * settings.sigma2**2 * settings.min_count)
+        times = min(_MOST_ASKED, max(1, math.floor(settings.budget / cost)))
+        canaries = far_apart(public, num_classes, times)
+        if settings.similarity(settings.threshold) > 0:
+            return canaries
+        # Records at right angles are neighbours under such a kernel: one alone, and its query again and again.
+        first = {
+            name: getattr(canaries, name)[:1] for name in ("features", "labels", "others", "queries", "about")
+        }
+        return dataclasses.replace(canaries, **first)
 
     # ------------------------------------------------------------------ beyond the contract
 

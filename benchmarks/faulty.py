@@ -1,0 +1,329 @@
+"""Small tables and trainings for every method, and faults that are put into a copy of it end to end.
+
+A fault keeps what is stated and changes what is done. Its size says how large it is: 2 is half the noise, coins at
+twice the rate, a second round that nobody pays for, a budget that is spent twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.small_training import small_training
+from pl_privknn import Gaussian
+from pl_privknn.attacks.attack import Attacked, attack_labeler, attack_training
+from pl_privknn.attacks.many_runs import GivenParts
+from pl_privknn.attacks.target import Target
+from pl_privknn.attacks.training import TrainingTarget
+from pl_privknn.labelers import (
+    GNMAX,
+    PATE,
+    IndKNN,
+    Labeler,
+    NoisySGDTeacher,
+    PrivateKNN,
+    PublicCurvature,
+    ReverseKNN,
+    SklearnTeachers,
+)
+from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
+from pl_privknn.labelers.reverse_knn import reverse_knn
+from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.noisy_steps import PaidSteps, clip_factors, poisson_sample
+from pl_privknn.training.network_checks import ValueCheck
+from pl_privknn.training.session import PrivateSession
+from pl_privknn.training.step_checks import StepCheck
+
+QUERIES, CLASSES, RECORDS, DELTA = 20, 5, 60, 1e-5
+_TEACHERS = 4
+_NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
+_RATE = 0.25
+
+
+class LessNoise(NoiseSource):
+    """Continuous noise that is so many times too small."""
+
+    cryptographic = False
+
+    def __init__(self, factor: float, source: NoiseSource) -> None:
+        self.factor, self.source = factor, source
+
+    def random_words(self, count: int) -> Any:
+        """Those of the source."""
+        return self.source.random_words(count)
+
+    def stream(self, *key: Any) -> NoiseSource:
+        """A stream of the source, with the same fault."""
+        return type(self)(self.factor, self.source.stream(*key))
+
+    def normal(self, shape: Any, scale: Any) -> Tensor:
+        """Of a smaller deviation."""
+        return super().normal(shape, scale / self.factor)
+
+    def laplace(self, shape: Any, scale: Any) -> Tensor:
+        """Of a smaller scale."""
+        return super().laplace(shape, scale / self.factor)
+
+
+class SharedNoise(LessNoise):
+    """Queries share the noise of the first one, and steps that of all steps."""
+
+    def stream(self, *key: Any) -> NoiseSource:
+        """A stream of the source; that of steps is always the same."""
+        return super().stream(*(key[:1] if key[:1] == ("step",) else key))
+
+    def normal(self, shape: Any, scale: Any) -> Tensor:
+        """One row for all."""
+        made = NoiseSource.normal(self, shape, scale)
+        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+
+    def laplace(self, shape: Any, scale: Any) -> Tensor:
+        """One row for all."""
+        made = NoiseSource.laplace(self, shape, scale)
+        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+
+
+class SeveralTeachers(PATE):
+    """Records of the first part go to so many teachers."""
+
+    copies = 2
+
+    def _train(self, features: Tensor, labels: Tensor, num_classes: int, groups: Any) -> Any:
+        assert isinstance(self.partitioner, GivenParts)
+        parts = torch.nn.functional.pad(
+            self.partitioner.parts, (0, len(labels) - len(self.partitioner.parts))
+        )
+        first = torch.nonzero(parts == 0).flatten()
+        more = range(1, self.copies)
+        rows = torch.cat([torch.arange(len(labels)), *[first] * len(more)])
+        dealt = torch.cat([parts, *[torch.full_like(first, teacher) for teacher in more]])
+        return self.teachers.train(
+            features[rows], labels[rows], dealt, num_classes, self.num_teachers, lambda share: None
+        )
+
+
+@functools.cache
+def _sigma(epsilon: float, rate: float, k: int) -> float:
+    """σ of Gaussian votes with which all queries cost ε."""
+    found = calibrate(
+        lambda sigma: PrivateKNN(k=k, sampling_rate=rate, noise=Gaussian(sigma)).plan(
+            QUERIES, QUERIES, CLASSES
+        ),
+        Parameter("sigma", start=10.0, low=0.1, high=1e4, rising=False),
+        epsilon=epsilon,
+        delta=DELTA,
+        exact=False,
+    )
+    return found.value
+
+
+@functools.cache
+def _pate_sigma(epsilon: float) -> float:
+    found = calibrate(
+        lambda sigma: PATE(num_teachers=_TEACHERS, teachers=_NEAREST, aggregator=GNMAX(sigma)).plan(
+            QUERIES, QUERIES, CLASSES
+        ),
+        Parameter("sigma", start=10.0, low=0.1, high=1e4, rising=False),
+        epsilon=epsilon,
+        delta=DELTA,
+        exact=False,
+    )
+    return found.value
+
+
+def _sgd(epsilon: float) -> Labeler:
+    settings = {"sampling_rate": _RATE, "steps": 8, "clip_norm": 0.1, "batch_size": 15}
+    return NoisySGDTeacher(epsilon=epsilon, delta=DELTA, **settings)  # type: ignore[arg-type]
+
+
+def _pate(epsilon: float, made: type[PATE] = PATE) -> PATE:
+    aggregator = GNMAX(_pate_sigma(epsilon))
+    return made(num_teachers=_TEACHERS, teachers=_NEAREST, aggregator=aggregator, progress=False)
+
+
+#: Makes the labeler of each method for an ε.
+LABELERS: dict[str, Callable[[float], Labeler]] = {
+    "reverse kNN": lambda epsilon: ReverseKNN(epsilon=epsilon),
+    "reverse kNN, local": lambda epsilon: ReverseKNN(epsilon=epsilon, trust="local"),
+    "Private-kNN": lambda epsilon: PrivateKNN(
+        k=5, sampling_rate=1.0, noise=Gaussian(_sigma(epsilon, 1.0, 5))
+    ),
+    "Private-kNN, sampled": lambda epsilon: PrivateKNN(
+        k=1, sampling_rate=_RATE, noise=Gaussian(_sigma(epsilon, _RATE, 1))
+    ),
+    "PATE": _pate,
+    "Ind-KNN": lambda epsilon: IndKNN(0.5, 1.0, epsilon=epsilon, delta=DELTA, num_queries=1000),
+    "statistics": lambda epsilon: PublicCurvature(
+        epsilon=epsilon, delta=DELTA, expected_records=RECORDS, releases=2
+    ),
+    "noisy SGD teacher": _sgd,
+}
+TRAININGS = ("NoisySGD", "PrivateTraining")
+METHODS = (*LABELERS, *TRAININGS)
+
+
+def table(labeler: Labeler, rounds: int = 1) -> Target:
+    """A labeler with a small table."""
+    generator = torch.Generator().manual_seed(3)
+    public = torch.eye(QUERIES) + 0.01 * torch.randn(QUERIES, QUERIES, generator=generator)
+    features = torch.randn(RECORDS, QUERIES, generator=generator)
+    labels = torch.randint(0, CLASSES, (RECORDS,), generator=generator)
+    plan = labeler.plan(QUERIES, QUERIES, CLASSES, rounds=1)
+    return Target(
+        labeler, features, labels, public, public, CLASSES, rounds, None, plan, DELTA, labeler.adjacencies[0]
+    )
+
+
+def attack(
+    method: str,
+    epsilon: float,
+    noise: NoiseSource,
+    fault: str | None = None,
+    size: float = 2.0,
+    **settings: int,
+) -> Attacked:
+    """Attack a method, with a fault or as it is.
+
+    Args:
+        method: of :data:`METHODS`.
+        epsilon: stated.
+        noise: of the attack.
+        fault: of :func:`faults_of`; None for none.
+        size: of the fault.
+        **settings: ``canaries`` and ``runs``.
+    """
+    # A verdict needs neither students nor the smallest breach.
+    made: Any = (
+        small_training(method, epsilon, DELTA) if method in TRAININGS else table(LABELERS[method](epsilon))
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch("pl_privknn.attacks.verdicts._smallest", return_value=None))
+        for module, nothing in (("one_run", np.zeros(0)), ("many_runs", (np.zeros(200), np.zeros(200)))):
+            place = f"pl_privknn.attacks.{module}._of_students"
+            stack.enter_context(mock.patch(place, mock.Mock(return_value=nothing)))
+        if fault == "less noise" and method == "reverse kNN, local":  # chance answers are its noise
+            made = dataclasses.replace(made, labeler=LABELERS[method](epsilon * size))
+        elif fault == "less noise":
+            noise = LessNoise(size, noise)
+        elif fault == "shared noise":
+            noise = SharedNoise(1.0, noise)
+        elif fault is not None:
+            made = stack.enter_context(_FAULTS[fault](made, method, epsilon, size))
+        if isinstance(made, TrainingTarget):
+            return attack_training(made, noise=noise, canaries=settings.get("canaries", 3000))
+        return attack_labeler(made, noise=noise, **settings)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _coins(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
+    if method == "Private-kNN, sampled":
+        rate, sigma = min(1.0, size * _RATE), _sigma(epsilon, _RATE, 1)
+        yield dataclasses.replace(made, labeler=PrivateKNN(k=1, sampling_rate=rate, noise=Gaussian(sigma)))
+        return
+    place = "labelers.noisy_sgd" if method == "noisy SGD teacher" else "datamodules.formats.poisson_loader"
+
+    def drawn(count: int, rate: float, coins: NoiseSource) -> Tensor:
+        return poisson_sample(count, min(1.0, size * rate), coins)
+
+    with mock.patch(f"pl_privknn.{place}.poisson_sample", drawn):
+        yield made
+
+
+@contextlib.contextmanager
+def _rounds(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
+    times = int(size)
+    if isinstance(made, Target):
+        # One run asks the round again; many runs ask about more queries than are paid for.
+        more = made.queries.repeat(times, 1) if method.startswith(("Private-kNN", "PATE")) else made.queries
+        yield dataclasses.replace(made, rounds=times, queries=more)
+        return
+    literal_plan, literal, calls = PrivateSession._plan, PaidSteps.release, [0]
+
+    def planned(self: PrivateSession, *given: Any) -> Any:
+        found = literal_plan(self, *given)
+        return dataclasses.replace(found, steps=found.steps // times)
+
+    def released(self: PaidSteps, gradients: Tensor, noise: NoiseSource) -> Tensor:
+        calls[0] += 1
+        if calls[0] % times == 0:
+            return literal(self, gradients, noise)
+        self.pay(noise)
+        return self.mechanism.add_noise(gradients, noise.stream("unpaid", calls[0]))
+
+    with (
+        mock.patch.object(PrivateSession, "_plan", planned),
+        mock.patch.object(PaidSteps, "release", released),
+    ):
+        yield made
+
+
+@contextlib.contextmanager
+def _unclipped(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
+    if method == "reverse kNN":
+        literal = reverse_knn.true_counts
+        with mock.patch.object(reverse_knn, "true_counts", lambda *given: int(size) * literal(*given)):
+            yield made
+        return
+    place = {"statistics": "labelers.statistics.curvature", "noisy SGD teacher": "labelers.noisy_sgd"}
+    module = f"pl_privknn.{place.get(method, 'training.clipping')}"
+    # Trainings check what they clip before they begin, and would refuse.
+    with (
+        mock.patch(f"{module}.clip_factors", lambda norms, bound: clip_factors(norms, size * bound)),
+        mock.patch.object(ValueCheck, "compare"),
+        mock.patch.object(StepCheck, "compare"),
+    ):
+        yield made
+
+
+@contextlib.contextmanager
+def _parts(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
+    several = _pate(epsilon, SeveralTeachers)
+    several.copies = int(size)  # type: ignore[attr-defined]
+    yield dataclasses.replace(made, labeler=several)
+
+
+@contextlib.contextmanager
+def _budget(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
+    literal = IndKNNEngine.add
+
+    def added(self: IndKNNEngine, *given: Any) -> None:
+        literal(self, *given)
+        self.table.left *= size
+
+    with mock.patch.object(IndKNNEngine, "add", added), mock.patch.object(IndKNNEngine, "_pay"):
+        yield made
+
+
+_FAULTS: dict[str, Any] = {
+    "more coins": _coins,
+    "unpaid rounds": _rounds,
+    "unclipped": _unclipped,
+    "several teachers": _parts,
+    "budget spent again": _budget,
+}
+_SIZES = (2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
+#: Faults, the methods that they fit, and the sizes that are tried until one is found; the first is the one asked for.
+FAULTS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
+    "less noise": (METHODS, _SIZES),
+    "shared noise": (tuple(name for name in METHODS if name != "reverse kNN, local"), (1.0,)),
+    "more coins": (("Private-kNN, sampled", "noisy SGD teacher", *TRAININGS), (2.0, 3.0, 4.0)),
+    "unpaid rounds": (
+        ("reverse kNN", "Private-kNN", "PATE", "noisy SGD teacher", *TRAININGS),
+        (2.0, 3.0, 4.0, 8.0, 16.0),
+    ),
+    "unclipped": (
+        ("reverse kNN", "statistics", "noisy SGD teacher", *TRAININGS),
+        (2.0, 3.0, 4.0, 8.0, 100.0),
+    ),
+    "several teachers": (("PATE",), (2.0, 3.0, 4.0)),
+    "budget spent again": (("Ind-KNN",), (2.0, 3.0, 4.0, 6.0)),
+}

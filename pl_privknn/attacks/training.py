@@ -1,0 +1,238 @@
+"""Trainings by noisy SGD under attack: one run, and canaries whose gradients have directions of their own.
+
+A canary is a private record like any other: it is drawn by the training's own coins, clipped, and takes part in a sum
+that gets noise and is paid for. Only its gradient is the attacker's choice: one weight of its own, on which the other
+records hardly depend, and much longer than the clipping norm, so that what is not clipped shows (gradient canaries:
+Nasr et al. 2023, Steinke et al. 2023). The attacker sees the noisy sums of all steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from pl_privknn.attacks.one_run import Floats, Scored
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.formats.stores import ChosenImages, JoinedImages
+from pl_privknn.privacy.mechanisms import Adjacency, Charge
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import silenced
+from pl_privknn.training.private_training import PrivateTraining
+from pl_privknn.training.training_run import TrainingRun
+
+# Labels from here on are numbers of canaries.
+_FIRST = 1_000_000
+# Length of a canary's gradient over the clipping norm.
+_LENGTH = 100.0
+# Values of gradients that are computed in a step to tell what all others add to its sum, and of how many records.
+_VALUES, _FEWEST, _MOST = 1 << 22, 64, 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingTarget:
+    """A private training as a run would do it.
+
+    Attributes:
+        make: makes the module afresh, and the callback that trains it; None for a module that trains itself.
+        data: the data module.
+        trainer: options of the trainer that fix the number of steps.
+        name: what trains, for messages.
+    """
+
+    make: Callable[[], tuple[pl.LightningModule, PrivateTraining | None]]
+    data: PrivatePublicDataModule
+    trainer: Mapping[str, Any]
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """What a training stated in its ledger before its first step.
+
+    Attributes:
+        plan: its releases.
+        delta: δ of the guarantee.
+        adjacency: neighbouring relation of the guarantee.
+    """
+
+    plan: Sequence[Charge]
+    delta: float
+    adjacency: Adjacency = "add_remove"
+
+
+def score_training(
+    target: TrainingTarget, canaries: int, noise: NoiseSource
+) -> tuple[Scored, Statement, int]:
+    """Train with canaries, as often as it takes to have ``canaries`` of them; each run has fresh coins.
+
+    Returns:
+        What the attacker knows of them, what the training stated, and the number of runs. ``from_students`` is what
+        the last weights alone tell.
+    """
+    target.data.setup("fit")
+    parts: list[list[Floats]] = []
+    statement, count = None, 0
+    while count < canaries:
+        found, statement = _one_run(target, canaries, noise.stream("training", len(parts)))
+        parts.append(found)
+        count += len(found[0])
+    assert statement is not None
+    scores, contrast, weights, present = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return (
+        Scored(scores, contrast, np.zeros(0), weights, present.astype(bool), "sums"),
+        statement,
+        len(parts),
+    )
+
+
+def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[list[Floats], Statement]:
+    module, training = target.make()
+    owner: Any = module if training is None else training
+    owner.session.noise_source = noise.stream("owner")
+    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    # Half of the weights at most, those on which the other records depend least.
+    count = max(2, min(canaries, size // 2))
+    present = noise.stream("coins").bernoulli((count,), 0.5)
+    data = copy.copy(target.data)
+    data._private = _with_canaries(target.data, torch.nonzero(present).flatten())
+    planting = _Planting(owner, count, len(target.data.private), noise.stream("known"))
+    with tempfile.TemporaryDirectory() as folder, silenced():
+        owner.run_dir = folder
+        trainer = pl.Trainer(
+            **target.trainer,
+            devices=1,
+            default_root_dir=folder,
+            callbacks=[*([] if training is None else [training]), planting],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+        )
+        trainer.fit(module, data)
+    assert planting.statement is not None
+    return [*planting.scores(), present.double().numpy()], planting.statement
+
+
+def _with_canaries(data: PrivatePublicDataModule, numbers: Tensor) -> LabeledImages:
+    """The private records, and public images that stand for canaries, whose labels are their numbers."""
+    private, public = data.private, data.public.store
+    store = JoinedImages([private.store, ChosenImages(public, numbers % len(public))])
+    labels = torch.zeros(len(numbers), *private.labels.shape[1:], dtype=torch.int64)
+    made = LabeledImages(store, torch.cat([private.labels, labels]), data.num_classes, task=private.task)
+    codes = (_FIRST + numbers).reshape(-1, *[1] * (labels.ndim - 1)).expand_as(labels)
+    made.labels = torch.cat([private.labels, codes])
+    return made
+
+
+class _Planting(pl.Callback):
+    """Puts the canaries' gradients into a training, and notes what it releases.
+
+    Args:
+        owner: the module, or the callback, that trains.
+        count: number of canaries, those among them that are not there.
+        known: number of the other records, which come first.
+        noise: says which of them are looked at in a step.
+    """
+
+    def __init__(self, owner: Any, count: int, known: int, noise: NoiseSource) -> None:
+        self.statement: Statement | None = None
+        self._owner, self._count, self._known, self._noise = owner, count, known, noise
+        self._places: Tensor | None = None
+        self._gradients: Any = None
+        # Ghost clipping makes no gradients of single examples that another could take the place of.
+        if isinstance(owner, PrivateTraining):
+            owner.clipping = "flat" if owner.clipping == "ghost" else owner.clipping
+        elif owner._clipped.method == "ghost":
+            owner._clipped.method = "flat"
+        self._codes, self._at, self._steps = torch.zeros(0), 0, 0
+        self._expected = torch.zeros(0)
+        self._sums = torch.zeros(3, count, dtype=torch.float64)
+
+    def scores(self) -> list[Floats]:
+        """Of the noisy sums, of how they differ between steps, and of the last weights alone."""
+        total, squares, weights = self._sums
+        # Of noise that steps share nothing is left in their differences; that a canary is drawn at times is.
+        spread = squares - total.square() / max(self._steps, 1)
+        return [total.numpy(), spread.numpy(), weights.numpy()]
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the place of what sums up, of what clips, and of what adds noise."""
+        owner = self._owner
+        gradients: Any = owner._clipped if owner is pl_module else owner._gradients
+        self._gradients = gradients
+        holder, name = (gradients, "sum") if owner is pl_module else (owner, "_private_sum")
+        self._sum, self._of_each = getattr(holder, name), gradients._of_each
+        self._release, self._first = owner.session.release, self._weights()
+        setattr(holder, name, self._summed)
+        gradients._of_each = self._planted
+        owner.session.release = self._released
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Note what is stated, once it is."""
+        run = self._owner.session.run
+        if self.statement is None:
+            assert isinstance(run, TrainingRun)
+            charges = [Charge(run.mechanism, run.planned), *run.plan.accuracies(run.planned)]
+            self.statement = Statement(charges, run.plan.delta)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Look at the last weights; descent moved them against the canaries' gradients."""
+        if self._places is not None:
+            self._sums[2] = (self._first - self._weights())[self._places]
+
+    def _weights(self) -> Tensor:
+        return torch.cat([p.detach().double().flatten().cpu() for p in self._gradients.parameters])
+
+    def _summed(self, inputs: Tensor, targets: Tensor, *rest: Any) -> Tensor:
+        """The clipped sum of a batch with canaries; what is known of all others is computed beside it."""
+        numbers = targets.reshape(len(targets), -1)[:, 0] if len(targets) else targets.reshape(-1)
+        records = self._owner.session.private.records
+        chunk = min(max(_FEWEST, min(_MOST, _VALUES // self._gradients.size)), self._known)
+        step = self._noise.stream(self._steps)
+        some = step.integers(chunk, self._known) if chunk < self._known else torch.arange(chunk)
+        known = self._sum(*records._read(some.tolist()), *rest)
+        self._expected = known.cpu() * self._owner.session.sampling_rate * (self._known / max(len(some), 1))
+        if self._places is None:
+            quiet = self._expected[: self._gradients.size].abs().argsort(stable=True)
+            self._places = quiet[: self._count]
+        self._codes, self._at = numbers - _FIRST, 0
+        try:
+            return self._sum(inputs, torch.where(targets >= _FIRST, 0, targets), *rest)
+        finally:
+            self._codes = torch.zeros(0)
+
+    def _planted(self, count: int, losses: Any) -> list[Tensor]:
+        gradients: list[Tensor] = self._of_each(count, losses)
+        if not len(self._codes):
+            return gradients
+        assert self._places is not None
+        codes = self._codes[self._at : self._at + count]
+        self._at += count
+        rows = torch.nonzero(codes >= 0).flatten()
+        own = torch.zeros(len(rows), self._gradients.size)
+        own[torch.arange(len(rows)), self._places[codes[rows]]] = _LENGTH * self._gradients.clip_norm
+        for gradient, part in zip(
+            gradients, own.split([gradient.shape[1] for gradient in gradients], dim=1), strict=True
+        ):
+            gradient[rows.to(gradient.device)] = part.to(gradient)
+        return gradients
+
+    def _released(self, total: Tensor) -> Tensor:
+        noisy = self._release(total)
+        assert self._places is not None
+        rest = (noisy.cpu().double() * self._owner.session.batch_size - self._expected)[self._places]
+        self._sums[0] += rest
+        self._sums[1] += rest.square()
+        self._steps += 1
+        return noisy

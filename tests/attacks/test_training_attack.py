@@ -1,0 +1,86 @@
+"""Attacks on trainings: honest ones are not accused, and without noise every coin is seen. Seeds are fixed."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+import yaml
+
+from benchmarks.faulty import DELTA, LessNoise, SharedNoise, attack
+from benchmarks.small_training import small_training
+from pl_privknn.attacks.attack import attack_training
+from pl_privknn.attacks.training import score_training
+from pl_privknn.cli.main import main
+from pl_privknn.privacy.noise import SeededNoise
+
+
+@pytest.mark.parametrize("method", ["NoisySGD", "PrivateTraining"])
+def test_an_honest_training_is_not_accused(method):
+    found = attack_training(small_training(method, 2.0, DELTA), canaries=2000, noise=SeededNoise(1))
+    assert (found.labeler, found.form, found.released, found.runs) == (method, "one_run", "sums", 1)
+    assert found.canaries == 2000
+    assert not found.violated
+    assert 1.9 < found.epsilon <= 2.0
+    assert 0.1 < found.epsilon_lower <= found.epsilon_estimate <= found.epsilon
+    assert found.epsilon_lower_labels is None
+
+
+@pytest.mark.parametrize("method", ["NoisySGD", "PrivateTraining"])
+def test_without_noise_every_coin_of_a_canary_that_was_drawn_is_seen(method):
+    scored, stated, _ = score_training(
+        small_training(method, 2.0, DELTA), 200, LessNoise(1e9, SeededNoise(2))
+    )
+    # In nine steps at a rate of a third a canary is never drawn with probability (2/3)⁹, below 3 %.
+    clipped = stated.plan[0].mechanism.l2_sensitivity
+    there, away = scored.scores[scored.present], scored.scores[~scored.present]
+    assert (there > 0.5 * clipped).mean() > 0.9
+    assert there.max() <= 9.5 * clipped
+    assert (away < 0.5 * clipped).mean() > 0.98
+    # The last weights tell the same here: nothing else moved those that canaries have for their own.
+    weights = scored.from_students
+    assert weights[scored.present].mean() > 10 * abs(weights[~scored.present].mean())
+
+
+def test_missing_clipping_and_shared_noise_are_found():
+    assert attack("NoisySGD", 1.0, SeededNoise(1), "unclipped", 100.0, canaries=1000).violated
+    target = small_training("PrivateTraining", 1.0, DELTA)
+    assert attack_training(target, canaries=1000, noise=SharedNoise(1.0, SeededNoise(1))).violated
+
+
+def test_the_command_attacks_a_training(tmp_path, capsys, monkeypatch):
+    document = {
+        "data": {"class_path": "DigitsDataModule"},
+        "model": {"class_path": "attacked_module.Plain"},
+        "trainer": {
+            "max_epochs": 1,
+            "accelerator": "cpu",
+            "callbacks": [
+                {
+                    "class_path": "pl_privknn.PrivateTraining",
+                    "init_args": {"epsilon": 2.0, "expected_batch_size": 500, "expected_records": 1000},
+                }
+            ],
+        },
+    }
+    (tmp_path / "attacked_module.py").write_text(
+        "from benchmarks.small_training import PlainClassifier\nclass Plain(PlainClassifier): pass\n"
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    words = ["audit", "--attack", str(path), "--canaries", "200", "--seed", "0"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["labeler"], told["canaries"], told["verdict"]) == ("PrivateTraining", 200, "OK")
+    assert told["epsilon"] == pytest.approx(2.0, abs=0.02)
+    assert main([*words, "--runs", "300"]) == 2
+    assert "--canaries" in capsys.readouterr().err
+
+
+def test_a_target_is_left_as_it_was():
+    target = small_training("NoisySGD", 2.0, DELTA)
+    target.data.setup("fit")
+    before = target.data.private
+    score_training(target, 50, SeededNoise(0))
+    assert target.data.private is before
+    assert torch.equal(dataclasses.replace(target).data.private.labels, before.labels)
