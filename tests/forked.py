@@ -1,16 +1,46 @@
 """Something that is done in processes of its own, which may be killed; they need not import anything again."""
 
+import contextlib
 import os
+import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import TextIO
 
 
 def in_child(job: Callable[[], object]) -> int:
     """Do it in a forked process; how that ended: 0, 1 after an exception, negative for a signal."""
     return _ended(_started(job))
+
+
+def is_killed(job: Callable[[], object]) -> bool:
+    """Do it in a forked process; whether that was killed. An exception there is an error here."""
+    ended = in_child(job)
+    assert ended in (0, -signal.SIGKILL), "the job itself failed"
+    return ended != 0
+
+
+@contextlib.contextmanager
+def talking(job: Callable[[Callable[[object], None]], object]) -> Iterator[tuple[int, TextIO]]:
+    """Do ``job(say)`` in a forked process; its number, and the lines that it has said."""
+    hear, speak = os.pipe()
+
+    def child() -> None:
+        os.close(hear)
+        job(lambda words: os.write(speak, f"{words}\n".encode()))
+
+    number = _started(child)
+    os.close(speak)
+    with open(hear, encoding="utf-8") as lines:
+        try:
+            yield number, lines
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+            _ended(number)
 
 
 def in_group(size: int, job: Callable[[int], object]) -> list[int]:

@@ -58,10 +58,7 @@ LONG: dict[str, tuple[str, ...]] = {
     "datamodules/test_datamodules.py": ("test_import_adds_nothing_heavy_to_that_of_lightning",),
     "documentation/test_package.py": ("test_wheel_trains_outside_the_checkout",),
     # Kills and broken disks at every call; some of each kind are always tried.
-    "labelers/ind_knn/test_ind_knn_saved.py": (
-        "test_killed_at_any_point_nothing_is_forgotten[1]",
-        "test_killed_while_answering_every_answer_was_paid_for",
-    ),
+    "labelers/ind_knn/test_ind_knn_saved.py": ("test_killed_at_any_point_nothing_is_forgotten[1]",),
     "privacy/ledger/test_ledger_disk.py": (
         "test_a_charge_that_is_killed_at_any_call_is_whole_or_absent[first charge-before]",
         "test_a_charge_that_is_killed_at_any_call_is_whole_or_absent[first charge-after]",
@@ -72,7 +69,6 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_a_disk_that_fails_loses_no_charge[EDQUOT-False]",
         "test_a_disk_that_fails_loses_no_charge[EDQUOT-True]",
     ),
-    "privacy/ledger/test_ledger_processes.py": ("test_sigkill_of_a_fresh_interpreter",),
     "callbacks/test_kills_of_teachers.py": (
         "test_a_killed_run_ends_at_the_promised_epsilon[guided_pate]",
         "test_a_killed_run_ends_at_the_promised_epsilon[reverse_knn]",

@@ -1,13 +1,14 @@
 """Noise sources and continuous noise against closed forms and scripted random words."""
 
 import copy
+import json
 import math
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked import talking
+from ledger_setup import needs_fork
 from scipy import stats
 from scripted_noise import Scripted
 
@@ -170,22 +171,15 @@ def test_system_noise_has_no_state(clone):
     assert not torch.equal(source.uniform(4), clone(source).uniform(4))
 
 
+@needs_fork
 def test_system_noise_differs_after_fork_and_between_processes():
-    program = (
-        "import os, sys\n"
-        "from pl_privknn.privacy.noise import SystemNoise\n"
-        "source = SystemNoise(); source.uniform(3)\n"
-        "child = os.fork()\n"
-        "sys.stdout.write(' '.join(map(str, source.integers(4, 2**62).tolist())) + '\\n')\n"
-        "sys.stdout.flush()\n"
-        "os._exit(0) if child == 0 else os.waitpid(child, 0)\n"
-    )
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    lines = process.stdout.splitlines()
-    lines.append(" ".join(map(str, SystemNoise().integers(4, 2**62).tolist())))
-    draws = {value for line in lines for value in line.split()}
-    assert len(lines) == 3
-    assert len(draws) == 12  # two equal 62-bit values among 12: once in 10**16
+    source = SystemNoise()
+    source.uniform(3)
+    drawn = source.integers(4, 2**62).tolist()
+    for _ in range(2):
+        with talking(lambda say: say(source.integers(4, 2**62).tolist())) as (_, lines):
+            drawn += json.loads(lines.read())
+    assert len(set(drawn)) == len(drawn) == 12  # two equal 62-bit values among 12: once in 10**16
 
 
 def test_default_is_the_cryptographic_source():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import is_killed
 from ledger_setup import needs_fork
 from small_fit import fit_student
 
@@ -31,27 +32,21 @@ def fit(folder, **settings):
 
 def killed(folder, cls, name, call, before, **settings):
     """Fit in a child that dies before or after a call of a method; True if it got there."""
-    child = os.fork()
-    if child == 0:
-        method, calls = getattr(cls, name), 0
+    method, calls = getattr(cls, name), 0
 
-        def dying(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            result = None if calls == call and before else method(*args, **kwargs)
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+    def dying(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        result = None if calls == call and before else method(*args, **kwargs)
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
 
-        try:
-            setattr(cls, name, dying)
-            fit(folder, **settings)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+    def run():
+        setattr(cls, name, dying)
+        fit(folder, **settings)
+
+    return is_killed(run)
 
 
 def private_files(folder):

@@ -4,15 +4,14 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked import is_killed, talking
 from ind_knn_literal import Literal
 from ind_knn_setup import PARAMETERS, QUERIES, C, D, filled, rows
+from ledger_setup import needs_fork
 
 from pl_privknn.labelers.ind_knn import record_store as ind_knn_store
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
@@ -138,42 +137,36 @@ def scenario(folder, note):
 
 def run_until(folder, log, event):
     """Run the scenario in a child that dies at the event-th call of the system; False if it didn't."""
-    child = os.fork()
-    if child == 0:
-        try:
-            counter = 0
+    counter = 0
 
-            def dying(name, function):
-                def call(*args, **kwargs):
-                    nonlocal counter
-                    counter += 1
-                    if counter != event:
-                        return function(*args, **kwargs)
-                    try:
-                        if name == "write":
-                            function(args[0], bytes(args[1])[: len(args[1]) // 2])
-                        elif counter % 2:
-                            function(*args, **kwargs)
-                    finally:
-                        os.kill(os.getpid(), signal.SIGKILL)
+    def dying(name, function):
+        def call(*args, **kwargs):
+            nonlocal counter
+            counter += 1
+            if counter != event:
+                return function(*args, **kwargs)
+            try:
+                if name == "write":
+                    function(args[0], bytes(args[1])[: len(args[1]) // 2])
+                elif counter % 2:
+                    function(*args, **kwargs)
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-                return call
+        return call
 
-            tell = os.write
-            for name in ("fsync", "fdatasync", "replace", "write", "mkdir", "rename", "rmdir", "unlink"):
-                setattr(os, name, dying(name, getattr(os, name)))
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            scenario(folder, lambda what, predictor: tell(descriptor, f"{what}\n".encode()))
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the scenario itself failed"
-    return os.WIFSIGNALED(status)
+    def live():
+        tell = os.write
+        for name in ("fsync", "fdatasync", "replace", "write", "mkdir", "rename", "rmdir", "unlink"):
+            setattr(os, name, dying(name, getattr(os, name)))
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        scenario(folder, lambda what, predictor: tell(descriptor, f"{what}\n".encode()))
+
+    return is_killed(live)
 
 
 @pytest.mark.usefixtures("_no_waiting")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@needs_fork
 @pytest.mark.parametrize("every", [1, 7])
 def test_killed_at_any_point_nothing_is_forgotten(tmp_path, monkeypatch, every):
     monkeypatch.setattr(ind_knn_store, "_MANY_SEGMENTS", 2)  # so that merging is among what is cut short
@@ -216,29 +209,24 @@ def test_killed_at_any_point_nothing_is_forgotten(tmp_path, monkeypatch, every):
     assert died > 60 / every
 
 
-CHILD = """
-import sys, torch
-sys.path.insert(0, sys.argv[2])
-from ind_knn_setup import QUERIES, IndKNNPredictor, SeededNoise
-with IndKNNPredictor.open(sys.argv[1], noise_source=SeededNoise(0)) as predictor:
-    print("ready", flush=True)
-    while True:
-        print(len(predictor.predict(QUERIES[:1]).labels), flush=True)
-"""
-
-
+@needs_fork
 def test_killed_while_answering_every_answer_was_paid_for(tmp_path):
     parameters = IndKNNParameters(0.4, 20.0, 2.0, 2.0)
     predictor = filled(parameters=parameters)
     predictor.save(tmp_path / "p")
     predictor.close()
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "p"), str(Path(__file__).parents[2])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        lines = [child.stdout.readline() for _ in range(30)]
-        child.send_signal(signal.SIGKILL)
-        lines += child.stdout.readlines()
+
+    def answer(say):
+        with IndKNNPredictor.open(tmp_path / "p", noise_source=SeededNoise(0)) as predictor:
+            while True:
+                say(len(predictor.predict(QUERIES[:1]).labels))
+
+    with talking(answer) as (child, said):
+        lines = [said.readline() for _ in range(30)]
+        os.kill(child, signal.SIGKILL)
+        lines += said.readlines()
     answered = sum(line == "1\n" for line in lines)
-    assert answered >= 29
+    assert answered >= 30
     literal = Literal(parameters, C)
     literal.add(np.arange(40), unit_rows(rows(40)[0]), rows(40)[1])
     after = []

@@ -1,13 +1,13 @@
 """The ledger's file under kills and several processes at once."""
 
 import multiprocessing
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from forked import talking
 from ledger_setup import PROTECTED, G, charged, needs_fork
 
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
@@ -23,25 +23,20 @@ def path(tmp_path):
 # ------------------------------------------------------------------ a kill (at each system call: test_ledger_disk)
 
 
-LOOP = """
-import sys
-from pl_privknn.privacy.ledger.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Gaussian
-run = Ledger(sys.argv[1]).run("a")
-print("ready", flush=True)
-while True:
-    run.charge(Gaussian(20.0), 1)
-    print("drew", flush=True)  # stands for the draw: only after the charge
-"""
+@needs_fork
+def test_sigkill_of_a_process(path):
+    def loop(say):
+        run = Ledger(path).run("a")
+        say("ready")
+        while True:
+            run.charge(G, 1)
+            say("drew")  # stands for the draw: only after the charge
 
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills")
-def test_sigkill_of_a_fresh_interpreter(path):
-    child = subprocess.Popen([sys.executable, "-c", LOOP, str(path)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "ready\n"
-    time.sleep(0.2)
-    child.send_signal(signal.SIGKILL)
-    drew = child.communicate()[0].splitlines().count("drew")
+    with talking(loop) as (child, lines):
+        assert lines.readline() == "ready\n"
+        time.sleep(0.2)
+        os.kill(child, signal.SIGKILL)
+        drew = lines.read().splitlines().count("drew")
     assert drew <= charged(path) <= drew + 1
 
 

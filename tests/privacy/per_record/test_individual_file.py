@@ -1,18 +1,21 @@
 """The file of per-record budgets: crashes, damage, kills, one writer."""
 
+import contextlib
 import copy
+import functools
+import itertools
 import os
 import pickle
 import random
 import signal
 import stat
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from forked import in_child, talking
 from individual_setup import opened
+from ledger_setup import needs_fork
 
 from pl_privknn.privacy.per_record import journal as journal_module
 from pl_privknn.privacy.per_record.filter import IndividualBudgetExceeded, IndividualFilter
@@ -177,29 +180,21 @@ def test_damage_anywhere_is_refused(tmp_path):
 # ---------------------------------------------------------------- kill -9
 
 
-_SPENDER = """
-import sys
-from pl_privknn.privacy.per_record.filter import IndividualFilter
-IndividualFilter.compact_bytes = 3000
-state = IndividualFilter(1.0, sys.argv[1])
-state.add(range(12))
-step = 0
-while True:
-    ids = [step % 12, (step * 5 + 1) % 12]
-    ids = sorted(set(ids))
-    if sys.argv[2] == "batch":
-        with state.batch():
-            state.charge(ids, 2.0 ** -20)
-            state.charge(ids[:1], 2.0 ** -20)
-    else:
-        state.charge(ids, 2.0 ** -20)
-    # The answer: released only after the charge returned.
-    sys.stdout.write(" ".join(map(str, ids)) + "\\n")
-    sys.stdout.flush()
-    step += 1
-"""
+def _spend(path, mode, say):
+    """Charge two records after another, and say which only after the charge returned, as an answer is."""
+    IndividualFilter.compact_bytes = 3000
+    state = IndividualFilter(1.0, path)
+    state.add(range(12))
+    for step in itertools.count():
+        ids = sorted({step % 12, (step * 5 + 1) % 12})
+        with state.batch() if mode == "batch" else contextlib.nullcontext():
+            state.charge(ids, 2.0**-20)
+            if mode == "batch":
+                state.charge(ids[:1], 2.0**-20)
+        say(" ".join(map(str, ids)))
 
 
+@needs_fork
 @pytest.mark.parametrize("mode", ["single", "batch"])
 def test_killed_process_forgets_nothing_that_it_answered(tmp_path, mode):
     path = tmp_path / "state"
@@ -207,18 +202,14 @@ def test_killed_process_forgets_nothing_that_it_answered(tmp_path, mode):
     moment = random.Random(5)
     lives = 3
     for _ in range(lives):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _SPENDER, str(path), mode], stdout=subprocess.PIPE, text=True
-        )
-        first = process.stdout.readline()
-        assert first
-        with pytest.raises(JournalError, match="in use"):
-            IndividualFilter(1.0, path)
-        lines = [first, *(process.stdout.readline() for _ in range(moment.randrange(50, 400)))]
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.read().split("\n")
-        process.wait()
-        process.stdout.close()
+        with talking(functools.partial(_spend, path, mode)) as (process, said):
+            first = said.readline()
+            assert first
+            with pytest.raises(JournalError, match="in use"):
+                IndividualFilter(1.0, path)
+            lines = [first, *(said.readline() for _ in range(moment.randrange(50, 400)))]
+            os.kill(process, signal.SIGKILL)
+            lines += said.read().split("\n")
         for line in lines[:-1]:  # the last one may be cut; it is within the slack below
             ids = [int(word) for word in line.split()]
             answered[ids] += 1
@@ -243,11 +234,8 @@ def test_second_opening_is_refused_and_frees_nothing(tmp_path):
     for name in (path, str(path), link):
         with pytest.raises(JournalError, match="in use"):
             IndividualFilter(1.0, name)
-    program = (
-        "import sys; from pl_privknn.privacy.per_record.filter import *; IndividualFilter(1.0, sys.argv[1])"
-    )
-    result = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
-    assert "in use" in result.stderr
+    with talking(lambda say: say(_refusal(path))) as (_, lines):
+        assert "in use" in lines.read()
     state.charge([1], 0.5)
     state.close()
     state.close()
@@ -256,35 +244,27 @@ def test_second_opening_is_refused_and_frees_nothing(tmp_path):
     assert IndividualFilter(1.0, path).remaining([1]).tolist() == [0.5]
 
 
-_FORK = """
-import os, sys
-from pl_privknn.privacy.per_record.filter import IndividualFilter
-from pl_privknn.privacy.per_record.journal import JournalError
-state = IndividualFilter(1.0, sys.argv[1])
-state.add([1])
-child = os.fork()
-if child == 0:
+def _refusal(path):
     try:
-        state.charge([1], 0.5)
-    except JournalError:
-        state.close()
-        os._exit(7)
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-try:
-    IndividualFilter(1.0, sys.argv[1])
-except JournalError:
-    print("still locked")
-state.charge([1], 0.25)
-print(state.remaining([1])[0])
-"""
+        IndividualFilter(1.0, path)
+    except JournalError as error:
+        return error
 
 
+@needs_fork
 def test_forked_child_cannot_spend_and_does_not_unlock(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", _FORK, str(tmp_path / "state")], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split("\n")[:2] == ["still locked", "0.75"]
+    state = IndividualFilter(1.0, tmp_path / "state")
+    state.add([1])
+
+    def spend():
+        with pytest.raises(JournalError):
+            state.charge([1], 0.5)
+        state.close()
+
+    assert in_child(spend) == 0
+    assert "in use" in str(_refusal(tmp_path / "state"))
+    state.charge([1], 0.25)
+    assert state.remaining([1])[0] == 0.75
 
 
 def test_threads_share_one_budget(tmp_path):
