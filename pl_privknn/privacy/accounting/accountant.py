@@ -80,7 +80,7 @@ def account(
 ) -> PrivacyReport:
     """Total cost of ``charges`` at ``delta``.
 
-    Equal charges are merged first, so a million identical releases cost no more time than ten.
+    Equal charges are merged first, so a million identical releases cost no more time than ten. Totals are remembered.
 
     Args:
         charges: releases, in any order; adaptivity is covered.
@@ -98,7 +98,11 @@ def account(
     """
     delta = check_open_unit("delta", delta)
     adjacency = check_adjacency(adjacency)
-    releases = merge_charges(charges)
+    return _account(tuple(merge_charges(charges)), delta, adjacency, exact)
+
+
+@functools.lru_cache(maxsize=1024)
+def _account(releases: tuple[Charge, ...], delta: float, adjacency: Adjacency, exact: bool) -> PrivacyReport:
     if not releases:
         return PrivacyReport(0.0, 0.0, 0.0, 0.0, 0.0 if exact else None, delta, adjacency)
     by_rdp = _rdp_epsilon(releases, delta, adjacency)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
 from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.ledger.balance import Balance, Releases
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge
+from pl_privknn.privacy.mechanisms.base import Charge
 
 _ROWS_NAMED = 8
 
@@ -185,13 +184,8 @@ def make_report(
 
 
 def total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
-    """The accountant's report, remembered by content."""
-    return _total(tuple(charges), delta, balance.adjacency, exact)
-
-
-@functools.lru_cache(maxsize=256)
-def _total(charges: tuple[Charge, ...], delta: float, adjacency: Adjacency, exact: bool) -> PrivacyReport:
-    return account(charges, delta=delta, adjacency=adjacency, exact=exact)
+    """The accountant's report."""
+    return account(charges, delta=delta, adjacency=balance.adjacency, exact=exact)
 
 
 def _condition(balance: Balance, late: Sequence[int]) -> str:
