@@ -15,6 +15,7 @@ SMALL = [
     "--trainer.max_epochs", "2", "--labeling.epochs_per_round", "1", "--labeling.queries_per_round", "40",
     "--labeling.max_answers", "60", "--labeling.progress", "false", "--trainer.accelerator", "cpu",
     "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
+    "--trainer.limit_train_batches", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1",
 ]  # fmt: skip
 DIGITS = ["--config", str(ROOT / "configs" / "digits_private_knn.yaml")]
 
