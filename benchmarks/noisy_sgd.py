@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.record import Measured
+from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.baselines.updates import NoisyOptimization
 from pl_privknn.comparison.marks import guarantee_of, stated
@@ -78,12 +79,7 @@ def ours(
         trainer = pl.Trainer(
             max_epochs=options.epochs,
             accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
+            **TRAINS_ALONE,
             default_root_dir=folder,
             callbacks=[watch],
         )

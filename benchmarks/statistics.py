@@ -21,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.record import ROOT, Measured, entries
 from pl_privknn._files import write_durably
+from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.marks import stated
 from pl_privknn.configuration import instantiate
@@ -185,12 +186,7 @@ def _student(sections: dict[str, Any], answers: dict[str, Any], seed: int) -> Te
         max_epochs=sections["trainer"]["max_epochs"],
         precision=sections["trainer"]["precision"],
         accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
+        **TRAINS_ALONE,
     )
     trainer.fit(student, data)
     student.eval()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measured, entries
+from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
 from pl_privknn.callbacks.spreading import label_by_spread
 from pl_privknn.comparison.marks import SEEDED, stated
@@ -130,12 +131,7 @@ def _train(student: Student, data: FashionMNISTDataModule, seed: int, epochs: in
     trainer = pl.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
+        **TRAINS_ALONE,
     )
     trainer.fit(student, data)
     return float(trainer.test(student, data, verbose=False)[0]["test/accuracy"])

@@ -82,18 +82,6 @@ class LabelingRound:
             PrivateSideError: in the place of an exception that the teacher, the extractor or the data module
                 raised on private records; see :func:`~pl_privknn.privacy.private_side.privately`.
         """
-        self._run(index, data, store, ledger, progress)
-        if self.labeler.shard is not None:  # an exception ends the others by itself
-            self.labeler.shard.exchange.tell(None)
-
-    def _run(
-        self,
-        index: int,
-        data: PrivatePublicDataModule,
-        store: LabelStore,
-        ledger: LedgerRun,
-        progress: ProgressHook,
-    ) -> None:
         examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
         open_positions = store.open_positions(index, ledger.num_charges)
         if not open_positions or self._answers_left(store) <= 0:
@@ -134,8 +122,13 @@ class LabelingRound:
             done += len(positions)
             progress("asking the private teacher", done, len(examples))
 
+    def end(self) -> None:
+        """Tell the processes of other shards that :meth:`run` has returned; an exception ends them by itself."""
+        if self.labeler.shard is not None:
+            self.labeler.shard.exchange.tell(None)
+
     def follow(self, data: PrivatePublicDataModule, run_dir: Path) -> None:
-        """Do what global rank 0's :meth:`run` asks of this process's shard, until that ends; nothing without a shard.
+        """Do what global rank 0's :meth:`run` asks of this process's shard, to its :meth:`end`; without a shard, nothing.
 
         Args:
             data: holds the shard.

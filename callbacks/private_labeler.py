@@ -328,6 +328,7 @@ class PrivateLabeler(ReportsRun):
             return labeling.follow(data, self._place)
         with rich_progress(index, self.rounds, self.progress) as progress:
             labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
+        labeling.end()
         examples, labels, soft = self._run.store.answers(index + 1)
         self._run.note_counts()
         self._run.tell_losses(len(examples))

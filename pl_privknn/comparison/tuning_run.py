@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from pl_privknn._files import replaced_durably, write_durably
+from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.comparison.tuning import Tuning, made_data, made_model
 from pl_privknn.nested_settings import merged
 from pl_privknn.privacy.guarantee import noise_guarantee
@@ -125,12 +126,7 @@ class TuningRun:
         trainer = pl.Trainer(
             **document["trainer"],
             default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
+            **TRAINS_ALONE,
         )
         trainer.fit(module, data)
         if module.planned_steps != self.tuning.steps:
