@@ -128,7 +128,7 @@ class LabelingRound:
             self.labeler.shard.exchange.tell(None)
 
     def follow(self, data: PrivatePublicDataModule, run_dir: Path) -> None:
-        """Do what global rank 0's :meth:`run` asks of this process's shard, to its :meth:`end`; without a shard, nothing.
+        """Do what global rank 0's :meth:`run` asks of this process's shard, to its :meth:`end`; nothing without one.
 
         Args:
             data: holds the shard.
