@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from scipy import special
 
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 
@@ -19,3 +20,18 @@ ALL = [
     ExponentialArgmax(scale=3.0, votes="add", sampling_rate=0.2),
     ExponentialArgmax(scale=3.0, votes="swap"),
 ]
+
+
+def literal_rdp(p, q, orders=ORDERS):
+    """Larger Rényi divergence of both directions, straight from the definition; outcomes in the last axis."""
+    log_p, log_q = np.log(p), np.log(q)
+    moments = [
+        special.logsumexp(np.multiply.outer(orders, upper) + np.multiply.outer(1 - orders, lower), axis=-1)
+        for upper, lower in ((log_p, log_q), (log_q, log_p))
+    ]
+    return np.maximum(*moments).T / (orders - 1)
+
+
+def deltas_of(distribution, epsilons):
+    """δ at each ε, one by one: dp-accounting takes many at once in a loop over the grid's points."""
+    return np.array([distribution.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons])

@@ -22,7 +22,7 @@ def test_epsilon_is_that_of_dp_accounting(noise, rate, steps, score, mean):
     candidate = dp_event.ComposedDpEvent(
         [dp_event.SelfComposedDpEvent(step, steps), dp_event.GaussianDpEvent(score)]
     )
-    theirs = RdpAccountant(ORDERS)
+    theirs = RdpAccountant(ORDERS[::2])  # slow for orders that are no whole numbers
     theirs.compose(dp_event.RepeatAndSelectDpEvent(candidate, mean, 1.0))
     charges = (Charge(Gaussian(noise, 1.0, rate), steps), Charge(DiscreteGaussian(score, 1.0, 1.0)))
     report = account([Charge(RepeatAndSelect(charges, mean))], delta=1e-5)
