@@ -79,15 +79,22 @@ def pate(o: SimpleNamespace) -> Made:
     return Made(labelers.PATE, {"num_teachers": teachers, "aggregator": aggregator})
 
 
+def rule(o: SimpleNamespace, cls: type = labelers.LearnedThresholds, **more: Any) -> dict[str, Any]:
+    """How sums become attributes, as an argument; none where the labeler's own is meant."""
+    if o.expected_positives is None:
+        return {}
+    return {"rule": Made(cls, {"expected_positives": o.expected_positives, **more})}
+
+
 def multilabel_knn(o: SimpleNamespace) -> Made:
     """Of ``MultiLabelKNN``."""
-    arguments = {"k": o.k, "sampling_rate": o.sampling_rate, "tau": o.tau, "noise": noise(o)}
+    arguments = {"k": o.k, "sampling_rate": o.sampling_rate, "tau": o.tau, **rule(o), "noise": noise(o)}
     return Made(labelers.MultiLabelKNN, arguments)
 
 
 def multilabel_pate(o: SimpleNamespace) -> Made:
     """Of ``MultiLabelPATE``."""
-    arguments = {"num_teachers": o.num_teachers, "tau": o.tau, "noise": noise(o)}
+    arguments = {"num_teachers": o.num_teachers, "tau": o.tau, **rule(o), "noise": noise(o)}
     return Made(labelers.MultiLabelPATE, arguments)
 
 
@@ -103,7 +110,9 @@ def reverse(cls: type, o: SimpleNamespace, **more: Any) -> Made:
 
 def multilabel_reverse(o: SimpleNamespace) -> Made:
     """Of ``MultiLabelReverseKNN``."""
-    return reverse(labelers.MultiLabelReverseKNN, o, tau=o.tau)
+    return reverse(
+        labelers.MultiLabelReverseKNN, o, tau=o.tau, **rule(o, labelers.FixedThresholds, denoise=True)
+    )
 
 
 def ind_knn(o: SimpleNamespace) -> Made:

@@ -17,11 +17,16 @@ from pl_privknn.planning.makers import noise
 from pl_privknn.planning.options import Made, Row
 from pl_privknn.planning.plan import Plan, solve
 from pl_privknn.planning.teachers import TEACHERS
-from pl_privknn.planning.utility import Utility, utility_of_votes
+from pl_privknn.planning.utility import Utility, utility_of_attributes, utility_of_votes
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, check_adjacency
 
 #: The option that says how many votes a query gets; of reverse kNN none does, since records choose their queries.
 _VOTES = {"private-knn": "k", "private-radius": "max_votes", "pate": "num_teachers", "reverse-knn": ""}
+_ATTRIBUTE_VOTES = {
+    "multilabel-knn": "k",
+    "multilabel-pate": "num_teachers",
+    "multilabel-reverse-knn": "",
+}
 
 
 def plan(
@@ -102,7 +107,7 @@ def plan(
         row.counted,
         fragment,
         charges_at,
-        _utility(teacher, final),
+        _utility(teacher, final, made),
     )
 
 
@@ -132,11 +137,16 @@ def _charges(row: Row, o: SimpleNamespace) -> list[Charge]:
     return labeler.plan(queries, o.max_answers or queries, o.num_classes, rounds=o.rounds)
 
 
-def _utility(teacher: str, o: SimpleNamespace) -> tuple[Utility, ...]:
+def _utility(teacher: str, o: SimpleNamespace, made: Any) -> tuple[Utility, ...]:
     """What the planned noise leaves of the votes; nothing for teachers that count none."""
     if teacher == "ind-knn":  # its noise grows with the root of the number of neighbours
         alike = check_int("neighbors", o.neighbors, 2)
         return utility_of_votes(Gaussian(o.sigma2 * math.sqrt(alike)), max(o.num_classes, 2), alike)
+    if teacher in _ATTRIBUTE_VOTES:
+        labeler, votes = made.make(), getattr(o, _ATTRIBUTE_VOTES[teacher], None)
+        noisy, positives = labeler.mechanism(o.num_classes), labeler.rule.expected_positives
+        abstain = getattr(labeler, "abstain", 0.0)
+        return utility_of_attributes(noisy, votes, labeler.tau, positives, abstain)
     if teacher not in _VOTES:
         return ()
     votes = getattr(o, _VOTES[teacher], None)

@@ -39,6 +39,9 @@ _STATISTICS = (
 )
 _RELEASES = Option("releases", int, "sums of gradients of all rounds together")
 _TAU = Option("tau", float, "the most that a vote adds to all attributes together (3)", 3.0)
+_POSITIVES = Option(
+    "expected_positives", float, "attributes that a record has, a public guess; above τ they are cut (τ)"
+)
 _QUERIES = (
     Option("queries", int, "queries of all rounds together"),
     Option(
@@ -121,7 +124,7 @@ TEACHERS: dict[str, Row] = {
         {"noise_scale": None, "queries": 1000, "sampling_rate": 0.1},
         "queries",
         ("k", "tau", *_SHOWN),
-        (_SCALE, _RATE, _K, _TAU, *_QUERIES, _ATTRIBUTES, _kinds(SUM_NOISES)),
+        (_SCALE, _RATE, _K, _TAU, _POSITIVES, *_QUERIES, _ATTRIBUTES, _kinds(SUM_NOISES)),
         makers.multilabel_knn,
         _asked_attributes,
     ),
@@ -130,7 +133,10 @@ TEACHERS: dict[str, Row] = {
         {"noise_scale": None, "queries": 1000},
         "queries",
         ("num_teachers", "tau", *_SHOWN),
-        (_SCALE, _PARTS, _TAU, *_QUERIES, _ATTRIBUTES, _kinds(SUM_NOISES), _ADJACENCY),
+        (
+            *(_SCALE, _PARTS, _TAU, _POSITIVES, *_QUERIES, _ATTRIBUTES, _kinds(SUM_NOISES)),
+            _ADJACENCY,
+        ),
         makers.multilabel_pate,
         _asked_attributes,
     ),
@@ -148,7 +154,10 @@ TEACHERS: dict[str, Row] = {
         {"noise_scale": None, "rounds": 1},
         "rounds",
         ("k", "tau", "*", "noise", "num_classes"),
-        (_SCALE, _TABLES, _VOTED, _TAU, _ATTRIBUTES, _kinds(SUM_NOISES, "laplace"), _ADJACENCY),
+        (
+            *(_SCALE, _TABLES, _VOTED, _TAU, _POSITIVES, _ATTRIBUTES),
+            *(_kinds(SUM_NOISES, "laplace"), _ADJACENCY),
+        ),
         makers.multilabel_reverse,
         _whole_table,
     ),

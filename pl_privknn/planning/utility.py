@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pl_privknn.labelers import Screening
-from pl_privknn.privacy.mechanisms import VoteNoise
+from pl_privknn.labelers import FixedThresholds, Screening
+from pl_privknn.labelers.multilabel.rules import agreement
+from pl_privknn.privacy.mechanisms import Gaussian, Laplace, VoteNoise
 from pl_privknn.privacy.noise import SeededNoise
 
 #: Shares of the votes that the right class has, for which plans state what becomes of a query.
@@ -35,15 +36,18 @@ class Utility:
         lead: votes by which it leads; all other votes are for one rival.
         passes: probability that the query passes the screening.
         right: probability that an answer is right.
+        of: what is answered, ``"queries"`` or each of their ``"attributes"``.
     """
 
     share: float | None
     lead: int
     passes: float
     right: float
+    of: str = "queries"
 
     def __str__(self) -> str:
         of = f"{self.lead} votes ahead" if self.share is None else f"vote share {self.share:g}"
+        of = f"an attribute, {of}" if self.of == "attributes" else of
         passed = "" if self.passes == 1 else f"passes {100 * self.passes:.0f} %, "
         return f"{of}: {passed}answered rightly {100 * self.right:.0f} %"
 
@@ -71,6 +75,44 @@ def utility_of_votes(
         Utility(share, ahead - rival, round(float(passed), 3), round(float(sure), 3))
         for (share, ahead, rival), passed, sure in zip(cases, passes, right, strict=True)
     )
+
+
+def utility_of_attributes(
+    noise: Gaussian | Laplace,
+    votes: int | None,
+    tau: float | None,
+    expected_positives: float | None = None,
+    abstain: float = 0.0,
+) -> tuple[Utility, ...]:
+    """What becomes of one attribute of a query, by the public threshold; what a rule learns may help further.
+
+    Stated for one that the voters have. One that they have not is answered rightly as often, or, where the number of
+    votes is noisy, more often.
+
+    Args:
+        noise: of each sum of clipped votes.
+        votes: cast on a query; None where noise of the same kind hides their number too, as in reverse kNN.
+        tau: τ of the clipping, or None.
+        expected_positives: attributes that a voter is assumed to have; None: at most τ, so that nothing is cut.
+        abstain: where the number of votes is noisy: deviations of the noise below which a query is refused.
+    """
+    cases: list[tuple[float | None, int, int]] = [(None, lead, lead) for lead in LEADS]
+    if votes is not None:
+        cases = [(share, round(share * votes), votes) for share in SHARES]
+    rule, source = FixedThresholds(expected_positives=expected_positives), SeededNoise(0)
+    agreed = torch.as_tensor(agreement(1.0, tau, expected_positives), dtype=torch.float64)
+    found = []
+    for share, having, cast in cases:
+        noisy = noise.add_noise((agreed * having).expand(_DRAWS, 1), source)
+        total = torch.full((_DRAWS,), float(cast), dtype=torch.float64)
+        passed = torch.ones(_DRAWS, dtype=torch.bool)
+        if votes is None:
+            total = noise.add_noise(total, source)
+            passed = total >= abstain * noise.deviation
+        given = rule(noisy, total.clamp(min=0), tau, noise.deviation)[:, 0] > 0.5
+        passes, right = float(passed.double().mean()), float(given[passed].double().mean())
+        found.append(Utility(share, 2 * having - cast, round(passes, 3), round(right, 3), "attributes"))
+    return tuple(found)
 
 
 def chances(
@@ -111,7 +153,7 @@ def hopeless(found: Sequence[Utility]) -> list[str]:
             else f"on which {100 * best.share:.0f} % agree"
         )
         warnings.append(
-            f"hopeless: of queries {clear}, {100 * best.right:.0f} % would be answered rightly. Ask fewer "
+            f"hopeless: of {best.of} {clear}, {100 * best.right:.0f} % would be answered rightly. Ask fewer "
             "queries, let more records vote, sample at a lower rate, or allow a larger ε"
         )
     if (

@@ -8,10 +8,12 @@ from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
 from pl_privknn.cli.main import main
-from pl_privknn.labelers import Screening
+from pl_privknn.labelers import FixedThresholds, MultiLabelKNN, MultiLabelReverseKNN, Screening
 from pl_privknn.planning import plan
-from pl_privknn.planning.utility import chances, hopeless, utility_of_votes
+from pl_privknn.planning.utility import chances, hopeless, utility_of_attributes, utility_of_votes
 from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
 
 
 def wins(distribution, votes):
@@ -66,6 +68,69 @@ def test_a_plan_of_ind_knn_states_it_for_assumed_neighbours():
     # Twice as many neighbours agree by twice as many votes, and the noise grows by √2 alone.
     more = plan("ind-knn", delta=1e-5, budget=0.05, sigma2=2.0, neighbors=128, exact=False).utility
     assert more[2].right > found[2].right + 0.03
+
+
+@pytest.mark.parametrize("ones", [1, 5])
+def test_attributes_are_answered_as_the_teacher_itself_answers(ones):
+    # 60 equal records, of which 45 have the first of ten attributes and as many more as make `ones`.
+    labels = torch.zeros(60, 10, dtype=torch.int64)
+    labels[:45, :ones] = 1
+    teacher = MultiLabelKNN(
+        k=60,
+        sampling_rate=1.0,
+        tau=3.0,
+        noise=Gaussian(sigma=18.0),
+        rule=FixedThresholds(expected_positives=float(ones)),
+        noise_source=SeededNoise(1),
+    )
+    teacher.fit(torch.zeros(60, 2), labels, 10)
+    said = teacher.label(torch.zeros(8_000, 2), FreeLedger()).labels[:, 0]
+    found = utility_of_attributes(teacher.mechanism(10), 60, 3.0, float(ones))[1]
+    assert (found.share, found.lead, found.passes, found.of) == (0.75, 30, 1.0, "attributes")
+    # 8,000 and 10,000 draws: four standard errors of the difference.
+    assert found.right == pytest.approx(float(said.double().mean()), abs=0.03)
+    cut = min(3 / ones, 1)
+    assert found.right == pytest.approx(norm.cdf(cut * 15 / 18), abs=0.02)
+
+
+def test_attributes_of_reverse_knn_are_refused_and_answered_as_by_the_teacher_itself():
+    # 20 records at each query, all of them with two of ten attributes; queries far from one another.
+    places = torch.arange(4_000).float()[:, None].expand(-1, 2) * 100
+    labels = torch.zeros(80_000, 10, dtype=torch.int64)
+    labels[:, :2] = 1
+    teacher = MultiLabelReverseKNN(
+        tau=1.0,
+        noise=Laplace(scale=8.0),
+        rule=FixedThresholds(expected_positives=2.0),
+        abstain=1.0,
+        noise_source=SeededNoise(1),
+    )
+    teacher.fit(places.repeat_interleave(20, 0), labels, 10)
+    said = teacher.label(places, FreeLedger()).labels[:, 0]
+    found = utility_of_attributes(teacher.mechanism(10), None, 1.0, 2.0, abstain=1.0)[1]
+    assert (found.share, found.lead) == (None, 20)
+    answered = said[said >= 0]
+    assert found.passes == pytest.approx(len(answered) / 4_000, abs=0.04)
+    assert found.right == pytest.approx(float(answered.double().mean()), abs=0.04)
+    assert 0.6 < found.right < 0.9
+    assert 0.7 < found.passes < 0.95
+
+
+def test_plans_of_attributes_state_it_and_the_guess_that_it_rests_on():
+    wanted = {"delta": 1e-5, "epsilon": 1.0, "exact": False, "num_classes": 10}
+    answers = {"queries": 1000, "sampling_rate": 0.15, "k": 300}
+    whole = plan("multilabel-knn", **answers, **wanted)
+    cut = plan("multilabel-knn", expected_positives=9, **answers, **wanted)
+    assert whole.parameters == cut.parameters
+    assert cut.utility[1].right < whole.utility[1].right - 0.1
+    assert "expected_positives: 9" in cut.yaml()
+    assert "rule" not in whole.yaml()
+    teachers = plan("multilabel-pate", num_teachers=40, queries=500, **wanted)
+    assert "hopeless: of attributes on which 90 % agree" in hopeless(teachers.utility)[0]
+    table = plan("multilabel-reverse-knn", rounds=1, expected_positives=2, **wanted)
+    assert [found.lead for found in table.utility] == [50, 20, 10, 5]
+    assert str(table.utility[-1]).startswith("an attribute, 5 votes ahead: passes ")
+    assert "denoise: true" in table.yaml()
 
 
 def test_plans_state_it_and_warn_where_they_are_hopeless(capsys):
