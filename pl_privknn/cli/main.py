@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +63,9 @@ def main(args: Sequence[str] | None = None) -> int:
     training = bool(words) and words[0] in _TRAINING
     try:
         return _run_training(words) if training else _run(words)
+    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:
         text = mistake(error, anywhere=not training)
         if text is None:

@@ -134,7 +134,7 @@ def recommend(
         )[0]
         for name in SEARCHED
     }
-    chosen = max(best, key=lambda name: best[name].student) if teacher is None else teacher
+    chosen = max(best, key=lambda name: best[name].score) if teacher is None else teacher
     other = next(name for name in best if name != chosen)
     reasons = (
         f"{side.public} public examples, {side.num_classes} classes, images {'×'.join(map(str, side.image_shape))}; "
@@ -152,32 +152,17 @@ def recommend(
 _WHY = {
     "reverse-knn": "Every record votes once, for its nearest cluster of public examples, so that ε does not grow "
     "with the number of queries, and all public examples are labelled.",
-    "private-knn": "Its answers are good for so many records, and each public example is asked about by itself.",
+    "private-knn": "A random sample of the records votes on each query, so that one record weighs little.",
 }
 
 
 def _config(side: PublicSide, found: Found, teacher: str, epsilon: float, delta: float) -> str:
     """The configuration, with a comment at each section."""
-    if teacher == "reverse-knn":
-        labeling: dict[str, Any] = {
-            "labeler": {"class_path": "ReverseKNN", "init_args": {"k": 1, "epsilon": epsilon}},
-            "rounds": 2,
-            "epochs_per_round": 12,
-            "queries_per_round": [found.settings["clusters"], 0],
-            "selection": {
-                "class_path": "pl_privknn.callbacks.selection.ClusterSelection",
-                "init_args": {"ask": "means", "spread": "kernel", "bandwidth": 0.45},
-            },
-            "features": [{"class_path": "HOG"}, [{"class_path": "HOG"}, "student"]],
-        }
-        about = (
-            "One round asks about the means of public clusters; the second smooths their counts for nothing."
-        )
-    else:
-        labeling = dict(found.plan.fragment["labeling"])
-        labeling |= {"epochs_per_round": 12, "features": [{"class_path": "HOG"}]}
-        about = "Noise, neighbours and number of queries: the best of those that keep the ε, tried on stand-in data."
+    labeling = {**found.plan.fragment["labeling"], "epochs_per_round": 12}
+    if teacher == "reverse-knn":  # its noise follows from ε, so that ε can be changed
+        labeling["labeler"] = {"class_path": "ReverseKNN", "init_args": {"k": 1, "epsilon": epsilon}}
     labeling["budget"] = {"delta": delta, "max_epsilon": epsilon}
+    about = "One round asks about the means of public clusters; the second smooths their noisy counts for nothing."
     sections = (
         (
             "The three parts must not overlap. Private records are read by the teacher alone.",

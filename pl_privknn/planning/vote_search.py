@@ -1,9 +1,10 @@
 """The best settings of a teacher that counts votes, found on public records that stand in for private ones.
 
 For each setting the noise follows from the target ε. What it does is tried: neighbours of the stand-in vote, as often
-as so many records would, the planned mechanisms answer, and a linear model learns from the answers. Nothing private
-is read, so nothing is charged. How far votes reach is kept: k neighbours among n sampled records reach as far as
-those among the stand-in's that are the same share of it.
+as so many records would, the planned mechanisms answer, and a linear model learns from the answers. Queries are the
+means of public clusters, and public examples mix the noisy counts around them. Nothing private is read, so nothing is
+charged. How far votes reach is kept: k neighbours among n sampled records reach as far as those among the stand-in's
+that are the same share of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int
+from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection
+from pl_privknn.callbacks.spreading import spread_scores
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import Screening
@@ -24,7 +27,7 @@ from pl_privknn.planning.makers import noise
 from pl_privknn.planning.options import SEARCHED
 from pl_privknn.planning.plan import Plan
 from pl_privknn.planning.planner import plan
-from pl_privknn.privacy.mechanisms import VoteNoise
+from pl_privknn.privacy.mechanisms import AdditiveNoise
 from pl_privknn.privacy.noise import SeededNoise
 
 # Neighbours, sampling rates, numbers of queries of Private-kNN; clusters of public examples of reverse kNN.
@@ -33,11 +36,13 @@ _RATES = (0.05, 0.15, 0.4)
 _QUERIES = (50, 100, 200, 400)
 _CLUSTERS = (20, 40, 80, 160, 320)
 _SEEDS = 3
+# How the search asks, and the configuration that it writes.
+_SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel", "bandwidth": 0.45}
 # How many of the best settings are tried with a screening too, and the answers that it is planned for.
 _SCREENED, _ANSWERED = 2, 0.8
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class StandIn:
     """Public records with known classes: features float ``(n, d)``, classes int64 ``(n,)``."""
 
@@ -48,13 +53,6 @@ class StandIn:
     test: Tensor
     test_labels: Tensor
 
-    @functools.cached_property
-    def votes(self) -> Tensor:
-        """Votes of the k nearest for each k, int64 ``(public, k, classes)``."""
-        order = torch.cdist(self.public, self.private).argsort(1)
-        classes = int(self.private_labels.max()) + 1
-        return torch.nn.functional.one_hot(self.private_labels[order], classes).cumsum(1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -64,7 +62,7 @@ class Found:
         settings: options of the plan.
         plan: with the noise for the target ε.
         answers: of the queries that were asked.
-        labels: share of the answers that are right.
+        labels: share of the public examples' labels that are right.
         student: test accuracy of a linear model that learned from the answers.
     """
 
@@ -73,6 +71,17 @@ class Found:
     answers: float
     labels: float
     student: float
+
+    @property
+    def score(self) -> float:
+        """What settings are ranked by: the mean of both shares, each of some hundred examples of a few seeds."""
+        return (self.labels + self.student) / 2
+
+
+def nearest_votes(queries: Tensor, private: Tensor, labels: Tensor) -> Tensor:
+    """Votes of the k nearest for each k, int64 ``(queries, k, classes)``."""
+    order = torch.cdist(queries, private).argsort(1)
+    return torch.nn.functional.one_hot(labels[order], int(labels.max()) + 1).cumsum(1)
 
 
 @functools.cache
@@ -120,7 +129,11 @@ def search_settings(
         found = plan(teacher, rounds=1, k=1, **target)
         counts = [count for count in _CLUSTERS if count <= public // 2] or [max(2, public // 2)]
         tables = [
-            Found({"clusters": count, "k": 1}, found, *_try_clusters(data, found, count, public, records))
+            Found(
+                {"clusters": count, "k": 1},
+                _of_clusters(found, count),
+                *_try_clusters(data, found, count, public, records),
+            )
             for count in counts
         ]
         return _best_first(tables)
@@ -137,83 +150,122 @@ def search_settings(
                     "noise_scale": base.parameters["noise_scale"],
                     **common,
                 }
-                tried.append((options, base, _try_votes(data, base, k, rate, queries, records, None)))
-    tried.sort(key=lambda item: -item[2][2])
+                tried.append((options, base, _try_votes(data, base, k, rate, queries, public, records, None)))
+    tried.sort(key=lambda item: -(item[2][1] + item[2][2]))
     for best_so_far, _, _ in tried[:_SCREENED]:
         more = {**best_so_far, "screening": True, "answer_share": _ANSWERED}
         del more["noise_scale"]
         base = plan("private-knn", **more, **target)
         screening = Screening(base.parameters["threshold"], base.parameters["screening_sigma"])
-        done = _try_votes(data, base, more["k"], more["sampling_rate"], more["queries"], records, screening)
+        done = _try_votes(
+            data, base, more["k"], more["sampling_rate"], more["queries"], public, records, screening
+        )
         tried.append((more, base, done))
     best, *rest = _best_first([Found(options, base, *done) for options, base, done in tried])
     settings = {name: value for name, value in best.settings.items() if name != "noise_scale"}
-    return [dataclasses.replace(best, plan=plan("private-knn", **settings, **target)), *rest]
+    best_plan = _of_clusters(plan("private-knn", **settings, **target), settings["queries"])
+    return [dataclasses.replace(best, plan=best_plan), *rest]
+
+
+def _of_clusters(found: Plan, clusters: int) -> Plan:
+    """The plan with a configuration that asks about means of public clusters, as the search did.
+
+    Noisy counts are released, whose price is that of the winner: a second round of no queries smooths them anew.
+    """
+    section = dict(found.fragment["labeling"])
+    if "queries_per_round" in section:
+        labeler = section["labeler"]
+        section["labeler"] = {**labeler, "init_args": {**labeler["init_args"], "release_counts": True}}
+    section |= {
+        "rounds": 2,
+        "queries_per_round": [clusters, 0],
+        "selection": {
+            "class_path": "pl_privknn.callbacks.selection.ClusterSelection",
+            "init_args": _SELECTION,
+        },
+        "features": [{"class_path": "HOG"}, [{"class_path": "HOG"}, "student"]],
+    }
+    return dataclasses.replace(found, fragment={"labeling": section})
+
+
+@functools.lru_cache(maxsize=64)
+def _asked(data: StandIn, clusters: int, public: int, seed: int) -> tuple[Selection, Tensor]:
+    """A round's queries and their features, with as many public examples a cluster as there will be."""
+    groups = max(2, min(round(clusters * len(data.public) / public), len(data.public) // 2))
+    nothing = torch.full((len(data.public),), -1)
+    pool = PublicPool(nothing, nothing >= 0, lambda: data.public)
+    selection = ClusterSelection(**_SELECTION)(pool, groups, torch.Generator().manual_seed(seed))
+    return selection, selection.query_features(data.public)
+
+
+@functools.lru_cache(maxsize=64)
+def _votes_around(data: StandIn, clusters: int, public: int, seed: int) -> Tensor:
+    return nearest_votes(_asked(data, clusters, public, seed)[1], data.private, data.private_labels)
 
 
 def _try_votes(
-    data: StandIn, found: Plan, k: int, rate: float, queries: int, records: int, screening: Screening | None
+    data: StandIn,
+    found: Plan,
+    k: int,
+    rate: float,
+    clusters: int,
+    public: int,
+    records: int,
+    screening: Screening | None,
 ) -> tuple[float, float, float]:
-    """Answers, share of right ones and accuracy, means over seeds."""
+    """Answers, share of right labels and accuracy, means over seeds."""
     reach = max(1, min(round(k / (rate * records) * len(data.private)), len(data.private) - 1))
-    shares = data.votes[:, reach - 1].double() / reach
-    drawing, results = _noise_of(found), []
+    noise, results = _noise_of(found), []
     for seed in range(_SEEDS):
         generator, source = torch.Generator().manual_seed(seed), SeededNoise(seed)
-        asked = torch.randperm(len(shares), generator=generator)[:queries]
-        cast = torch.multinomial(shares[asked], k, replacement=True, generator=generator)
-        votes = torch.nn.functional.one_hot(cast, shares.shape[1]).sum(1)
-        answered = torch.ones(len(asked), dtype=torch.bool)
+        shares = _votes_around(data, clusters, public, seed)[:, reach - 1].double() / reach
+        cast = torch.multinomial(shares, k, replacement=True, generator=generator)
+        votes = torch.nn.functional.one_hot(cast, shares.shape[1]).sum(1).double()
+        noisy = noise.add_noise(votes, source)
         if screening is not None:
-            most = votes.max(1).values.double()
-            answered = most + source.normal(tuple(most.shape), screening.sigma) >= screening.threshold
-        labels = drawing.argmax(votes, source)
-        results.append(_learned(data, asked[answered], labels[answered]))
+            most = votes.max(1).values
+            passed = most + source.normal(tuple(most.shape), screening.sigma) >= screening.threshold
+            noisy[~passed] = torch.nan
+        results.append(_learned(data, _asked(data, clusters, public, seed)[0], noisy, noise, clusters))
     return _mean(results)
 
 
 def _try_clusters(
     data: StandIn, found: Plan, clusters: int, public: int, records: int
 ) -> tuple[float, float, float]:
-    # As many public examples a cluster as there will be; of records, as many votes.
-    groups = max(2, min(round(clusters * len(data.public) / public), len(data.public) // 2))
-    drawing, results = _noise_of(found), []
-    classes = data.votes.shape[2]
+    noise, results = _noise_of(found), []
     for seed in range(_SEEDS):
-        own, places = _grouped(data, groups, seed)
-        counts = torch.zeros(groups, classes, dtype=torch.float64)
+        selection, queries = _asked(data, clusters, public, seed)
+        counts = torch.zeros(len(queries), int(data.private_labels.max()) + 1, dtype=torch.float64)
+        own = torch.cdist(data.private, queries).argmin(1)
         counts.index_put_(
             (own, data.private_labels), torch.ones(len(own), dtype=torch.float64), accumulate=True
         )
-        votes = (counts * (records / len(own)) * (groups / clusters)).round()
-        labels = drawing.argmax(votes, SeededNoise(seed))[places]
-        results.append(_learned(data, torch.arange(len(labels)), labels))
-    answers, right, student = _mean(results)
-    return answers / len(data.public) * clusters, right, student
+        votes = (counts * (records / len(own)) * (len(queries) / clusters)).round()
+        noisy = noise.add_noise(votes, SeededNoise(seed))
+        results.append(_learned(data, selection, noisy, noise, clusters))
+    return _mean(results)
 
 
-@functools.lru_cache(maxsize=64)
-def _grouped(data: StandIn, groups: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Clusters of the stand-in's private and public examples."""
-    from sklearn.cluster import KMeans
-
-    means = KMeans(groups, n_init=1, random_state=seed).fit(data.public.numpy())
-    own = torch.from_numpy(means.predict(data.private.numpy())).long()
-    return own, torch.from_numpy(means.labels_).long()
-
-
-def _learned(data: StandIn, asked: Tensor, labels: Tensor) -> tuple[float, float, float]:
+def _learned(
+    data: StandIn, selection: Selection, noisy: Tensor, noise: AdditiveNoise, clusters: int
+) -> tuple[float, float, float]:
+    """Public examples mix the noisy counts around them, and a linear model learns from their labels."""
     from sklearn.linear_model import RidgeClassifier
 
-    if len(labels.unique()) < 2:
-        return float(len(labels)), 0.0, 0.0
-    right = (data.public_labels[asked] == labels).double().mean().item()
-    model = RidgeClassifier().fit(data.public[asked].numpy(), labels.numpy())
-    return float(len(labels)), right, float(model.score(data.test.numpy(), data.test_labels.numpy()))
+    assert selection.spread is not None
+    answers = clusters * float(torch.isfinite(noisy[:, 0]).double().mean())
+    sums, left = spread_scores(selection.spread, noisy, noise.deviation)
+    known, labels = left > 0, sums.argmax(1)
+    if len(labels[known].unique()) < 2:
+        return answers, 0.0, 0.0
+    right = (data.public_labels == labels)[known].double().mean().item()
+    model = RidgeClassifier().fit(data.public[known].numpy(), labels[known].numpy())
+    return answers, right, float(model.score(data.test.numpy(), data.test_labels.numpy()))
 
 
-def _noise_of(found: Plan) -> VoteNoise:
-    made: VoteNoise = noise(SimpleNamespace(**found.parameters)).make()
+def _noise_of(found: Plan) -> AdditiveNoise:
+    made: AdditiveNoise = noise(SimpleNamespace(**found.parameters)).make()
     return made
 
 
@@ -223,4 +275,4 @@ def _mean(results: list[tuple[float, float, float]]) -> tuple[float, float, floa
 
 
 def _best_first(found: list[Found]) -> list[Found]:
-    return sorted(found, key=lambda item: -item.student)
+    return sorted(found, key=lambda item: -item.score)
