@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long names faults lint docs notebooks install clean
+.PHONY: demo test test-long test-wheel names faults lint docs notebooks install clean
 
 install: $(STAMP)
 
@@ -26,6 +26,14 @@ test: $(STAMP)
 # What make test leaves out, see tests/long_tests.py.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long
+
+# The wheel as its users get it: with its own torch, in an empty environment outside the checkout; and the demo there.
+test-wheel: $(STAMP)
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(BIN)/python -m build --no-isolation --outdir "$$folder/dist" . > "$$folder/log" 2>&1 || { cat "$$folder/log"; exit 1; } && \
+	$(PYTHON) -m venv "$$folder/venv" && \
+	"$$folder/venv/bin/python" -m pip install --quiet "$$folder"/dist/*.whl && \
+	cd "$$folder" && unset PYTHONPATH && venv/bin/privknn --version && venv/bin/privknn demo
 
 # Two collections under different hash seeds must name the same tests in the same order.
 names: $(STAMP)

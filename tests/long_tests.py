@@ -16,6 +16,12 @@ LONG: dict[str, tuple[str, ...]] = {
     ),
     "comparison/test_compare_table.py": ("test_shipped_comparison_is_understood[compare_fashion_mnist]",),
     "documentation/test_gallery.py": ("test_read_the_plot",),
+    "documentation/test_sweep.py": ("test_runs_of_the_sweep_are_grouped_by_what_was_swept",),
+    "documentation/test_journeys.py": (
+        "test_own_arrays_become_a_first_private_model",
+        "test_an_auditor_finds_three_forgeries",
+        "test_a_teacher_of_ones_own_runs_from_the_shell",
+    ),
     # Whole runs of configurations; one of each kind of data and teacher is always run.
     "cli/test_configs.py": tuple(
         f"test_digits_config_runs[digits_{name}]"
@@ -56,7 +62,6 @@ LONG: dict[str, tuple[str, ...]] = {
     ),
     # Interpreters that are started afresh.
     "datamodules/test_datamodules.py": ("test_import_adds_nothing_heavy_to_that_of_lightning",),
-    "documentation/test_package.py": ("test_wheel_trains_outside_the_checkout",),
     # Kills and broken disks at every call; some of each kind are always tried.
     "labelers/ind_knn/test_ind_knn_saved.py": ("test_killed_at_any_point_nothing_is_forgotten[1]",),
     "privacy/ledger/test_ledger_disk.py": (

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What an auditor does with the two files of a run, and three forgeries that do not pass: bash audit.sh RUN
+set -euo pipefail
+run=$1
+privknn audit "$run/summary.json" "$run/ledger.sqlite"
+mkdir -p forged
+
+refused() {  # the audit must end with this exit status
+  local wanted=$1 status=0
+  shift
+  echo "--- privknn audit $*"
+  privknn audit "$@" || status=$?
+  echo "exit status $status"
+  test "$status" = "$wanted"
+}
+
+# 1. The summary states a smaller ε than its ledger.
+sed 's/^  "epsilon": .*/  "epsilon": 0.1,/' "$run/summary.json" > forged/epsilon.json
+refused 1 forged/epsilon.json "$run/ledger.sqlite"
+
+# 2. The summary states more answers for the same ε.
+sed 's/^  "answered": .*/  "answered": 100000,/' "$run/summary.json" > forged/answers.json
+refused 1 forged/answers.json "$run/ledger.sqlite"
+
+# 3. Somebody rewrites a row of the ledger: the hash of each row stands in the next.
+cp "$run/ledger.sqlite" forged/ledger.sqlite
+python - <<'PY'
+import sqlite3
+
+with sqlite3.connect("forged/ledger.sqlite") as ledger:
+    ledger.execute("""UPDATE rows SET body = replace(body, '"delta":', '"delta":0.') WHERE position = 1""")
+PY
+refused 2 "$run/summary.json" forged/ledger.sqlite

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# A teacher of one's own from the shell: nearest_centroid.py with the class of own_labeler.md lies in this folder.
+set -euo pipefail
+cat > own_teacher.yaml <<'YAML'
+data: {class_path: DigitsDataModule, init_args: {batch_size: 32}}
+model: {class_path: SupervisedStudent, init_args: {network: small_cnn}}
+labeling:
+  labeler: {class_path: nearest_centroid.NearestCentroid, init_args: {sigma: 5.0}}
+  queries_per_round: 30
+  selection: clusters
+  features: {class_path: HOG}
+  budget: {delta: 1.0e-4, max_epsilon: 1.0}
+trainer: {max_epochs: 12}
+YAML
+# What it promises is tried first: that it pays before it draws, and that one record moves it as far as it says.
+python -c "
+from nearest_centroid import NearestCentroid
+from pl_privknn.testing import check_labeler
+print(check_labeler(NearestCentroid()))"
+privknn fit --config own_teacher.yaml --run_dir runs/own_teacher
+privknn audit runs/own_teacher/summary.json runs/own_teacher/ledger.sqlite
