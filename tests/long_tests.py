@@ -16,6 +16,10 @@ LONG: dict[str, tuple[str, ...]] = {
     ),
     "comparison/test_compare_table.py": ("test_shipped_comparison_is_understood[compare_fashion_mnist]",),
     "documentation/test_gallery.py": ("test_read_the_plot",),
+    "planning/test_recommendation.py": (
+        "test_recommendations_on_real_digits",
+        "test_recommendations_on_the_digits_of_scikit_learn",
+    ),
     "documentation/test_sweep.py": ("test_runs_of_the_sweep_are_grouped_by_what_was_swept",),
     "documentation/test_journeys.py": (
         "test_own_arrays_become_a_first_private_model",
