@@ -250,7 +250,7 @@ FAULTS = (
         {
             "        if self._file is not None and not self._knows(ledger):": "        if False:",
         },
-        ("test_ind_knn_identity::test_a_lost_state_is_refused_and_a_new_run_charges_anew",),
+        ("test_ind_knn_restored::test_a_lost_state_is_refused_and_a_new_run_charges_anew",),
     ),
     Fault(
         "second-copy-of-budgets",
@@ -259,7 +259,7 @@ FAULTS = (
         {
             'if separate and read_json(beside).get("stream") == self.budgets.name:': "if False:",
         },
-        ("test_ind_knn_identity::test_a_second_copy_is_refused_and_a_moved_folder_goes_on",),
+        ("test_ind_knn_restored::test_a_second_copy_is_refused_and_a_moved_folder_goes_on",),
     ),
     Fault(
         "stream-does-not-vouch",

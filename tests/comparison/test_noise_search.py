@@ -1,0 +1,96 @@
+"""The noise of a method is found from what its own plan costs."""
+
+import copy
+import math
+import sys
+
+import pytest
+from compare_documents import KNN, SIGMA, document
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from pl_privknn.comparison.noise_search import Planner
+from pl_privknn.comparison.run import runs_of
+from pl_privknn.comparison.spec import SpecError
+from pl_privknn.comparison.specification_file import comparison_of
+from pl_privknn.nested_settings import get, merged, put
+
+
+def sigma_of_gaussian(epsilon, delta, length):
+    """Balle and Wang (2018), Theorem 8: the exact σ of one Gaussian release of sensitivity ``length``."""
+
+    def excess(sigma):
+        a, b = length / (2 * sigma), epsilon * sigma / length
+        return norm.cdf(a - b) - math.exp(epsilon) * norm.cdf(-a - b) - delta
+
+    return brentq(excess, 1e-2, 1e4)
+
+
+def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
+    (tmp_path / "foreign_teacher.py").write_text(
+        "from pl_privknn import Gaussian, Labeler\n"
+        "from pl_privknn.privacy.mechanisms import Charge\n"
+        "class Foreign(Labeler):\n"
+        "    def __init__(self, noise: float, other: float = 1.0):\n"
+        "        super().__init__()\n"
+        "        self.noise = noise\n"
+        "    def fit(self, features, labels, num_classes): ...\n"
+        "    def label(self, queries, ledger, max_answers=None): ...\n"
+        "    def plan(self, num_queries, max_answers, num_classes, rounds=1):\n"
+        "        return [Charge(Gaussian(self.noise, 3.0), max_answers * rounds)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    method = {
+        "name": "foreign",
+        "labeling": {
+            "labeler": {"class_path": "foreign_teacher.Foreign"},
+            "rounds": 2,
+            "queries_per_round": 10,
+            "max_answers": 8,
+        },
+        "calibrate": {
+            "parameter": "labeling.labeler.init_args.noise",
+            "low": 1,
+            "high": 1e4,
+            "tied": {"labeling.labeler.init_args.other": 2},
+        },
+    }
+    comparison = comparison_of(document(methods=[method], epsilons=[0.5, 2]))
+    planner = Planner(comparison.base["data"])
+    for run in runs_of(comparison):
+        planned = planner.plan(run)
+        # 8 answers a round for 2 rounds by that plan, of sensitivity 3 each: one release of length 3·√16.
+        wanted = sigma_of_gaussian(run.epsilon, 1e-4, 12.0)
+        found = planned.calibrated["labeling.labeler.init_args.noise"]
+        assert wanted * (1 - 1e-4) <= found <= wanted * 1.004
+        assert run.epsilon * 0.995 <= planned.epsilon <= run.epsilon
+        assert get(planned.document, "labeling.labeler.init_args.noise") == found
+        assert get(planned.document, "labeling.labeler.init_args.other") == pytest.approx(2 * found, rel=1e-5)
+        assert planned.document["seed_everything"] == run.seed
+    sys.modules.pop("foreign_teacher")
+
+
+def test_plans_that_pass_their_target_are_refused():
+    method = {**KNN, "settings": {0.5: {SIGMA: 5.0}, 2.0: {SIGMA: 500.0}}, "epsilons": [0.5, 2]}
+    del method["calibrate"]
+    comparison = comparison_of(document(methods=[method]))
+    planner = Planner(comparison.base["data"])
+    dear, cheap = list(runs_of(comparison))[:2]
+    with pytest.raises(SpecError, match=r"knn ε=0.5 .*costs ε="):
+        planner.plan(dear)
+    assert planner.plan(cheap).epsilon < 2
+    # No σ up to 2 is enough for ε = 0.5.
+    short = copy.deepcopy(KNN)
+    short["calibrate"]["high"] = 2.0
+    with pytest.raises(SpecError, match="calibrate"):
+        planner.plan(next(runs_of(comparison_of(document(methods=[short])))))
+
+
+def test_selection_of_everything_counts_the_public_set():
+    method = copy.deepcopy(KNN)
+    method["labeling"]["selection"] = "all"
+    run = next(runs_of(comparison_of(document(methods=[method]))))
+    planner = Planner({"class_path": "DigitsDataModule", "init_args": {"num_public": 90}})
+    made = merged(run.document, None)
+    put(made, SIGMA, 50.0)
+    assert sum(charge.count for charge in planner.charges(made)) == 90
