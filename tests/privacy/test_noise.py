@@ -106,7 +106,7 @@ def test_default_device_does_not_matter():
         draws = [source.normal(3, 1.0), source.bernoulli(3, 0.5), SystemNoise().gumbel(2, 1.0)]
         pickle.loads(pickle.dumps(source)).normal(3, 1.0)
     finally:
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)  # "cpu" would leave every later call with a detour
     assert {draw.device.type for draw in draws} == {"cpu"}
 
 
