@@ -70,7 +70,7 @@ class Setting(NamedTuple):
 
 HEAD = Setting()
 PIXELS = Setting(
-    "convolutions", "pixels", 6_000, 8, 1.0, 0.9, 1.0, True, 0.9, standardised=True, patches=True
+    "convolutions", "pixels", 6_000, 5, 1.0, 0.9, 1.0, True, 0.9, standardised=True, patches=True
 )
 #: Name of a setting: what it is, and the values of ε at which it is measured.
 SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
@@ -210,7 +210,8 @@ def network(setting: Setting, data: PrivatePublicDataModule) -> nn.Module:
         with torch.no_grad():
             filters = _patches(images, *first.weight.shape[::2])
             first.weight.copy_(filters * (first.weight.norm() / filters.norm()))
-            first.bias.zero_()
+            if first.bias is not None:
+                first.bias.zero_()
     last = nn.Linear(32 * 49, data.num_classes)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
