@@ -207,7 +207,7 @@ def attack(
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("pl_privknn.attacks.verdicts._smallest", return_value=None))
-        for module, nothing in (("one_run", np.zeros(0)), ("many_runs", (np.zeros(200), np.zeros(200)))):
+        for module, nothing in (("one_run", np.zeros(1000)), ("many_runs", (np.zeros(200), np.zeros(200)))):
             place = f"pl_privknn.attacks.{module}._of_students"
             stack.enter_context(mock.patch(place, mock.Mock(return_value=nothing)))
         if fault == "less noise" and method == "reverse kNN, local":  # chance answers are its noise
@@ -315,7 +315,7 @@ _SIZES = (2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 FAULTS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
     "less noise": (METHODS, _SIZES),
     "shared noise": (tuple(name for name in METHODS if name != "reverse kNN, local"), (1.0,)),
-    "more coins": (("Private-kNN, sampled", "noisy SGD teacher", *TRAININGS), (2.0, 3.0, 4.0)),
+    "more coins": (("Private-kNN, sampled", "noisy SGD teacher", *TRAININGS), (2.0, 3.0, 4.0, 6.0, 8.0)),
     "unpaid rounds": (
         ("reverse kNN", "Private-kNN", "PATE", "noisy SGD teacher", *TRAININGS),
         (2.0, 3.0, 4.0, 8.0, 16.0),

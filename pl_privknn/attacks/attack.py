@@ -21,6 +21,9 @@ CANARIES, RUNS = 3000, 3000
 #: Runs on either side of a labeler that is fitted for each of them, because its answers spend something.
 RUNS_ONE_BY_ONE = 300
 
+# Canaries that are judged as so many runs, half of them on either side.
+_FEWEST_ALONE = 500
+
 
 @dataclasses.dataclass(frozen=True)
 class Attacked:
@@ -113,6 +116,8 @@ def attack_labeler(
     placed = target.canaries()
     epsilon, claim = _claim(target)
     if placed.form == "one_run":
+        if placed.spent_after:
+            check_int("canaries", canaries, minimum=_FEWEST_ALONE)
         times = -(-canaries // len(placed.labels))
         scored = score_canaries(target, placed, times, source)
         if placed.spent_after:  # each is a run of its own: no other record has a say in its place

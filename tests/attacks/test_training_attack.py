@@ -31,15 +31,16 @@ def test_without_noise_every_coin_of_a_canary_that_was_drawn_is_seen(method):
     scored, stated, _ = score_training(
         small_training(method, 2.0, DELTA), 200, LessNoise(1e9, SeededNoise(2))
     )
-    # In nine steps at a rate of a third a canary is never drawn with probability (2/3)⁹, below 3 %.
+    # In ten steps at a rate of a tenth a canary is never drawn with probability 0.9¹⁰, 35 %.
     clipped = stated.plan[0].mechanism.l2_sensitivity
     there, away = scored.scores[scored.present], scored.scores[~scored.present]
-    assert (there > 0.5 * clipped).mean() > 0.9
-    assert there.max() <= 9.5 * clipped
+    drawn = there > 0.5 * clipped
+    assert 0.5 < drawn.mean() < 0.8
+    assert there.max() <= 10.5 * clipped
     assert (away < 0.5 * clipped).mean() > 0.98
     # The last weights tell the same here: nothing else moved those that canaries have for their own.
     weights = scored.from_students
-    assert weights[scored.present].mean() > 10 * abs(weights[~scored.present].mean())
+    assert weights[scored.present][drawn].mean() > 10 * abs(weights[~scored.present].mean())
 
 
 def test_missing_clipping_and_shared_noise_are_found():
