@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from pl_privknn.comparison.table import (
     guarantees,
     marks_explained,
     mean_and_spread,
+    titles_of,
     weakened,
 )
 from pl_privknn.figures import (
@@ -141,7 +142,7 @@ def _draw(axes: Axes, cells: Cells) -> None:
     known, out = guarantees(cells), weakened(cells)
     targets = sorted({target for _, target in cells if target < math.inf})
     beyond = _beyond(cells)
-    for place, method in enumerate(_titles(cells)):
+    for place, method in enumerate(titles_of(cells)):
         colour, marker = LINES[place % len(LINES)], MARKERS[place % len(MARKERS)]
         last: tuple[float, float] | None = None
         for apart in (False, True):
@@ -160,7 +161,7 @@ def _draw(axes: Axes, cells: Cells) -> None:
                 markerfacecolor="none" if apart else colour,
                 linestyle="--" if apart else "-",
                 capsize=2.5,
-                label=_titles(cells)[method] + mark(weakest(known[key] for key in shown)),
+                label=titles_of(cells)[method] + mark(weakest(known[key] for key in shown)),
             )
             last = max(point[:2] for point in points) if last is None else max(last, points[-1][:2])
         if bound := cells.get((method, math.inf)):
@@ -178,10 +179,6 @@ def _draw(axes: Axes, cells: Cells) -> None:
     axes.set_xticks([], minor=True)
 
 
-def _titles(cells: Cells) -> Mapping[str, str]:
-    return {method: results[0].title for (method, _), results in cells.items()}
-
-
 def _beyond(cells: Cells) -> float:
     """Where on the axis of ε runs without privacy stand: one step behind the last."""
     targets = sorted({target for _, target in cells if target < math.inf}) or [1.0]
@@ -193,7 +190,7 @@ def _ends(cells: Cells) -> list[tuple[float, str, str]]:
     """Height, name and colour of each line's right end."""
     known = guarantees(cells)
     found = []
-    for place, (method, title) in enumerate(_titles(cells).items()):
+    for place, (method, title) in enumerate(titles_of(cells).items()):
         last = max(target for other, target in cells if other == method)
         own = [guarantee for (other, _), guarantee in known.items() if other == method]
         name = title + (mark(weakest(own)) if own else mark(UNCONDITIONAL))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from pl_privknn.callbacks.released_head import MODELS
 from pl_privknn.comparison.marks import SEEDED, footnotes, mark
 from pl_privknn.comparison.results import Result, epsilon_of_all
 from pl_privknn.comparison.spec import epsilon_text
@@ -15,11 +17,31 @@ Cells = Mapping[tuple[str, float], Sequence[Result]]
 
 
 def cells_of(results: Sequence[Result]) -> dict[tuple[str, float], list[Result]]:
-    """Results of all seeds by method and target, methods in the comparison's order."""
+    """Results of all seeds by method and target, methods in the comparison's order; each model of a run is one."""
     cells: dict[tuple[str, float], list[Result]] = {}
-    for result in results:
-        cells.setdefault((result.method, result.target), []).append(result)
+    for model in (model for result in results for model in models_of(result)):
+        cells.setdefault((model.method, model.target), []).append(model)
     return cells
+
+
+def models_of(result: Result) -> list[Result]:
+    """A run's student, head and their mean as a result each, where it judged them; else the run itself."""
+    if result.values.get("head_test_accuracy") is None:
+        return [result]
+    return [
+        dataclasses.replace(
+            result,
+            method=f"{result.method}, {model}",
+            title=f"{result.title}, {words}",
+            accuracy=float(result.values[f"{model}_test_accuracy"]),
+        )
+        for model, words in zip(MODELS, ("student", "head", "mean of both"), strict=True)
+    ]
+
+
+def titles_of(cells: Cells) -> dict[str, str]:
+    """Names for people of what has cells."""
+    return {method: results[0].title for (method, _), results in cells.items()}
 
 
 def mean_and_spread(results: Sequence[Result]) -> tuple[float, float]:
@@ -94,7 +116,7 @@ def markdown_table(results: Sequence[Result]) -> str:
     of them is ahead, the table says so.
     """
     cells = cells_of(results)
-    methods = {result.method: result.title for result in results}
+    methods = titles_of(cells)
     targets = sorted({result.target for result in results})
     finite = [target for target in targets if target < math.inf]
     seeds = {result.seed for result in results}

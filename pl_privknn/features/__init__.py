@@ -9,6 +9,7 @@ from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
 from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
+from pl_privknn.features.remembered import RememberedFeatures
 from pl_privknn.features.scattering import Scattering
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Pixels",
     "PublicKernelPCA",
     "PublicPCA",
+    "RememberedFeatures",
     "Scattering",
     "TimmFeatures",
 ]

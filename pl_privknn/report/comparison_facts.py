@@ -9,7 +9,14 @@ from typing import Any
 from pl_privknn.comparison.marks import mark
 from pl_privknn.comparison.results import Result, read_results
 from pl_privknn.comparison.spec import epsilon_text
-from pl_privknn.comparison.table import cells_of, guarantees, marks_explained, mean_and_spread, together
+from pl_privknn.comparison.table import (
+    cells_of,
+    guarantees,
+    marks_explained,
+    mean_and_spread,
+    titles_of,
+    together,
+)
 from pl_privknn.documents import write_yaml
 from pl_privknn.privacy.guarantee import UNCONDITIONAL
 from pl_privknn.report.promise import attacker, unit_of
@@ -27,7 +34,7 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     first = results[0].values
     targets = sorted({result.target for result in results})
     rows = []
-    for method, title in {result.method: result.title for result in results}.items():
+    for method, title in titles_of(cells).items():
         cell_texts = []
         for target in targets:
             here = cells.get((method, target), [])

@@ -18,8 +18,9 @@ from pl_privknn.cli.main import main
 from pl_privknn.comparison import markdown_table, read_comparison
 from pl_privknn.comparison.noise_search import Planner
 from pl_privknn.comparison.plot import digest_of, draw, figure_of
-from pl_privknn.comparison.results import result_from
+from pl_privknn.comparison.results import epsilon_of_all, result_from
 from pl_privknn.comparison.runner import choose
+from pl_privknn.comparison.table import together
 from pl_privknn.figures import apart
 from pl_privknn.privacy.guarantee import SEEDED_NOISE
 
@@ -58,6 +59,28 @@ def test_table_names_the_best_and_keeps_conditions_apart():
     assert lines[6] == "| *best* | A (C † is ahead) | B |  |"
     assert "at least 0.98 of it" in lines[8]
     assert lines[10:] == ["† guarantee: conditional – if C."]
+
+
+def test_student_head_and_mean_of_a_run_are_rows_and_its_cost_counts_once():
+    runs = [made("a", 1, 0.7, seed) for seed in range(2)]
+    for run, head in zip(runs, (0.8, 0.84), strict=True):
+        models = {"student_test_accuracy": 0.7, "head_test_accuracy": head, "mean_test_accuracy": 0.9}
+        release = {"mechanism": "gaussian", "sigma": 40.0, "l2_sensitivity": 1.0, "count": 1}
+        run.values.update(models, records=[release])
+    other = made("b", 1, 0.75)
+    table = markdown_table([*runs, other])
+    lines = table.splitlines()
+    assert lines[2:6] == [
+        "| A, student | 0.700 ± 0.000 |",
+        "| A, head | 0.820 ± 0.028 |",
+        "| A, mean of both | **0.900 ± 0.000** |",
+        "| B | 0.750 (1 of 2 seeds) |",
+    ]
+    assert lines[6] == "| *best* | A, mean of both |"
+    names = [text.get_text() for axes in figure_of([*runs, other]).axes for text in axes.texts]
+    assert {"A, student", "A, head", "A, mean of both", "B"} <= set(names)
+    both = epsilon_of_all([record for run in runs for record in run.values["records"]], 1e-5, "add_remove")
+    assert f"ε ≤ {both:.4g} " in together([*runs, other])
 
 
 def test_plot_draws_conditions_hollow_names_at_the_ends_and_bounds_behind_them(tmp_path):
