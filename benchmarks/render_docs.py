@@ -227,10 +227,37 @@ def statistics_teacher() -> str:
     return explained(markdown(header, lines), named)
 
 
+def private_training() -> str:
+    """Settings of PrivateTraining; each with the number of its runs."""
+    rows: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for part, entry in entries("private_training").items():
+        if not part.startswith("speed"):
+            asked = float(part.rpartition(", seed")[0].rpartition("ε ")[2])
+            rows.setdefault((entry["settings"]["setting"], asked), []).append(entry["results"])
+    lines, named = [], []
+    for (name, asked), found in sorted(rows.items()):
+        weak = weakest(guarantee_of(one) for one in found)
+        named.append((f"{name}, ε = {asked:g}", weak))
+        lines.append(
+            [
+                name,
+                f"{asked:g}{mark(weak)}",
+                found[0]["steps"],
+                f"{found[0]['noise_multiplier']:.3g}",
+                spread([one["public_accuracy"] for one in found]),
+                spread([one["test_accuracy"] for one in found]),
+                len(found),
+            ]
+        )
+    header = ["setting", "ε", "steps", "σ", "accuracy on public images", "test accuracy", "seeds"]
+    return explained(markdown(header, lines), named)
+
+
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "attacks", attack_pages.attacks),
     ("guides/attack.md", "membership", attack_pages.membership),
+    ("guides/private_training.md", "private training", private_training),
     ("methods/statistics.md", "statistics", statistics_teacher),
     ("methods/students.md", "students", students),
     ("methods/students.md", "noisy labels", noisy_labels),
