@@ -17,7 +17,7 @@ from pl_privknn.cli.main import main
 from pl_privknn.comparison.results import write_json
 from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.report import privacy_card, write_report
-from pl_privknn.report.page import facts_of
+from pl_privknn.report.page import facts_of, render
 from pl_privknn.report.promise import percent, right_guesses, true_positive_rate
 
 #: All that a page of a run is made of.
@@ -43,6 +43,15 @@ def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
     assert text.count('<img src="data:image/png') == 2 * QUERIES == facts["answers"]["counts"]["queried"]
     assert "cat" in text
     assert text.count("<svg") == 4  # attacker, growth, two curves
+
+
+def test_without_public_truth_the_page_says_how_many_are_labelled(run):
+    *_, facts = run
+    shown = "public images have a released label"
+    assert shown not in render(facts)
+    text = render({**facts, "student": {**facts["student"], "label_accuracy": None}})
+    assert f"<b>{facts['answers']['counts']['labelled']}</b>{shown}" in text
+    assert "released labels are right" not in text
 
 
 def test_pictures_are_the_asked_public_images_and_no_private_one(run):
