@@ -7,7 +7,7 @@ import torch
 from small_fit import fit_student
 
 from pl_privknn.callbacks.selection import ClusterSelection
-from pl_privknn.labelers import PATE, IndKNN, PrivateKNN
+from pl_privknn.labelers import PATE, IndKNN, LinearTeachers, PrivateKNN
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.private_knn import Screening
@@ -99,7 +99,8 @@ def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(make)
     queries, _ = table(40, seed=1)
     releases = []
     for shown in (False, True):
-        teacher = PATE(num_teachers=12, aggregator=make(shown), progress=False, noise_source=SeededNoise(3))
+        brief = LinearTeachers(steps=20, batch_size=8)
+        teacher = PATE(12, brief, aggregator=make(shown), progress=False, noise_source=SeededNoise(3))
         teacher.fit(*table(), 3)
         ledger = FreeLedger()
         releases.append((teacher.label(queries, ledger), ledger.rows))
