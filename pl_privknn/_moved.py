@@ -101,6 +101,8 @@ MOVED = {
     "privacy.run_folder": "privacy.ledger.run_folder",
     "students.modes": "students.forward",
     "students.tasks": "students.output_types",
+    "testing.doors": "testing.drawing_methods",
+    "testing.protocol_doors": "testing.protocol_methods",
     "training_cli": "cli.train",
 }
 

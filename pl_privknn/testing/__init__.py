@@ -2,14 +2,18 @@
 
 from pl_privknn.testing.audit import audit_labeler
 from pl_privknn.testing.check import CheckReport, check_labeler
-from pl_privknn.testing.doors import Door, Entered
+from pl_privknn.testing.drawing_methods import DrawingMethod, Entered
 from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.ledger import FreeLedger
 from pl_privknn.testing.tables import Pair, Table
 
+#: The earlier name.
+Door = DrawingMethod
+
 __all__ = [
     "CheckReport",
     "Door",
+    "DrawingMethod",
     "Entered",
     "FreeLedger",
     "LabelerCheckError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.testing import contract, sensitivity
-from pl_privknn.testing.doors import Door, mechanism_doors
+from pl_privknn.testing.drawing_methods import DrawingMethod, mechanism_methods
 from pl_privknn.testing.errors import LabelerCheckError
-from pl_privknn.testing.protocol_doors import protocol_doors
+from pl_privknn.testing.protocol_methods import protocol_methods
 from pl_privknn.testing.run import Run, Subject, copies_of, named
 from pl_privknn.testing.tables import Makers, Pair, Table, neighbors_of
 
@@ -46,7 +47,8 @@ def check_labeler(
     num_classes: int | None = None,
     dimension: int = 6,
     pairs: Sequence[Pair] = (),
-    doors: Sequence[Door] = (),
+    methods: Sequence[DrawingMethod] = (),
+    doors: Sequence[DrawingMethod] = (),
     seed: int = 0,
 ) -> CheckReport:
     """Check that a labeler charges before it draws, and that its noise covers what one record can do.
@@ -70,7 +72,7 @@ def check_labeler(
     What enters the noise is seen at the drawing methods of mechanisms (``add_noise``, ``argmax``, ``passes``,
     ``randomize``; also of your own mechanism, if it has ``l1_sensitivity`` or ``l2_sensitivity``), without the
     labeler's help. A labeler that draws otherwise can't be looked into: the check says so, and wants a
-    :class:`~pl_privknn.testing.doors.Door`.
+    :class:`~pl_privknn.testing.drawing_methods.DrawingMethod`.
 
     A check finds faults; it proves nothing. Neighbours that are not among the tables may move more, and the noise of
     the mechanisms themselves is tested elsewhere.
@@ -83,7 +85,8 @@ def check_labeler(
         num_classes: classes, or attributes for labelers of multi-label data; 3 or 5 by default.
         dimension: of the features.
         pairs: further neighbouring tables to try.
-        doors: further methods through which values enter noise.
+        methods: further methods through which values enter noise.
+        doors: the earlier name of ``methods``, for one release more.
         seed: of the tables and of the noise.
 
     Returns:
@@ -99,6 +102,10 @@ def check_labeler(
         >>> report.largest["multiclass, add_remove"].moves["gaussian (L2)"].amount
         1.4142135623730951
     """
+    if doors:
+        warnings.warn(
+            "check_labeler: doors is methods now, and read for one release more", FutureWarning, stacklevel=2
+        )
     make: Any = copies_of(labeler) if isinstance(labeler, Labeler) else labeler
     owner = make() if callable(make) else None
     if not isinstance(owner, Labeler):
@@ -113,7 +120,7 @@ def check_labeler(
     records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
     checks: list[tuple[str, str]] = []
     largest: dict[str, sensitivity.Largest] = {}
-    known = [*mechanism_doors(), *protocol_doors(), *doors]
+    known = [*mechanism_methods(), *protocol_methods(), *methods, *doors]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
             usual = 5 if task == "multilabel" else 3

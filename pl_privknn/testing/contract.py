@@ -82,8 +82,8 @@ def check_payments(run: Run) -> str:
     if own:
         raise LabelerCheckError(
             f"label draws {own[0].kind} noise by itself, so the check can't look inside: draw with the charged "
-            "mechanism's own method (add_noise, argmax, passes, randomize), or give check_labeler a Door for what "
-            "draws. Coins of a sample are tossed by noise.bernoulli(shape, sampling_rate)"
+            "mechanism's own method (add_noise, argmax, passes, randomize), or give check_labeler a DrawingMethod "
+            "for what draws. Coins of a sample are tossed by noise.bernoulli(shape, sampling_rate)"
         )
     rates = {
         rate for event in run.events if isinstance(event, Paid) and (rate := sampling_rate(event.charge)) < 1

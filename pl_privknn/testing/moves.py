@@ -21,7 +21,7 @@ from pl_privknn.privacy.mechanisms import (
     NoisyScreening,
     RandomizedResponse,
 )
-from pl_privknn.testing.doors import Entered
+from pl_privknn.testing.drawing_methods import Entered
 from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.watch import Paid
 
@@ -205,7 +205,7 @@ def _norm_of(mechanism: Mechanism) -> tuple[int, float]:
             return order, float(stated)
     raise LabelerCheckError(
         f"can't look inside {mechanism!r}: it states neither l1_sensitivity nor l2_sensitivity, so how far two "
-        "tables may be apart is not known. Give check_labeler a Door for it, with a measure"
+        "tables may be apart is not known. Give check_labeler a DrawingMethod for it, with a measure"
     )
 
 

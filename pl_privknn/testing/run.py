@@ -1,4 +1,4 @@
-"""One run of a labeler under observation: a fresh copy, a noting ledger, watched noise and watched doors."""
+"""One run of a labeler under observation: a fresh copy, a noting ledger, watched noise and drawing methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.testing.doors import Door, Doors, Passing
+from pl_privknn.testing.drawing_methods import DrawingMethod, Passing, WatchedMethods
 from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.ledger import FreeLedger
 from pl_privknn.testing.tables import Table
@@ -53,14 +53,14 @@ class Subject:
 
     Attributes:
         make: a fresh labeler, not fitted.
-        doors: see :class:`~pl_privknn.testing.doors.Doors`.
+        methods: see :class:`~pl_privknn.testing.drawing_methods.WatchedMethods`.
         num_classes: classes or attributes.
         public: features of public examples.
         seed: of the noise.
     """
 
     make: Callable[[], Labeler]
-    doors: Sequence[Door]
+    methods: Sequence[DrawingMethod]
     num_classes: int
     public: Tensor
     seed: int
@@ -72,7 +72,7 @@ class Run:
     Args:
         subject: what is run.
         coins: how coins fall; see :data:`~pl_privknn.testing.watch.Coins`.
-        passing: how screenings end; see :data:`~pl_privknn.testing.doors.Passing`.
+        passing: how screenings end; see :data:`~pl_privknn.testing.drawing_methods.Passing`.
         after: the run on the other table of a pair; its outcomes are given again here.
         hold_parts: give its conditional partition again, too.
         records: number of records of the pair's larger table.
@@ -96,10 +96,10 @@ class Run:
     ) -> None:
         self.subject = subject
         self.watch = Watch(subject.seed, coins, records, removed)
-        replay = None if after is None else after.doors.outcomes
-        self.doors: Doors = Doors(self.watch, subject.doors, passing, replay)
+        replay = None if after is None else after.methods.outcomes
+        self.methods: WatchedMethods = WatchedMethods(self.watch, subject.methods, passing, replay)
         if after is not None and hold_parts:
-            self.doors.parts_given = after.doors.parts
+            self.methods.parts_given = after.methods.parts
         self.ledger = WatchedLedger(self.watch, limit, start)
         self.labeler = subject.make()
         self.labeler.noise_source = self.watch.noise
@@ -119,7 +119,7 @@ class Run:
         """
         self.watch.place = "fit"
         images = table.features if images is None else images
-        with self.doors.open():
+        with self.methods.open():
             self.labeler.fit_public(self.subject.public)
             self.labeler.private_digests = self.labeler.record_digests(images, table.labels)
             self.labeler.fit(table.features.clone(), table.labels.clone(), self.subject.num_classes)
@@ -129,7 +129,7 @@ class Run:
         """One call of ``label``."""
         self.watch.place = "label"
         self.events.append(Called())
-        with self.doors.open():
+        with self.methods.open():
             self.releases.append(self.labeler.label(queries.clone(), self.ledger, max_answers))
         return self
 

@@ -105,7 +105,7 @@ def check_outcomes(first: Run, second: Run) -> None:
             f"what is charged depends on the private table: {rows[0]} on one, {rows[1]} on the other, at equal "
             "answers"
         )
-    if len(first.doors.outcomes) != len(second.doors.outcomes):
+    if len(first.methods.outcomes) != len(second.methods.outcomes):
         raise LabelerCheckError("draws fewer times on one private table than on the other, at equal answers")
     check_same(
         first.releases,

@@ -44,8 +44,8 @@ class Draw:
         dims: shape of what was drawn.
         parameter: probability, scale or range.
         place: in which call of the labeler.
-        through: whether a door of a mechanism drew it; see :mod:`pl_privknn.testing.doors`.
-        values: what was drawn, of normal noise that no door drew.
+        through: whether a drawing method of a mechanism drew it; see :mod:`pl_privknn.testing.drawing_methods`.
+        values: what was drawn, of normal noise that no drawing method drew.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class Watch:
 
     Args:
         seed: of all noise.
-        coins: see :data:`Coins`; of coins that no door of a mechanism tosses.
+        coins: see :data:`Coins`; of coins that no drawing method of a mechanism tosses.
         records: number of records of the larger table of a neighbouring pair.
         removed: position in that table of the record that this run's table lacks; None where it lacks none.
     """
@@ -107,7 +107,7 @@ class Watch:
         return self._streams
 
     def claim(self, row: NDArray[np.float64]) -> Draw | None:
-        """The draw of normal noise, made by no door, that this row is from; each row serves once."""
+        """The draw of normal noise, made by no drawing method, that this row is from; each row serves once."""
         for number, event in enumerate(self.events):
             if isinstance(event, Draw) and event.values is not None and event.dims[-1] == len(row):
                 same = (event.values.numpy().reshape(-1, len(row)) == row).all(axis=1)
@@ -118,7 +118,7 @@ class Watch:
         return None
 
     def unclaimed(self) -> list[Draw]:
-        """What ``label`` drew without a door, other than coins."""
+        """What ``label`` drew without a drawing method, other than coins."""
         taken = {number for number, _ in self.claimed}
         return [
             event
@@ -227,7 +227,7 @@ def _dims(shape: Shape) -> tuple[int, ...]:
 
 
 def coins_of(events: list[Any], rate: float) -> int:
-    """How many coins of probability ``rate`` were tossed by no door."""
+    """How many coins of probability ``rate`` were tossed by no drawing method."""
     return sum(
         math.prod(event.dims)
         for event in events

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pl_privknn.privacy.mechanisms import Charge, Conditional, Mechanism
-from pl_privknn.testing import Door, Entered, LabelerCheckError, Pair, Table, check_labeler
+from pl_privknn.testing import DrawingMethod, Entered, LabelerCheckError, Pair, Table, check_labeler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +40,27 @@ class Blurred(broken.Honest):
         return getattr(self.mechanism, self.draw)(self.votes(asked, noise), noise).argmax(dim=1)
 
 
-def test_a_mechanism_that_states_no_sensitivity_needs_a_door():
-    with pytest.raises(LabelerCheckError, match=r"can't look inside Uniform.*Give check_labeler a Door"):
+def test_a_mechanism_that_states_no_sensitivity_needs_a_drawing_method():
+    with pytest.raises(
+        LabelerCheckError, match=r"can't look inside Uniform.*Give check_labeler a DrawingMethod"
+    ):
         check_labeler(Blurred())
 
     def measure(first, second):
         return float((first - second).abs().amax()), allowed
 
     allowed = 1.0
-    door = Door(Uniform, "blur", lambda mechanism, values, noise: Entered(mechanism, values, measure))
-    report = check_labeler(Blurred("blur"), doors=[door])
+    method = DrawingMethod(
+        Uniform, "blur", lambda mechanism, values, noise: Entered(mechanism, values, measure)
+    )
+    report = check_labeler(Blurred("blur"), methods=[method])
     assert report.largest["multiclass, add_remove"].moves["uniform_of_a_test (answers)"].amount == 1.0
     allowed = 0.5
-    with pytest.raises(LabelerCheckError, match=r"by 1, and 0.5 was charged"):
-        check_labeler(Blurred("blur"), doors=[door])
+    with (
+        pytest.raises(LabelerCheckError, match=r"by 1, and 0.5 was charged"),
+        pytest.warns(FutureWarning, match="doors is methods now"),
+    ):
+        check_labeler(Blurred("blur"), doors=[method])
 
 
 class Assumes(broken_answers.SensitivityOne):

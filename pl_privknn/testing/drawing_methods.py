@@ -1,4 +1,4 @@
-"""Doors: the methods through which private values enter noise, watched without a labeler's help.
+"""The methods through which private values enter noise, watched without a labeler's help.
 
 While a run lasts, every drawing method of every mechanism is replaced by one that notes what goes in and what comes
 out. On the second table of a neighbouring pair the same outcomes are given again (*replayed*): adaptive composition
@@ -48,7 +48,7 @@ class Entered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Door:
+class DrawingMethod:
     """A method, or a function of a module, through which private values enter noise.
 
     For a mechanism of your own whose drawing method has another name, or which states no sensitivity::
@@ -56,7 +56,7 @@ class Door:
         def far(first, second):  # how far two tables' values are apart, and how far they may be
             return float((first - second).abs().max()), 1.0
 
-        Door(Staircase, "draw", lambda mechanism, values, noise: Entered(mechanism, values, far))
+        DrawingMethod(Staircase, "draw", lambda mechanism, values, noise: Entered(mechanism, values, far))
 
     Attributes:
         owner: class or module.
@@ -88,10 +88,10 @@ class Door:
         return [entered], original(*given, **named)
 
 
-def mechanism_doors() -> list[Door]:
-    """One door for each drawing method that any known mechanism defines; yours too, once it is imported."""
+def mechanism_methods() -> list[DrawingMethod]:
+    """Every drawing method that any known mechanism defines; yours too, once it is imported."""
     return [
-        Door(cls, name, lambda mechanism, values, noise: Entered(mechanism, values))
+        DrawingMethod(cls, name, lambda mechanism, values, noise: Entered(mechanism, values))
         for cls in subclasses(Mechanism)
         for name in DRAWING
         if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
@@ -104,12 +104,12 @@ def subclasses(cls: type) -> list[type]:
     return [cls, *(found for child in children for found in subclasses(child))]
 
 
-class Doors:
-    """Watches all doors of one run.
+class WatchedMethods:
+    """Watches drawing methods in one run.
 
     Args:
         watch: told of what enters.
-        doors: which.
+        methods: which.
         passing: see :data:`Passing`.
         replay: outcomes of the run on the other table, given again in order; None draws.
     """
@@ -117,11 +117,11 @@ class Doors:
     def __init__(
         self,
         watch: Watch,
-        doors: Sequence[Door],
+        methods: Sequence[DrawingMethod],
         passing: Passing = "drawn",
         replay: Sequence[Any] | None = None,
     ) -> None:
-        self.watch, self.doors, self.passing, self.replay = watch, doors, passing, replay
+        self.watch, self.methods, self.passing, self.replay = watch, methods, passing, replay
         self.outcomes: list[Any] = []
         #: Parts that a conditional partitioner made; see :meth:`open`.
         self.parts: list[Tensor] = []
@@ -135,41 +135,43 @@ class Doors:
         the first one.
         """
         with contextlib.ExitStack() as stack:
-            for door in self.doors:
-                original = getattr(door.owner, door.name)
-                stack.enter_context(mock.patch.object(door.owner, door.name, self._watched(door, original)))
+            for method in self.methods:
+                original = getattr(method.owner, method.name)
+                stack.enter_context(
+                    mock.patch.object(method.owner, method.name, self._watched(method, original))
+                )
             stack.enter_context(mock.patch.object(Partitioner, "assign", self._assigning(Partitioner.assign)))
             yield
 
-    def _watched(self, door: Door, original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(*given: Any, **named: Any) -> Any:
-            if self.watch.through:  # a door behind a door
+    def _watched(self, method: DrawingMethod, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **named: Any) -> Any:
+            if self.watch.through:  # one behind another
                 return original(*given, **named)
-            self._check_source(door, [*given, *named.values()])
-            earlier = self._earlier(door)
+            self._check_source(method, [*given, *named.values()])
+            earlier = self._earlier(method)
             self.watch.through = True
             try:
-                entered, outcome = door.view(self.watch, earlier, original, *given, **named)
+                entered, outcome = method.view(self.watch, earlier, original, *given, **named)
             finally:
                 self.watch.through = False
             if earlier is not None:
                 self._check_shape(entered, outcome, earlier)
                 outcome = copy.deepcopy(earlier)
-            elif door.name == "passes" and self.passing != "drawn":
+            elif method.name == "passes" and self.passing != "drawn":
                 outcome = torch.arange(outcome.numel()).view(outcome.shape) % 2 == 0
                 outcome = torch.ones_like(outcome) if self.passing == "all" else outcome
             self.watch.events.extend(entered)
             self.outcomes.append(copy.deepcopy(outcome))
             return outcome
 
-        return method
+        return watched
 
-    def _earlier(self, door: Door) -> Any:
+    def _earlier(self, method: DrawingMethod) -> Any:
         if self.replay is None:
             return None
         if len(self.outcomes) == len(self.replay):
             raise LabelerCheckError(
-                f"what is released depends on the private table: at equal answers, {door.name} draws once more on "
+                f"what is released depends on the private table: at equal answers, {method.name} draws once more on "
                 "one table than on the other. What is asked, and how often, must not depend on it"
             )
         return self.replay[len(self.outcomes)]
@@ -182,14 +184,14 @@ class Doors:
                 f"releases shape {tuple(shapes[0] or ())} on one table and {tuple(shapes[1] or ())} on the other"
             )
 
-    def _check_source(self, door: Door, given: Sequence[Any]) -> None:
+    def _check_source(self, method: DrawingMethod, given: Sequence[Any]) -> None:
         for source in given:
             if isinstance(source, NoiseSource) and not (
                 isinstance(source, WatchedNoise) and source.watch is self.watch
             ):
                 raise LabelerCheckError(
-                    f"{door.name} draws from {source!r} and not from the labeler's noise_source; get the noise from "
-                    "self.paid(ledger, mechanism, count, key)"
+                    f"{method.name} draws from {source!r} and not from the labeler's noise_source; get the noise "
+                    "from self.paid(ledger, mechanism, count, key)"
                 )
 
     def _assigning(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""Doors of what draws without a mechanism's method: clients' messages, and the stream of Ind-KNN."""
+"""What draws without a mechanism's method: clients' messages, and the stream of Ind-KNN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pl_privknn.labelers.reverse_knn.shuffle import Shuffled
 from pl_privknn.labelers.statistics.prototypes import REACH, PublicPrototypes
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.testing.doors import Door, Entered, subclasses
+from pl_privknn.testing.drawing_methods import DrawingMethod, Entered, subclasses
 from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.watch import Watch
 
@@ -25,18 +25,18 @@ from pl_privknn.testing.watch import Watch
 _FAR = 2.0**20
 
 
-def protocol_doors() -> list[Door]:
-    """Doors of local and shuffled reverse kNN, of Ind-KNN, and of public prototypes."""
+def protocol_methods() -> list[DrawingMethod]:
+    """Those of local and shuffled reverse kNN, of Ind-KNN, and of public prototypes."""
     protocols = [*subclasses(LocalRandomizer), *subclasses(Shuffled)]
     return [
         *(
-            Door(cls, name, answers)
+            DrawingMethod(cls, name, answers)
             for cls in protocols
             for name in ("simulate", "randomize", "messages")
             if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
         ),
-        StreamDoor(prediction, "ask", lambda *given: given[0]),
-        Door(PublicPrototypes, "drawn", choices),
+        StreamMethod(prediction, "ask", lambda *given: given[0]),
+        DrawingMethod(PublicPrototypes, "drawn", choices),
     ]
 
 
@@ -71,7 +71,7 @@ def _answers_changed(first: Tensor, second: Tensor) -> tuple[float, float]:
     return float((first != second).any(dim=1).sum()), 1.0
 
 
-class StreamDoor(Door):
+class StreamMethod(DrawingMethod):
     """One answer of Ind-KNN: the number of neighbours enters, and then their votes at the number released.
 
     Both are Gaussian releases of the stream that is paid for as a whole. What enters them, and the deviation of the
