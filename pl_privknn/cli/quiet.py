@@ -23,7 +23,7 @@ _WORKINGS = (
     "Total length of `list` across ranks is zero",  # public images of unknown truth: nothing to validate on
     *MESSAGES,
 )
-_SAID = ("litlogger", "litmodels", "TPU available", "HPU available")
+_SAID = ("litlogger", "litmodels", "TPU available", "HPU available", "passed to Trainer: LeavesFolder")
 
 
 class ParameterCount(pl.Callback):

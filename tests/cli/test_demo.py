@@ -45,5 +45,9 @@ def test_warnings_of_the_users_own_are_one_line_and_lightnings_workings_none(cap
         assert [str(found.message) for found in caught] == ["your own"]
         record = logging.LogRecord("x", 20, "f", 1, "try installing [litlogger] now", (), None)
         assert not log.filter(record)
+        # The callback that a noisy model gives its trainer; one of the user's own is told of.
+        for name, told in (("LeavesFolder", False), ("EarlyStopping, LeavesFolder", True)):
+            text = f"`configure_callbacks` will override existing callbacks passed to Trainer: {name}"
+            assert bool(log.filter(logging.LogRecord("x", 20, "f", 1, text, (), None))) is told
     assert log.filter(record)
     assert "file.py" in warnings.formatwarning("k", UserWarning, "file.py", 3)
