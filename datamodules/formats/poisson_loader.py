@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from pl_privknn.datamodules.formats.loaders import LateStartLoader
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample, steps_per_epoch
 from pl_privknn.privacy.private_side import privately
+from pl_privknn.privacy.record_groups import poisson_sample_by_group
 
 _IMAGES_AT_ONCE = 1024
 
@@ -40,12 +41,18 @@ class PoissonBatches(DistributedSampler[list[int]]):
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.steps = check_int("steps", steps)
         self.coins = coins
+        #: Group of each record, and the rate of each group, where they differ.
+        self.groups: tuple[Tensor, Sequence[float]] | None = None
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         coins = self.coins()
+        if self.groups is not None:
+            for _ in range(self.steps):
+                yield poisson_sample_by_group(*self.groups, coins).tolist()
+            return
         for _ in range(self.steps):
             yield poisson_sample(self.count, self.sampling_rate, coins).tolist()
 
@@ -71,6 +78,18 @@ class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+    def own(self, values: Tensor) -> Tensor:
+        """Those of this process's records, of values ``(n,)`` for all private records.
+
+        Raises:
+            ValueError: for more or fewer of them.
+        """
+        if len(values) != len(self._private):
+            raise ValueError(
+                "members: must be one group a private record, in the data module's order, and there are more or fewer"
+            )
+        return values[self._rows]
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return privately(self._read, indices)
@@ -154,6 +173,18 @@ class PoissonTraining:
         self.records = PrivateRecords(private, share)
         self.steps_per_epoch = steps_per_epoch(sampling_rate)
         self.batches = PoissonBatches(len(self.records), sampling_rate, self.steps_per_epoch, coins)
+
+    def draw_by_group(self, members: Tensor, rates: Sequence[float]) -> None:
+        """Draw each record with the rate of its group from now on.
+
+        Args:
+            members: group of each private record, of all processes, int64 ``(n,)``.
+            rates: one a group.
+
+        Raises:
+            ValueError: unless each private record has a group.
+        """
+        self.batches.groups = self.records.own(members), rates
 
     def loader(self, **options: Any) -> LateStartLoader:
         """A :class:`PrivateBatch` a step.

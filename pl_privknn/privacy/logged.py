@@ -42,7 +42,7 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("epsilon_exact", "guarantee", "reason", "conditional"), _PLAN),
         **dict.fromkeys(("tpr_at_fpr_0.001", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1"), _PLAN),
         **dict.fromkeys(("advantage", "gaussian_dp_mu"), _PLAN),
-        **dict.fromkeys(("noise_multiplier", "steps_planned"), _PLAN),
+        **dict.fromkeys(("noise_multiplier", "steps_planned", "epsilon_of_groups", "rate_of_groups"), _PLAN),
         **dict.fromkeys(("epsilon_spent", "steps", "ledger_head"), _CHARGES),
         **dict.fromkeys(("answered", "refused", "lost"), _ANSWERS),
         **dict.fromkeys(("label_accuracy", "label_accuracy_last_round"), _JUDGED),

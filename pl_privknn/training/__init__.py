@@ -2,6 +2,7 @@
 
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
 from pl_privknn.training.paid_accuracy import PaidAccuracy
+from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.private_training import PrivateTraining
 
-__all__ = ["AdaptiveClipping", "PaidAccuracy", "PrivateTraining"]
+__all__ = ["AdaptiveClipping", "PaidAccuracy", "PrivacyGroups", "PrivateTraining"]

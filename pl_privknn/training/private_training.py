@@ -13,7 +13,7 @@ from torch import Tensor
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn._run_end import leave_report
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import noise_for_steps, steps_per_epoch
+from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping, MovingNorm
@@ -22,6 +22,7 @@ from pl_privknn.training.layer_checks import replace_batch_norms
 from pl_privknn.training.module_checks import check_module, check_readers
 from pl_privknn.training.module_guard import ModuleGuard
 from pl_privknn.training.paid_accuracy import PaidAccuracy, accuracy_of, check_predictions, right_and_wrong
+from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.reporting import ReportsTraining
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
@@ -73,6 +74,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         adaptive_clipping: let the bound follow a quantile of the gradients' norms, from ``max_grad_norm`` on.
         accuracy: release the accuracy on the private records at times; ``epsilon`` is for all together.
+        groups: of records that have an ε of their own, in the place of ``epsilon``.
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
@@ -109,10 +111,13 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         replace_batch_norm: bool = False,
         adaptive_clipping: AdaptiveClipping | None = None,
         accuracy: PaidAccuracy | None = None,
+        groups: PrivacyGroups | None = None,
         files: RunFiles = RunFiles(),
         steps_per_charge: int = 20,
         noise_source: NoiseSource | None = None,
     ) -> None:
+        if groups is not None:
+            epsilon = groups.largest(epsilon)
         if epsilon is None and noise_multiplier is None:
             raise ValueError(
                 "epsilon=None, noise_multiplier=None: give epsilon, which finds the noise, or noise_multiplier, or "
@@ -152,11 +157,12 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             max_epsilon=epsilon if known else None,
             epsilon=None if known else epsilon,
             noise_multiplier=noise_multiplier,
-            on_budget="stop" if known else "error",
+            on_budget="stop" if known and groups is None else "error",
         )
         batches = PoissonBatches(batch_size=expected_batch_size, expected_records=expected_records)
         self.session = PrivateSession(_KIND, batches, budget, files, steps_per_charge, noise_source)
         self.session.adaptive_clipping, self.session.accuracy = adaptive_clipping, accuracy
+        self.session.groups = groups
         self._norm: MovingNorm | None = None
         self._reached: float | None = None
         self._guard: ModuleGuard | None = None
@@ -174,12 +180,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         Args:
             steps: of the whole training.
         """
-        budget = self.session.budget
-        if budget.noise_multiplier is not None:
-            return budget.noise_multiplier
-        assert budget.epsilon is not None
-        others = [] if self.session.accuracy is None else self.session.accuracy.charges(steps)
-        return noise_for_steps(budget.epsilon, budget.delta, self.session.sampling_rate, steps, others)
+        return self.session.noise_for(steps)
 
     # ------------------------------------------------------------------ hooks
 

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.noisy_steps import noise_for_steps
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
 from pl_privknn.training.paid_accuracy import PaidAccuracy
+from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.processes import FollowedRun, Processes
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
 from pl_privknn.training.trainer_checks import check_data
@@ -40,6 +42,7 @@ class PrivateSession:
         private: what the private batches are made of, during the fit; None in a ``fast_dev_run``.
         adaptive_clipping: how the clipping norm moves; part of the plan.
         accuracy: what is released beside the steps; part of the plan.
+        groups: of records, each with an ε of its own, or None.
         loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
 
     Raises:
@@ -65,6 +68,7 @@ class PrivateSession:
         self.private: Any = None
         self.adaptive_clipping: AdaptiveClipping | None = None
         self.accuracy: PaidAccuracy | None = None
+        self.groups: PrivacyGroups | None = None
         self._processes: Processes | None = None
         self.loaded: dict[str, Any] | None = None
 
@@ -74,6 +78,10 @@ class PrivateSession:
 
     def draw_from(self, data: Any, trainer: pl.Trainer) -> None:
         """Make the data module give Poisson batches of this process's private records."""
+        if self.groups is not None and data.private_in_shards:
+            raise ValueError(
+                "groups: members are of all private records in one table, and these come in shards"
+            )
         self._processes = Processes(trainer)
         # Where each process loads records of its own, it draws from all of them.
         share = (0, 1) if data.private_in_shards else (self._processes.rank, self._processes.count)
@@ -115,6 +123,17 @@ class PrivateSession:
         self.run = opened[0] if opened else FollowedRun(**told)
         if self.run.lost:
             rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
+
+    def noise_for(self, steps: int) -> float:
+        """The noise multiplier with which so many steps are trained."""
+        known, budget = self.budget.noise_multiplier, self.budget
+        if known is not None:
+            return known
+        others = [] if self.accuracy is None else self.accuracy.charges(steps)
+        if self.groups is not None:
+            return self.groups.noise_for(self.sampling_rate, budget.delta, steps, others)
+        assert budget.epsilon is not None
+        return noise_for_steps(budget.epsilon, budget.delta, self.sampling_rate, steps, others)
 
     def ended(self, trainer: pl.Trainer) -> bool:
         """Whether all planned steps are done; the trainer is told to stop then."""
@@ -179,16 +198,27 @@ class PrivateSession:
                 f"max_epochs={trainer.max_epochs}: the number of steps is part of the guarantee; set max_epochs or "
                 "max_steps of the trainer"
             )
+        count = check_int("steps", steps)
+        rate, noise, target = self.sampling_rate, self.budget.noise_multiplier, self.budget.epsilon
+        rates: list[float] | None = None
+        if self.groups is not None:
+            noise = self.noise_for(count)
+            others = [] if self.accuracy is None else self.accuracy.charges(count)
+            rates = self.groups.rates(noise, self.budget.delta, count, others)
+            # The ledger promises what holds for all: the ε of the records that take part most often.
+            rate, target = max(rates), None
+            self.private.draw_by_group(self.groups.members, rates)
         return TrainingPlan(
-            steps=check_int("steps", steps),
-            sampling_rate=self.private.batches.sampling_rate,
+            steps=count,
+            sampling_rate=rate,
             batch_size=self.batch_size,
             clip_norm=clip_norm,
             delta=self.budget.delta,
-            noise_multiplier=self.budget.noise_multiplier,
-            target_epsilon=self.budget.epsilon,
+            noise_multiplier=noise,
+            target_epsilon=target,
             adaptive_clipping=self.adaptive_clipping,
             accuracy=self.accuracy,
+            rates=rates,
         )
 
     def _released(self, values: Tensor, draw: Callable[[TrainingRun, Tensor], Tensor]) -> Tensor:

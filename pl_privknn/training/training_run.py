@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pl_privknn.privacy.ledger.run_folder import FolderLock, HeadFile, resumed_f
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
+from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
 from pl_privknn.training.paid_accuracy import PaidAccuracy
 
@@ -41,6 +43,7 @@ class TrainingPlan:
         target_epsilon: ε that all steps together may cost, or None.
         adaptive_clipping: how ``clip_norm`` moves, which is then only the first; None where it stays.
         accuracy: what is released beside the steps, or None.
+        rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
     """
 
     steps: int
@@ -52,6 +55,7 @@ class TrainingPlan:
     target_epsilon: float | None
     adaptive_clipping: AdaptiveClipping | None = None
     accuracy: PaidAccuracy | None = None
+    rates: list[float] | None = None
 
     def accuracies(self, steps: int) -> list[Charge]:
         """What accuracies cost in so many steps."""
@@ -63,7 +67,7 @@ class TrainingPlan:
         return {
             name: value
             for name, value in found.items()
-            if value is not None or name not in ("adaptive_clipping", "accuracy")
+            if value is not None or name not in ("adaptive_clipping", "accuracy", "rates")
         }
 
 
@@ -255,9 +259,16 @@ class TrainingRun:
             "batch_size": self.plan.batch_size,
             "noise_multiplier": self.noise_multiplier,
             "clip_norm": self.plan.clip_norm,
+            **self._of_groups(report.guaranteed, self.planned),
             "ledger_head": report.head,
             "run": self.run_id,
         }
+
+    def _of_groups(self, charges: Sequence[Charge], steps: int) -> dict[str, Any]:
+        if (rates := self.plan.rates) is None:
+            return {}
+        costs = group_costs(rates, Charge(self.mechanism, steps), charges, self.plan.delta)
+        return {"epsilon_of_groups": costs, "rate_of_groups": rates}
 
     def _noise(self) -> float:
         plan = self.plan
@@ -269,6 +280,8 @@ class TrainingRun:
 
     def _state_plan(self, stop_at_budget: bool) -> int:
         description = {"training": self.kind, **self.plan.described()}
+        charges = [Charge(self.mechanism, self.plan.steps), *self.plan.accuracies(self.plan.steps)]
+        description |= self._of_groups(charges, self.plan.steps)  # the ledger's own ε is the largest group's
 
         def state(steps: int) -> int:
             charges = [Charge(self.mechanism, steps), *self.plan.accuracies(steps)]

@@ -282,4 +282,40 @@ FAULTS = (
         },
         ("test_processes::test_several_processes_train_as_one_and_pay_as_one",),
     ),
+    Fault(
+        "smallest-group-promised",
+        "The ledger, and ε of the training, are those of the group that takes part least.",
+        "pl_privknn.training.session",
+        {
+            "rate, target = max(rates), None": "rate, target = min(rates), None",
+        },
+        ("test_privacy_groups::test_the_ledger_promises_the_largest_and_the_summary_states_each",),
+    ),
+    Fault(
+        "groups-draw-with-each-other-s-rate",
+        "Records whose owners chose a small ε take part as often as others.",
+        "pl_privknn.privacy.record_groups",
+        {
+            "torch.nonzero(members == group)": "torch.nonzero(members != group)",
+        },
+        ("test_privacy_groups::test_a_record_is_drawn_with_the_rate_of_its_group_and_alone",),
+    ),
+    Fault(
+        "members-of-other-rows",
+        "With several processes a record has the group of another one.",
+        "pl_privknn.datamodules.formats.poisson_loader",
+        {
+            "return values[self._rows]": "return values[: len(self._rows)]",
+        },
+        ("test_privacy_groups::test_a_record_is_drawn_with_the_rate_of_its_group_and_alone",),
+    ),
+    Fault(
+        "groups-pay-nothing-for-the-rest",
+        "ε of a group leaves out what was released beside the steps.",
+        "pl_privknn.privacy.record_groups",
+        {
+            "account([own, *others], delta": "account([own], delta",
+        },
+        ("test_privacy_groups::test_what_is_beside_the_steps_counts_in_full_for_every_group",),
+    ),
 )

@@ -12,6 +12,7 @@ from pl_privknn.privacy.ledger.balance import Balance
 from pl_privknn.privacy.ledger.budget import make_report
 from pl_privknn.privacy.ledger.store import read_rows
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.record_groups import group_costs
 
 #: What a run notes in its ledger about its queries: this word and its id, then the counts as JSON behind a colon.
 COUNTS = "labels"
@@ -118,14 +119,21 @@ def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Bal
         found |= {name: counts[name] for name in _COUNTED if name in counts}
     if "steps_planned" in summary:
         found |= _training(totals.planned.values(), totals.charged.values())
+    if described and (rates := described[-1].get("rates")):
+        steps = next(
+            c for c in totals.planned.values() if getattr(c.mechanism, "sampling_rate", 0) == max(rates)
+        )
+        found["rate_of_groups"] = rates
+        found["epsilon_of_groups"] = group_costs(rates, steps, balance.guarantee(), summary["delta"])
     return found
 
 
 def _training(planned: Iterable[Charge], charged: Iterable[Charge]) -> dict[str, Any]:
     """Steps, noise and sampling rate of a private training."""
-    plan = list(planned)
+    # Accuracies that were paid for have discrete noise, and are no steps.
+    plan = [charge for charge in planned if isinstance(charge.mechanism, Gaussian)]
     found: dict[str, Any] = {
-        "steps": sum(charge.count for charge in charged),
+        "steps": sum(charge.count for charge in charged if isinstance(charge.mechanism, Gaussian)),
         "steps_planned": sum(charge.count for charge in plan),
     }
     if len(plan) == 1 and isinstance(release := plan[0].mechanism, Gaussian):
@@ -140,6 +148,9 @@ def _training(planned: Iterable[Charge], charged: Iterable[Charge]) -> dict[str,
 def _compared(name: str, stated: Any, found: Any) -> dict[str, Any]:
     if isinstance(stated, int | float) and isinstance(found, int | float) and not isinstance(stated, bool):
         agrees = stated == found or math.isclose(stated, found, rel_tol=_ROUNDING)
+    elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
+        pairs = zip(stated, found, strict=True)
+        agrees = all(_compared(name, one, other)["agrees"] for one, other in pairs)
     else:
         agrees = stated == found
     return {"name": name, "stated": stated, "found": found, "agrees": agrees}

@@ -1,0 +1,130 @@
+"""Groups of private records, each with an ε of its own: the same noise, and another sampling rate for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_positive, check_rate
+from pl_privknn.argument_groups import ArgumentGroup
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.noisy_steps import noise_for_steps
+from pl_privknn.privacy.record_groups import rate_for_steps
+
+# Relative distance of the expected batch from the one that was asked for, where the noise is searched.
+_CLOSE = 0.01
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrivacyGroups(ArgumentGroup):
+    """Gives every group of records the ε that its owners chose (Boenisch et al. 2023, "Have it your way", *Sample*).
+
+    All steps have the same noise and the same clipping norm. A record of group g takes part in a step with the
+    probability at which all steps together cost just about ``epsilons[g]``. Adding or removing one record of g is
+    covered by ``epsilons[g]``; the training as a whole by the largest, which is what the ledger promises.
+
+    Which group a record is in must follow from a rule that was there before, and from this record alone: its owner's
+    choice, or where it comes from. A group by what other records are, or by what a model says, has no ε of its own.
+    To move a record from g to h is to remove it and to add another one, which costs both. A resumed training needs
+    the same members.
+
+    Args:
+        members: group of each private record in the data module's order, whole numbers from 0, shape ``(n,)``.
+        epsilons: ε of each group.
+        shares: about what share of the records each group is, public constants that sum to 1 and are not counted
+            from the records; they place the noise, and no ε hangs on them.
+
+    Raises:
+        ValueError: for arguments that don't fit each other.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
+        >>> from pl_privknn.training import PrivacyGroups, PrivateTraining
+        >>> groups = PrivacyGroups(torch.arange(60_000) % 2, epsilons=(1.0, 2.0), shares=(0.5, 0.5))
+        >>> training = PrivateTraining(
+        ...     noise_multiplier=1.0, expected_batch_size=512, expected_records=60_000, groups=groups
+        ... )
+        >>> rates = groups.rates(1.0, 1e-5, 236)
+        >>> costs = [epsilon_for_delta([Charge(Gaussian(1.0, 1.0, rate), 236)], delta=1e-5) for rate in rates]
+        >>> [round(cost, 2) for cost in costs]
+        [1.0, 2.0]
+    """
+
+    members: Tensor = dataclasses.field(repr=False)  # which record is in which group is private
+    epsilons: Sequence[float]
+    shares: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if not self.epsilons or len(self.epsilons) != len(self.shares):
+            raise ValueError(f"epsilons={self.epsilons!r}, shares={self.shares!r}: give one of each a group")
+        for epsilon, share in zip(self.epsilons, self.shares, strict=True):
+            check_positive("epsilons", epsilon)
+            check_rate("shares", share)
+        if not math.isclose(sum(self.shares), 1.0, abs_tol=1e-6):
+            raise ValueError(f"shares={self.shares!r} sum to {sum(self.shares):g}; let them sum to 1")
+        members = torch.as_tensor(self.members)
+        if members.ndim != 1 or members.is_floating_point() or members.is_complex():
+            raise ValueError("members: must be whole numbers of shape (n,), the group of each private record")
+        if not bool(((members >= 0) & (members < len(self.epsilons))).all()):
+            raise ValueError(
+                f"members: must be groups from 0 to {len(self.epsilons) - 1}, one a private record"
+            )
+        object.__setattr__(self, "members", members.long())
+
+    def rates(
+        self, noise_multiplier: float, delta: float, steps: int, others: Sequence[Charge] = ()
+    ) -> list[float]:
+        """The Poisson rate of each group; 1 where even all of its records in every step cost less than its ε.
+
+        Args:
+            noise_multiplier: of all steps.
+            delta: δ of the guarantee.
+            steps: of the whole training.
+            others: what is released beside the steps.
+
+        Raises:
+            ValueError: where a group's ε can't be met.
+        """
+        return [rate_for_steps(e, delta, noise_multiplier, steps, others) for e in self.epsilons]
+
+    def noise_for(self, mean_rate: float, delta: float, steps: int, others: Sequence[Charge] = ()) -> float:
+        """A noise multiplier with which the groups' rates draw about the expected batch.
+
+        Args:
+            mean_rate: expected batch over expected records.
+            delta: δ of the guarantee.
+            steps: of the whole training.
+            others: what is released beside the steps.
+
+        Raises:
+            ValueError: where a group's ε can't be met.
+        """
+        # Rates go about as ε does, so the mean ε is near.
+        mean = sum(share * epsilon for share, epsilon in zip(self.shares, self.epsilons, strict=True))
+        noise = noise_for_steps(mean, delta, mean_rate, steps, others)
+        for _ in range(20):
+            rates = self.rates(noise, delta, steps, others)
+            found = sum(share * rate for share, rate in zip(self.shares, rates, strict=True))
+            if abs(found / mean_rate - 1) <= _CLOSE or min(rates) == 1.0:
+                break
+            # ε hangs on rate over noise where there is much noise; where there is little, on more than that.
+            noise = float(f"{noise * (mean_rate / found) ** (0.9 if noise > 1 else 0.5):.4g}")
+        return noise
+
+    def largest(self, epsilon: float | None) -> float:
+        """The largest ε of a group, which the ledger promises.
+
+        Args:
+            epsilon: of all records, None beside groups.
+
+        Raises:
+            ValueError: where there is one.
+        """
+        if epsilon is not None:
+            raise ValueError(f"epsilon={epsilon!r}: groups have an ε of their own; leave epsilon out")
+        return max(self.epsilons)

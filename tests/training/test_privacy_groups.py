@@ -1,0 +1,134 @@
+"""Groups of records with an ε of their own: their rates, their coins, what ledger and summary say of them."""
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+from noisy_sgd_setup import PRIVATE, make_data
+from torch.nn import functional as F
+from training_setup import Lit, Silent, fit, training
+
+from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.ledger.store import read_rows
+from pl_privknn.privacy.ledger.summary_check import check_summary
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.record_groups import group_costs
+from pl_privknn.training import PaidAccuracy, PrivacyGroups
+
+HALVES = torch.arange(PRIVATE) % 2
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_each_group_costs_what_dp_accounting_says_and_no_more_than_was_asked():
+    noise, steps = 1.5, 40
+    groups = PrivacyGroups(torch.tensor([0, 1, 2]), (0.3, 1.0, 4.0), (0.2, 0.3, 0.5))
+    rates = groups.rates(noise, 1e-5, steps)
+    assert rates == sorted(rates)
+    charged = Charge(Gaussian(noise, 1.0, max(rates)), steps)
+    costs = group_costs(rates, charged, [charged], 1e-5, exact=False)
+    for asked, rate, cost in zip(groups.epsilons, rates, costs, strict=True):
+        accountant = PLDAccountant()
+        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        accountant.compose(dp_accounting.SelfComposedDpEvent(step, steps))
+        assert cost == pytest.approx(accountant.get_epsilon(1e-5), rel=5e-3, abs=2e-3)
+        assert cost <= asked
+        assert cost > 0.99 * asked or rate == 1.0
+
+
+def test_what_is_beside_the_steps_counts_in_full_for_every_group():
+    step, other = Gaussian(2.0, 1.0, 0.2), Charge(Gaussian(20.0), 3)
+    # Two runs took the same steps, and only one of them has groups.
+    found = group_costs([0.05, 0.2], Charge(step, 10), [Charge(step, 25), other], 1e-5, exact=False)
+    lower = [Charge(Gaussian(2.0, 1.0, 0.05), 10), Charge(step, 15), other]
+    assert found[0] == pytest.approx(account(lower, delta=1e-5, exact=False).epsilon)
+    assert found[1] == pytest.approx(account([Charge(step, 25), other], delta=1e-5, exact=False).epsilon)
+
+
+def test_noise_makes_batches_of_about_the_expected_size():
+    groups = PrivacyGroups(HALVES, (0.5, 2.0), (0.3, 0.7))
+    noise = groups.noise_for(0.2, 1e-5, 5)
+    low, high = groups.rates(noise, 1e-5, 5)
+    assert 0.3 * low + 0.7 * high == pytest.approx(0.2, rel=0.015)
+
+
+def test_a_record_is_drawn_with_the_rate_of_its_group_and_alone():
+    data = make_data()
+    data.setup("fit")
+    members = (torch.arange(PRIVATE) >= 30).long()
+    for share in ((0, 1), (1, 2)):
+        training_set = PoissonTraining(data.private, 1 / 3, lambda: SeededNoise(3), share)
+        training_set.draw_by_group(members, [0.05, 0.6])
+        training_set.batches.steps = draws = 800
+        own = members[torch.arange(PRIVATE)[share[0] :: share[1]]]
+        counts, both = torch.zeros(len(own)), 0
+        for places in training_set.batches:
+            assert places == sorted(set(places))
+            counts[places] += 1
+            both += {0, len(own) - 1} <= set(places)
+        # One of the frequencies is further from its rate than 5 deviations with less than one seed in 1,000.
+        rates = torch.tensor([0.05, 0.6])[own]
+        assert bool(((counts / draws - rates).abs() < 5 * (rates * (1 - rates) / draws).sqrt()).all())
+        assert both / draws == pytest.approx(0.03, abs=5 * (0.03 * 0.97 / draws) ** 0.5)
+
+
+def test_the_ledger_promises_the_largest_and_the_summary_states_each(tmp_path):
+    groups = PrivacyGroups(HALVES, (1.0, 4.0), (0.5, 0.5))
+    callback, _ = fit(
+        Lit(),
+        tmp_path,
+        training(noise_multiplier=2.0, groups=groups, accuracy=PaidAccuracy(2, 50.0)),
+        epochs=2,
+    )
+    summary = callback.privacy_summary()
+    low, high = summary["epsilon_of_groups"]
+    assert 0.98 < low <= 1.0 < 3.9 < high <= 4.0
+    assert callback.epsilon == pytest.approx(high, rel=2e-3)
+    assert summary["epsilon"] == pytest.approx(high)
+    assert summary["sampling_rate"] == max(summary["rate_of_groups"])
+    (row,) = [one for one in read_rows(tmp_path / "ledger.sqlite") if one["kind"] == "plan"]
+    assert row["description"]["epsilon_of_groups"] == pytest.approx([low, high])
+    assert row["description"]["rates"] == summary["rate_of_groups"]
+    ledger = tmp_path / "ledger.sqlite"
+    assert all(check["agrees"] for check in check_summary(summary, ledger))
+    forged = {**summary, "epsilon_of_groups": [low / 2, high]}
+    assert [c["name"] for c in check_summary(forged, ledger) if not c["agrees"]] == ["epsilon_of_groups"]
+
+
+def test_members_are_those_of_the_rows(tmp_path):
+    # So much of ε that everybody of group 1 takes part, and so little that nobody of group 0 does.
+    module, data, total = Lit(), make_data(), 0
+    data.setup("fit")
+    for (x, y), group in zip(data.private, HALVES, strict=True):
+        if group:
+            module.zero_grad()
+            F.cross_entropy(module(x[None]), torch.tensor([y])).backward()
+            gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).double()
+            total = total + gradient * min(1.0, 0.1 / float(gradient.norm()))
+    expected = weights(module) - module.lr * total / 60
+    module = Lit()
+    groups = PrivacyGroups(HALVES, (1e-4, 1e4), (0.5, 0.5))
+    callback = training(
+        max_grad_norm=0.1, expected_batch_size=60, expected_records=60, noise_multiplier=1.0, groups=groups,
+        noise_source=Silent(0),
+    )  # fmt: skip
+    fit(module, tmp_path, callback, epochs=1)
+    assert callback.privacy_summary()["rate_of_groups"][1] == 1.0
+    torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_does_not_fit_is_refused_before_a_charge(tmp_path):
+    with pytest.raises(ValueError, match=r"epsilon=2.0: groups have"):
+        training(epsilon=2.0, groups=PrivacyGroups(HALVES, (1.0, 4.0), (0.5, 0.5)))
+    with pytest.raises(ValueError, match=r"shares=.* sum to 0.9"):
+        PrivacyGroups(HALVES, (1.0, 4.0), (0.5, 0.4))
+    with pytest.raises(ValueError, match="members: must be groups from 0 to 1"):
+        PrivacyGroups(HALVES + 1, (1.0, 4.0), (0.5, 0.5))
+    with pytest.raises(ValueError, match="members: must be one group a private record") as refused:
+        fit(Lit(), tmp_path, training(groups=PrivacyGroups(HALVES[:-1], (1.0, 4.0), (0.5, 0.5))))
+    assert str(PRIVATE) not in str(refused.value)
+    assert not (tmp_path / "ledger.sqlite").exists()
