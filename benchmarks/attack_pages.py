@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attack_faults import NONE
 from benchmarks.attacks import WHOLE_NUMBERS
+from benchmarks.faulty import METHODS
 from benchmarks.membership import PARTS, RATES
 from benchmarks.record import DOCS, entries
 from pl_privknn.attacks.guessing import SHARES, Guesses, epsilon_of_guesses
@@ -15,6 +17,7 @@ from pl_privknn.attacks.many_runs import STUDENTS
 from pl_privknn.attacks.one_run import STUDENT_RUNS
 from pl_privknn.privacy.auditing.lower_bound import epsilon_lower_bound
 
+_FASHION = ", Fashion-MNIST"
 _PLACE = DOCS / "guides"
 
 
@@ -36,7 +39,7 @@ def attacks() -> str:
             "–" if estimate is None else f"{estimate:.2f}" + ("" if honest["gaussian"] else " *"),
             _cell(honest, "epsilon_lower_labels", size),
             _cell(honest, "epsilon_lower_student", _student_size(honest)),
-            "–" if breach is None else f"{breach:g}",
+            "–" if breach is None else f"{breach:g}" if "breach_power" in honest else f"({breach:g})",
             "–" if one["method"] in WHOLE_NUMBERS else "yes" if fault["violated"] else "no",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -47,8 +50,35 @@ def attacks() -> str:
     return "\n".join([header, "|" + "---|" * 10, *lines])
 
 
+def faults() -> str:
+    """One line a method and fault, with a cell for each ε."""
+    found = [one["results"] for one in entries("attack_faults").values()]
+    epsilons = sorted({one["epsilon"] for one in found})
+    rows: dict[tuple[str, str], dict[float, str]] = {}
+    for one in sorted(found, key=lambda each: (METHODS.index(each["method"]), each["fault"] != NONE)):
+        name = one["fault"] if one["size"] == 1 else f"{one['fault']}, {one['size']:g} times"
+        cell = f"{one['found']} of {one['of']}"
+        if one["fault"] == NONE:
+            name = "none"
+        elif one["size_found"] is None:
+            cell += "; not at any size"
+        elif one["size_found"] != one["size"]:
+            cell += f"; all at {one['size_found']:g} times"
+        rows.setdefault((one["method"], name), {})[one["epsilon"]] = cell
+    header = f"| method | fault | {' | '.join(f'ε = {epsilon:g}' for epsilon in epsilons)} |"
+    lines = [
+        f"| {method} | {name} | {' | '.join(cells.get(epsilon, '–') for epsilon in epsilons)} |"
+        for (method, name), cells in rows.items()
+    ]
+    return "\n".join([header, "|" + "---|" * (2 + len(epsilons)), *lines])
+
+
 def _cell(honest: dict[str, Any], name: str, size: int) -> str:
-    return f"{honest[name]:.2f} ({least_shown(honest['form'], size, honest['delta']):.2f})"
+    if honest[name] is None:
+        return "–"
+    # Canaries of their own places are judged as so many runs, half of them on either side.
+    form, count = ("many_runs", size // 2) if honest["labeler"] == "IndKNN" else (honest["form"], size)
+    return f"{honest[name]:.2f} ({least_shown(form, count, honest['delta']):.2f})"
 
 
 def _student_size(honest: dict[str, Any]) -> int:
@@ -92,20 +122,30 @@ def draw() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(8, 4), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     found = [one["results"] for one in entries("attacks").values()]
-    for number, method in enumerate(dict.fromkeys(one["method"] for one in found)):
+    methods = sorted({one["method"] for one in found})
+    families = list(dict.fromkeys(method.removesuffix(_FASHION) for method in methods))
+    for method in methods:
+        # A bound of 0 has no place on an axis of logarithms.
         points = sorted(
-            (one["honest"]["epsilon"], one["honest"]["epsilon_lower"])
+            (one["honest"]["epsilon"], one["honest"]["epsilon_lower"] or float("nan"))
             for one in found
             if one["method"] == method
         )
-        axes.plot(*zip(*points, strict=True), marker="osv^D"[number % 5], label=method)
-    axes.plot([0, 8], [0, 8], "--", color="gray", label="stated")
-    axes.set(xlabel="stated ε", ylabel="measured lower bound on ε")
-    axes.legend(fontsize="small")
+        number, other = families.index(method.removesuffix(_FASHION)), method.endswith(_FASHION)
+        style = {"color": f"C{number}", "marker": "osv^D<>ph*"[number % 10], "label": method}
+        axes.plot(
+            *zip(*points, strict=True), "--" if other else "-", fillstyle="none" if other else None, **style
+        )
+    axes.plot([1, 8], [1, 8], ":", color="black", label="stated")
+    axes.set(xscale="log", yscale="log", xlabel="stated ε", ylabel="measured lower bound on ε")
+    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
+    axes.minorticks_off()
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(str(_PLACE / "attack.svg"), metadata={"Date": None})
     figure = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)

@@ -256,6 +256,7 @@ def private_training() -> str:
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "attacks", attack_pages.attacks),
+    ("guides/attack.md", "attack faults", attack_pages.faults),
     ("guides/attack.md", "membership", attack_pages.membership),
     ("guides/private_training.md", "private training", private_training),
     ("methods/statistics.md", "statistics", statistics_teacher),

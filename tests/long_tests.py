@@ -60,10 +60,11 @@ LONG: dict[str, tuple[str, ...]] = {
     ),
     # Attacks of thousands of runs; smaller ones of the same kind are always run.
     "attacks/test_attack.py": (
-        "test_coins_of_twice_the_rate_are_found",
+        "test_many_honest_runs_are_accused_in_the_stated_share_of_repetitions",
         "test_an_honest_labeler_is_accused_in_the_stated_share_of_repetitions",
         "test_private_knn_in_many_runs[12.0]",
     ),
+    "attacks/test_faults_are_found.py": ("test_faults_of_all_other_methods",),
     # Interpreters that are started afresh.
     "datamodules/test_datamodules.py": ("test_import_adds_nothing_heavy_to_that_of_lightning",),
     # Kills and broken disks at every call; some of each kind are always tried.

@@ -52,6 +52,24 @@ FAULTS = (
         ("test_attack::test_released_statistics_in_one_run",),
     ),
     Fault(
+        "attack-breach-of-the-lucky",
+        "What an attack would find is said of the luckiest of its resamplings, and not of all.",
+        "pl_privknn.attacks.verdicts",
+        {
+            "if all(noticed(factor, random) for _ in range(_RESAMPLINGS)):": "if any(noticed(factor, random) for _ in range(_RESAMPLINGS)):",
+        },
+        ("test_attack::test_the_smallest_breach_is_found_about_as_often_as_stated",),
+    ),
+    Fault(
+        "attack-canaries-within-the-norm",
+        "Gradients of canaries are as long as the clipping norm, so that missing clipping is not found.",
+        "pl_privknn.attacks.training",
+        {
+            "_LENGTH = 100.0": "_LENGTH = 1.0",
+        },
+        ("test_training_attack::test_missing_clipping_and_shared_noise_are_found",),
+    ),
+    Fault(
         "attack-spends-real-budgets",
         "An attack on Ind-KNN spends the budgets of the real records, which lie in their folder.",
         "pl_privknn.attacks.target",
