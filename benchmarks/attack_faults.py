@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.faulty import DELTA, FAULTS, METHODS, attack
+from benchmarks.faulty import DELTA, FAULTS, METHODS, attack, sizes_of
 from benchmarks.record import Measured, entries
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.privacy.noise import SeededNoise
@@ -46,7 +46,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 part = f"{method}, {fault}, ε {epsilon:g}"
                 if part in stored:
                     continue
-                sizes = (1.0,) if fault == NONE else FAULTS[fault][1]
+                sizes = (1.0,) if fault == NONE else sizes_of(method, fault)
                 first = sum(found(method, epsilon, fault, sizes[0], seed) for seed in seeds)
                 enough: float | None = sizes[0]
                 if fault != NONE and first < len(seeds):

@@ -327,3 +327,10 @@ FAULTS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
     "several teachers": (("PATE",), (2.0, 3.0, 4.0)),
     "budget spent again": (("Ind-KNN",), (2.0, 3.0, 4.0, 6.0)),
 }
+
+
+def sizes_of(method: str, fault: str) -> tuple[float, ...]:
+    """Sizes of a fault that a method can have: a training of ten steps pays for one at least."""
+    _, sizes = FAULTS[fault]
+    few = fault == "unpaid rounds" and method in TRAININGS
+    return tuple(size for size in sizes if size <= 10) if few else sizes
