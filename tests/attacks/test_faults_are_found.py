@@ -39,7 +39,7 @@ def test_every_method_of_the_table_has_all_its_faults():
     }
     assert {(one["method"], one["fault"], one["epsilon"]) for one in STORED.values()} == wanted
     assert all(one["found"] == 0 for one in STORED.values() if one["fault"] == NONE)
-    # Of votes and counts no fault goes unfound at every size; of weights and of budgets some do, and the table says so.
+    # Of votes and counts no fault goes unfound at every size. Of weights and budgets some do: the table says so.
     unfound = {(one["method"], one["fault"]) for one in STORED.values() if one["size_found"] is None}
     assert {method for method, _ in unfound} <= {"statistics", "noisy SGD teacher", "Ind-KNN", *TRAININGS}
     assert {fault for method, fault in unfound if method == "Ind-KNN"} <= {"budget spent again"}
