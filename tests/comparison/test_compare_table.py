@@ -181,17 +181,20 @@ def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatc
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare_*.yaml")), ids=lambda path: path.stem)
 def test_shipped_comparison_is_understood(path, capsys):
     # Plans of those that ask about all public images need the data, which may not be there.
-    methods = [
-        method for method in read_comparison(path).methods if "all" not in (method.labeling or {}).values()
-    ]
+    comparison = read_comparison(path)
+    methods = [method for method in comparison.methods if "all" not in (method.labeling or {}).values()]
     names = [method.name for method in methods]
     assert main(["compare", str(path), "--dry-run", "--seeds", "0", "--epsilons", "1", "--only", *names]) == 0
     *lines, note = capsys.readouterr().out.splitlines()
-    assert note.startswith(f"‡ guarantee: none – {SEEDED_NOISE}")
+    seeded = f"‡ guarantee: none – {SEEDED_NOISE}"
+    assert note.startswith(seeded if comparison.noise_seeded else "† guarantee: conditional – ")
     assert all(line.startswith("missing") for line in lines)
     planned = [float(line.rsplit("plan ε=", 1)[1].split(",")[0]) for line in lines if "plan ε=" in line]
-    # Both draw their noise from seeds, so no plan has a guarantee, and the last line says so.
-    assert all(line.endswith("guarantee: none") for line in lines if "plan ε=" in line)
+    # Where noise comes from seeds no plan has a guarantee; else only the guided partition's has a condition.
+    for line in lines:
+        own = "conditional" if "guided_pate" in line else "unconditional"
+        level = "none" if comparison.noise_seeded else own
+        assert "plan ε=" not in line or line.endswith(f"guarantee: {level}"), line
     assert len(planned) == sum(method.kind == "labeler" for method in methods)
     assert all(0.9 < epsilon <= 1 for epsilon in planned)
     planner = Planner(read_comparison(path).base["data"])
