@@ -56,6 +56,16 @@ def test_other_arguments_other_shapes_and_other_public_images_are_other_features
     assert torch.equal(first(images), expected)  # what the second learned did not reach the first
 
 
+def test_an_extractor_that_learns_anew_leaves_what_others_share_as_it_was(counted, images):
+    one, again = (RememberedFeatures(PublicPCA(extractor=HOG(), components=3)) for _ in range(2))
+    one.fit_public(images)
+    one.fit_public(images[:5])
+    again.fit_public(images)
+    own = PublicPCA(extractor=HOG(), components=3)
+    own.fit_public(images)
+    assert torch.allclose(again(images), own(images))
+
+
 def test_a_state_that_differs_begins_anew_and_changes_nothing_for_others(counted, images):
     first = RememberedFeatures(PublicPCA(extractor=HOG(), components=3))
     first.fit_public(images)
