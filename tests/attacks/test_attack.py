@@ -116,6 +116,18 @@ def test_released_statistics_in_one_run():
     assert attacked(subject, functools.partial(LessNoise, honest.smallest_breach)).violated
 
 
+def test_what_other_records_add_to_a_release_is_taken_out():
+    """The attacker knows them: whoever they are, the same noise and the same coins tell the same of the canaries."""
+    subject = table(ClassSums(epsilon=1.0, delta=DELTA, expected_records=60))
+    others = dataclasses.replace(
+        subject, features=-3 * subject.features.roll(1, dims=1), labels=subject.labels.flip(0)
+    )
+    one, other = (score_canaries(each, subject.canaries(), 1, SeededNoise(0)) for each in (subject, others))
+    np.testing.assert_array_equal(one.present, other.present)
+    np.testing.assert_allclose(one.scores, other.scores, rtol=0, atol=1e-9)
+    assert np.abs(one.scores).max() > 0.01
+
+
 @pytest.mark.parametrize("labeler", ["statistics", "sgd"])
 def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
     if labeler == "statistics":

@@ -49,7 +49,7 @@ FAULTS = (
         {
             "rest = taken.noisy - known.private_sum(number, taken.weights)": "rest = taken.noisy",
         },
-        ("test_attack::test_released_statistics_in_one_run",),
+        ("test_attack::test_what_other_records_add_to_a_release_is_taken_out",),
     ),
     Fault(
         "attack-breach-of-the-lucky",
