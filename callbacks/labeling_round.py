@@ -21,6 +21,7 @@ from pl_privknn.features.base import extract_on
 from pl_privknn.features.learned import learn_publicly
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger.ledger import LedgerRun
+from pl_privknn.privacy.ledger.run_folder import private_folder
 from pl_privknn.privacy.private_side import privately, terminal
 
 if TYPE_CHECKING:
@@ -253,12 +254,6 @@ class LabelingRound:
         known = [part for part in digests if part is not None]
         self.labeler.private_digests = torch.cat(known) if known else None
         return table, labels
-
-
-def private_folder(run_dir: Path) -> Path:
-    """Where labelers keep what must survive a crash and must not be shared: beside the run's folder, not in it."""
-    place = run_dir.resolve()
-    return place.parent / f"{place.name}.private"
 
 
 @contextmanager

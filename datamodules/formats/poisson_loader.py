@@ -91,6 +91,11 @@ class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
             )
         return values[self._rows]
 
+    def of_all_processes(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """**Private.** Images and labels of all records in their order, block by block."""
+        for rows in torch.arange(len(self._private)).split(_IMAGES_AT_ONCE):
+            yield self._private.store.read(rows), self._private.labels[rows]
+
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return privately(self._read, indices)
 

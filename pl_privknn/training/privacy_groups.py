@@ -29,8 +29,8 @@ class PrivacyGroups(ArgumentGroup):
 
     Which group a record is in must follow from a rule that was there before, and from this record alone: its owner's
     choice, or where it comes from. A group by what other records are, or by what a model says, has no ε of its own.
-    To move a record from g to h is to remove it and to add another one, which costs both. A resumed training needs
-    the same members.
+    To move a record from g to h is to remove it and to add another one, which costs both. A resumed training is held
+    to the same records and members, in any order, by a keyed digest in the private folder beside the run's.
 
     Args:
         members: group of each private record in the data module's order, whole numbers from 0, shape ``(n,)``.

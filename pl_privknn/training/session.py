@@ -13,8 +13,10 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import noise_for_steps
+from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
+from pl_privknn.training.group_members import check_members
 from pl_privknn.training.paid_accuracy import PaidAccuracy
 from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.processes import FollowedRun, Processes
@@ -117,6 +119,13 @@ class PrivateSession:
                 ledger_head_path=self.ledger_head_path,
             )
             opened.append(run)
+            if self.groups is not None:
+                records, members = self.private.records.of_all_processes(), self.groups.members
+                try:
+                    privately(check_members, run.folder, run.run_id, records, members, run.charged > 0)
+                except BaseException:
+                    run.close()
+                    raise
             return run.told()
 
         told = self._processes.from_first(open_run)

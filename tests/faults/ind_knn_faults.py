@@ -302,7 +302,7 @@ FAULTS = (
     Fault(
         "digests-without-a-key",
         "Whoever guesses a record finds it by its digest.",
-        "pl_privknn.labelers.ind_knn.identities",
+        "pl_privknn.privacy.per_record.record_key",
         {
             "hashlib.blake2b(data, key=self.key, digest_size=size)": "hashlib.blake2b(data, digest_size=size)",
         },

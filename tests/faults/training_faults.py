@@ -301,6 +301,15 @@ FAULTS = (
         ("test_privacy_groups::test_a_record_is_drawn_with_the_rate_of_its_group_and_alone",),
     ),
     Fault(
+        "members-change-groups",
+        "A resumed training draws a record with the rate of another group than before.",
+        "pl_privknn.training.group_members",
+        {
+            "groups = members[len(each) : len(each) + len(images), None]": "groups = torch.zeros(len(images), 1).long()",
+        },
+        ("test_privacy_groups::test_a_training_goes_on_with_its_members_alone",),
+    ),
+    Fault(
         "members-of-other-rows",
         "With several processes a record has the group of another one.",
         "pl_privknn.datamodules.formats.poisson_loader",

@@ -4,11 +4,13 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from noisy_sgd_setup import PRIVATE, make_data
+from noisy_sgd_setup import PRIVATE, keep_last, make_data, power_cut_at
 from torch.nn import functional as F
 from training_setup import Lit, Silent, fit, training
 
+from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
+from pl_privknn.datamodules.formats.stores import ChosenImages
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.store import read_rows
 from pl_privknn.privacy.ledger.summary_check import check_summary
@@ -132,3 +134,42 @@ def test_what_does_not_fit_is_refused_before_a_charge(tmp_path):
         fit(Lit(), tmp_path, training(groups=PrivacyGroups(HALVES[:-1], (1.0, 4.0), (0.5, 0.5))))
     assert str(PRIVATE) not in str(refused.value)
     assert not (tmp_path / "ledger.sqlite").exists()
+
+
+def test_a_training_goes_on_with_its_members_alone(tmp_path, monkeypatch):
+    """A record that changes its group is drawn at two rates, and no group's ε covers it."""
+    power_cut_at(4, monkeypatch)
+
+    def go_on(members, folder=tmp_path, order=None):
+        data = make_data()
+        if order is not None:
+            data.setup("fit")
+            data._private = LabeledImages(
+                ChosenImages(data.private.store, order), data.private.labels[order], data.num_classes
+            )
+        last = folder / "ckpt" / "last.ckpt"
+        groups = PrivacyGroups(members, (1.0, 4.0), (0.5, 0.5))
+        callback = training(noise_multiplier=2.0, groups=groups, steps_per_charge=1)
+        keep = [keep_last(folder)]
+        return fit(
+            Lit(), folder, callback, 2, data, ckpt_path=last if last.exists() else None, callbacks=keep
+        )
+
+    with pytest.raises(OSError, match="power cut"):
+        go_on(HALVES)
+    charged = len(read_rows(tmp_path / "ledger.sqlite"))
+    (noted,) = tmp_path.with_name(f"{tmp_path.name}.private").rglob("members")
+    assert noted.stat().st_mode & 0o77 == 0
+    order = torch.arange(PRIVATE).roll(1)
+    for members, rows in ((1 - HALVES, None), (HALVES, order)):
+        with pytest.raises(ValueError, match="groups: private records or their members are not those"):
+            go_on(members, order=rows)
+    content = noted.read_bytes()
+    noted.unlink()
+    with pytest.raises(FileNotFoundError, match=r"groups: .*members is missing"):
+        go_on(HALVES)
+    noted.write_bytes(content)
+    assert len(read_rows(tmp_path / "ledger.sqlite")) == charged
+    # Another order of the same records is no other training where each keeps its group.
+    callback, _ = go_on(HALVES[order], order=order)
+    assert callback.privacy_summary()["steps"] == 6

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
-from pl_privknn.labelers.ind_knn.identities import RecordKey, as_bytes, changed_numbers, read_ids
+from pl_privknn.labelers.ind_knn.identities import changed_numbers, read_ids
 from pl_privknn.labelers.ind_knn.stream import StreamState, make_private, write_private
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.privacy.per_record.record_key import RecordKey, as_bytes
 
 #: How records are told apart: by the owner's numbers, or by keyed digests.
 _BY_NUMBER, _BY_DIGEST = "numbers", "digests"

@@ -116,3 +116,9 @@ def resumed_folder(stored: Path, checkpoint: str | Path | None, belongs: Callabl
         f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. Restore it, or pass "
         "run_dir with its new place"
     )
+
+
+def private_folder(run_dir: Path) -> Path:
+    """Where a run keeps what must survive a crash and must not be shared: beside the run's folder, not in it."""
+    place = run_dir.resolve()
+    return place.parent / f"{place.name}.private"

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pl_privknn.labelers.ind_knn.identities import RecordKey, as_bytes, changed_numbers, read_ids
+from pl_privknn.labelers.ind_knn.identities import changed_numbers, read_ids
+from pl_privknn.privacy.per_record.record_key import RecordKey, as_bytes
 
 KEY = RecordKey(bytes(range(32)))
 
