@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler, get_worker_info
 
 from pl_privknn._checks import check_int, check_rate
 from pl_privknn.datamodules.datasets import LabeledImages
@@ -99,11 +99,19 @@ class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return privately(self._read, indices)
 
+    def images(self, places: Tensor) -> Tensor:
+        """**Private.** Images or vectors in some places of this process's records."""
+        return (
+            self._private.store.read(self._rows[places]) if self._vectors is None else self._vectors[places]
+        )
+
+    def labels(self, places: Tensor) -> Tensor:
+        """**Private.** Their labels."""
+        return self._private.labels[self._rows[places]]
+
     def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         places = torch.tensor(indices, dtype=torch.int64)
-        rows = self._rows[places]
-        records = self._private.store.read(rows) if self._vectors is None else self._vectors[places]
-        return records, self._private.labels[rows]
+        return self.images(places), self.labels(places)
 
     @torch.no_grad()
     def prepare(self, transform: Callable[[Tensor], Tensor]) -> None:
@@ -122,19 +130,51 @@ class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
         self._vectors = vectors
 
 
+class BatchRows:
+    """Images or vectors of a Poisson sample, read part by part as they are sliced.
+
+    Args:
+        records: of this process.
+        places: int64 ``(b,)``.
+    """
+
+    def __init__(self, records: PrivateRecords, places: Tensor) -> None:
+        self._records, self._places = records, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, chosen: slice) -> Tensor:
+        return privately(self._records.images, self._places[chosen])
+
+
+class _Samples(Dataset[Any]):
+    """Whole Poisson samples, as a worker reads them ahead; in the process that trains none lies in memory at once."""
+
+    def __init__(self, records: PrivateRecords) -> None:
+        self._records = records
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor | BatchRows, Tensor]:
+        if get_worker_info() is not None:
+            return self._records[indices]
+        places = torch.tensor(indices, dtype=torch.int64)
+        return BatchRows(self._records, places), privately(self._records.labels, places)
+
+
 class PrivateBatch:
     """A Poisson sample. A trainer moves and inspects tensors; this it leaves alone, on the CPU.
 
     Args:
-        records: images or vectors, float32 ``(b, …)``; ``b`` may be 0 and is private like all of it.
+        records: images or vectors, float32 ``(b, …)``, or what gives slices of them; ``b`` may be 0 and is private
+            like all of it.
         labels: int64 ``(b,)``.
     """
 
-    def __init__(self, records: Tensor, labels: Tensor) -> None:
+    def __init__(self, records: Tensor | BatchRows, labels: Tensor) -> None:
         self.records, self.labels = records, labels
         self._is_taken = False
 
-    def taken(self) -> tuple[Tensor, Tensor]:
+    def taken(self) -> tuple[Tensor | BatchRows, Tensor]:
         """Records and labels, once: a second release of the same sample is not what ε is stated for.
 
         Raises:
@@ -146,11 +186,11 @@ class PrivateBatch:
                 "ε is stated for one; use an optimizer that does so once"
             )
         records, labels = self.records, self.labels
-        self._is_taken, self.records, self.labels = True, records[:0], labels[:0]
+        self._is_taken, self.records, self.labels = True, records[:0].clone(), labels[:0].clone()
         return records, labels
 
 
-def _as_private_batch(batch: tuple[Tensor, Tensor]) -> PrivateBatch:
+def _as_private_batch(batch: tuple[Tensor | BatchRows, Tensor]) -> PrivateBatch:
     return PrivateBatch(*batch)
 
 
@@ -164,7 +204,7 @@ class PoissonTraining:
         share: number of this process and of all processes, see :class:`PrivateRecords`.
 
     Attributes:
-        records: the data set of the loader.
+        records: what the samples are of.
         steps_per_epoch: ⌈1 / sampling_rate⌉, which depends on the rate alone and not on the private data.
     """
 
@@ -198,7 +238,7 @@ class PoissonTraining:
             **options: for the loader, for instance ``num_workers``.
         """
         return LateStartLoader(
-            self.records,
+            _Samples(self.records),
             sampler=self.batches,
             batch_size=None,
             **{**options, "collate_fn": _as_private_batch},

@@ -180,8 +180,11 @@ class ClippedGradients:
         """Sum of clipped gradients of ``count`` examples, worked off in parts of them."""
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         together = self.physical_batch_size or _TOGETHER.get(self.device.type, 512)
-        for start in range(0, count, together):
-            pieces, norms = self._part(*part(slice(start, start + together)))
+        # Parts of almost one size: each size that a network has not seen yet takes memory of its own.
+        parts = -(-count // together)
+        for number in range(parts):
+            chosen = slice(number * count // parts, (number + 1) * count // parts)
+            pieces, norms = self._part(*part(chosen))
             total += torch.cat([piece.flatten() for piece in pieces])
             if self.observe is not None:
                 self.observe(norms.norm(dim=0))
