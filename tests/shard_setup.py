@@ -1,35 +1,7 @@
-"""Shards of a table in threads of one process, which speak as processes do."""
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
+"""Shards of a table, all of them in one process."""
 
 from pl_privknn.neighbors import Shard
-
-
-class ThreadExchange:
-    """One thread's end of an exchange."""
-
-    def __init__(self, rank, slots, barrier):
-        self.rank, self._slots, self._barrier = rank, slots, barrier
-        self.sent = 0
-
-    def _all(self, value):
-        self._slots[self.rank] = value
-        self._barrier.wait(60)
-        values = list(self._slots)
-        self._barrier.wait(60)
-        return values
-
-    def tell(self, order=None):
-        return self._all(order)[0]
-
-    def gather(self, part):
-        self.sent += part.nbytes
-        parts = self._all(part)
-        return parts if self.rank == 0 else []
-
-    def sum(self, part):
-        return sum(self._all(part))
+from pl_privknn.testing.shards import PlayedExchange
 
 
 def by_row(count, size):
@@ -46,33 +18,25 @@ def in_order(*counts):
 
 
 def in_shards(shards, lead, follow):
-    """``lead(shard, rows)`` in the first thread, ``follow(shard, rows)`` in the others; what the first returns.
-
-    ``follow`` returns what carries out an order.
-    """
+    """``lead(shard, rows)`` of the first shard, whose orders the others carry out by ``follow(shard, rows)``."""
+    exchange = PlayedExchange(len(shards))
     total = sum(len(rows) for _, _, rows in shards)
-    slots, barrier = [None] * len(shards), threading.Barrier(len(shards))
+    held = [
+        (Shard(exchange.end(rank), first, stride, total), rows)
+        for rank, (first, stride, rows) in enumerate(shards)
+    ]
+    exchange.serve = [follow(*each) for each in held[1:]]
+    return lead(*held[0])
 
-    def member(rank):
-        first, stride, rows = shards[rank]
-        exchange = ThreadExchange(rank, slots, barrier)
-        shard = Shard(exchange, first, stride, total)
-        try:
-            if rank == 0:
-                result = lead(shard, rows)
-                exchange.tell(None)
-                return result
-            serve = follow(shard, rows)
-            while (order := exchange.tell()) is not None:
-                serve(order)
-        except BaseException:
-            barrier.abort()
-            raise
-        return None
 
-    with ThreadPoolExecutor(len(shards)) as pool:
-        ended = [pool.submit(member, rank) for rank in range(len(shards))]
-    errors = [error for one in ended if (error := one.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-        raise error
-    return ended[0].result()
+def members_of(make, shards, features, labels, num_classes):
+    """Teachers that hold a shard each, the first of which leads, and what joins them."""
+    exchange = PlayedExchange(len(shards))
+    members = []
+    for rank, (first, stride, rows) in enumerate(shards):
+        member = make()
+        member.shard = Shard(exchange.end(rank), first, stride, len(labels))
+        member.fit(features[rows], labels[rows], num_classes)
+        members.append(member)
+    exchange.serve = [member.serve for member in members[1:]]
+    return members, exchange

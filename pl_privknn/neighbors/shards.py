@@ -33,7 +33,7 @@ class Exchange(Protocol):
         """The parts of all processes, of one shape and dtype, on process 0; nothing elsewhere."""
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all processes' whole numbers, on each of them."""
+        """The sum of all processes' numbers, of one shape and dtype, on process 0 at least."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -89,6 +89,9 @@ class ShardedNeighbors:
         shard: which records these are.
         own_coins: gives the coins of this shard for the release with a number; not called on process 0.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
+
+    Attributes:
+        release: number of the last release, counted up by each; coins of shards are a function of it.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class ShardedNeighbors:
         self._labels = compact_labels(labels, len(table), num_classes)
         self._own_coins = own_coins
         self._lists: RankedLists | None = None
-        self._searches = self._releases = 0
+        self._searches = self.release = 0
 
     def rank(self, queries: Tensor) -> ShardedLists:
         """Search in every shard; only the queries of the last search can vote."""
@@ -130,8 +133,8 @@ class ShardedNeighbors:
             raise ValueError(
                 "ranked: these lists are of an earlier search; shards keep those of the last one"
             )
-        self._releases += 1
-        _, rows, _ = self.shard.exchange.tell(("votes", ranked.rows, self._releases))
+        self.release += 1
+        _, rows, _ = self.shard.exchange.tell(("votes", ranked.rows, self.release))
         squared, packed = self._gathered(rows, coins)
         # By distance, ties by global index, which stands in the upper bits.
         packed, order = packed.sort(dim=1)

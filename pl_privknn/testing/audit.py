@@ -20,6 +20,7 @@ from pl_privknn.privacy.auditing.lower_bound import Experiment, audit
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.testing.ledger import FreeLedger
 from pl_privknn.testing.scenes import SCENES, Scene, scenes_of
+from pl_privknn.testing.shards import in_shards
 
 __all__ = ["SCENES", "audit_labeler"]
 
@@ -35,6 +36,7 @@ def audit_labeler(
     trials: int = DEFAULT_TRIALS,
     confidence: float = 0.999,
     noise: NoiseSource | None = None,
+    shards: int = 1,
 ) -> list[dict[str, Any]]:
     """Audit a labeler of the project, or a class derived from one, at settings at which one record shows.
 
@@ -47,6 +49,7 @@ def audit_labeler(
         trials: runs on either side of each scene.
         confidence: a true claim is called violated with probability at most 1 − confidence, for each row.
         noise: where protective randomness comes from; the operating system's generator by default.
+        shards: run it as a training of so many processes has it, each of which holds a share of the records.
 
     Returns:
         One row a scene: ``labeler``, ``scene``, ``releases`` of one run, and the fields of
@@ -63,7 +66,7 @@ def audit_labeler(
         plan = kind(**scene.settings).plan(scene.repeats, scene.repeats, scene.num_classes)
         result = audit(
             plan,
-            learned(scene, kind, max(100, trials // 2), stream.stream("pilot")),
+            learned(scene, kind, max(100, trials // 2), stream.stream("pilot"), shards),
             delta=delta,
             trials=trials,
             confidence=confidence,
@@ -74,14 +77,14 @@ def audit_labeler(
     return rows
 
 
-def learned(scene: Scene, kind: type[Labeler], pilot: int, noise: NoiseSource) -> Experiment:
+def learned(scene: Scene, kind: type[Labeler], pilot: int, noise: NoiseSource, shards: int = 1) -> Experiment:
     """An experiment whose score is learned from ``pilot`` runs on either side.
 
     Each number that a run releases is weighted by the difference of its means over its variance. Which score is taken
     has no bearing on the validity of the audit, only on what it sees.
     """
     here, away = (
-        outcomes(scene, kind, present, pilot, noise.stream(int(present))) for present in (True, False)
+        outcomes(scene, kind, present, pilot, noise.stream(int(present)), shards) for present in (True, False)
     )
     variance = (here.var(axis=0) + away.var(axis=0)) / 2
     shift = here.mean(axis=0) - away.mean(axis=0)
@@ -90,17 +93,19 @@ def learned(scene: Scene, kind: type[Labeler], pilot: int, noise: NoiseSource) -
 
     def experiment(present: bool, runs: int, source: NoiseSource) -> Floats:
         # Low bits of floating-point noise are left out, as for single mechanisms.
-        scores: Floats = (outcomes(scene, kind, present, runs, source) @ weights).round(9)
+        scores: Floats = (outcomes(scene, kind, present, runs, source, shards) @ weights).round(9)
         return scores
 
     return experiment
 
 
-def outcomes(scene: Scene, kind: type[Labeler], present: bool, runs: int, noise: NoiseSource) -> Floats:
+def outcomes(
+    scene: Scene, kind: type[Labeler], present: bool, runs: int, noise: NoiseSource, shards: int = 1
+) -> Floats:
     """What runs released, as numbers: float64, shape ``(runs, numbers)``."""
     blocks = []
     for number in range(-(-runs // scene.at_once)):
-        labeler = kind(**scene.settings)
+        labeler = in_shards(lambda: kind(**scene.settings), shards)
         labeler.noise_source = noise.stream("call", number)
         labeler.fit(*scene.table(present), scene.num_classes)
         release = labeler.label(scene.queries(), FreeLedger(start=number))

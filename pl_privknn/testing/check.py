@@ -16,6 +16,7 @@ from pl_privknn.testing.drawing_methods import DrawingMethod, mechanism_methods
 from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.protocol_methods import protocol_methods
 from pl_privknn.testing.run import Run, Subject, copies_of, named
+from pl_privknn.testing.shards import in_shards
 from pl_privknn.testing.tables import Makers, Pair, Table, neighbors_of
 
 
@@ -50,6 +51,7 @@ def check_labeler(
     methods: Sequence[DrawingMethod] = (),
     doors: Sequence[DrawingMethod] = (),
     seed: int = 0,
+    shards: int = 1,
 ) -> CheckReport:
     """Check that a labeler charges before it draws, and that its noise covers what one record can do.
 
@@ -88,6 +90,7 @@ def check_labeler(
         methods: further methods through which values enter noise.
         doors: the earlier name of ``methods``, for one release more.
         seed: of the tables and of the noise.
+        shards: check it as a training of so many processes has it, each of which holds a share of the records.
 
     Returns:
         What was checked, with the largest moves that were seen.
@@ -120,13 +123,14 @@ def check_labeler(
     records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
     checks: list[tuple[str, str]] = []
     largest: dict[str, sensitivity.Largest] = {}
+    in_shards(lambda: owner, shards)  # refuses one that looks at all records in one process
     known = [*mechanism_methods(), *protocol_methods(), *methods, *doors]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
             usual = 5 if task == "multilabel" else 3
             classes = check_int("num_classes", usual if num_classes is None else num_classes, 2)
             makers = Makers(task, records, queries, classes, check_int("dimension", dimension), seed)
-            subject = Subject(make, known, classes, makers.public(), seed)
+            subject = Subject(make, known, classes, makers.public(), seed, shards)
             examined = _Examined(owner, subject, makers, task, checks)
             examined.contract()
             largest |= examined.neighbors(pairs)

@@ -17,6 +17,7 @@ from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.drawing_methods import DrawingMethod, Passing, WatchedMethods
 from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.ledger import FreeLedger
+from pl_privknn.testing.shards import InShards, in_shards
 from pl_privknn.testing.tables import Table
 from pl_privknn.testing.watch import Called, Coins, Paid, Refused, Watch
 
@@ -57,6 +58,7 @@ class Subject:
         num_classes: classes or attributes.
         public: features of public examples.
         seed: of the noise.
+        shards: in so many shards private records lie.
     """
 
     make: Callable[[], Labeler]
@@ -64,6 +66,7 @@ class Subject:
     num_classes: int
     public: Tensor
     seed: int
+    shards: int = 1
 
 
 class Run:
@@ -95,13 +98,15 @@ class Run:
         start: int = 0,
     ) -> None:
         self.subject = subject
-        self.watch = Watch(subject.seed, coins, records, removed)
+        self.watch = Watch(subject.seed, coins, records, removed, subject.shards)
         replay = None if after is None else after.methods.outcomes
         self.methods: WatchedMethods = WatchedMethods(self.watch, subject.methods, passing, replay)
         if after is not None and hold_parts:
             self.methods.parts_given = after.methods.parts
         self.ledger = WatchedLedger(self.watch, limit, start)
-        self.labeler = subject.make()
+        self.labeler = in_shards(subject.make, subject.shards, removed)
+        if isinstance(self.labeler, InShards):
+            self.watch.at_work = self.labeler.exchange
         self.labeler.noise_source = self.watch.noise
         self.releases: list[Release] = []
 

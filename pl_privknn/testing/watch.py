@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
+from pl_privknn.testing.shards import PlayedExchange, rows_of
 
 #: ``drawn``: coins fall as they fall. ``heads``: every record is drawn. ``tails``: none is. ``mixed``: as they fall,
 #: and the same ones of two neighbouring tables.
@@ -88,12 +89,22 @@ class Watch:
         coins: see :data:`Coins`; of coins that no drawing method of a mechanism tosses.
         records: number of records of the larger table of a neighbouring pair.
         removed: position in that table of the record that this run's table lacks; None where it lacks none.
+        shards: in so many shards the table lies.
+
+    Attributes:
+        at_work: says which shard is at work, where there are several.
     """
 
     def __init__(
-        self, seed: int = 0, coins: Coins = "drawn", records: int = 0, removed: int | None = None
+        self,
+        seed: int = 0,
+        coins: Coins = "drawn",
+        records: int = 0,
+        removed: int | None = None,
+        shards: int = 1,
     ) -> None:
         self.events: list[Any] = []
+        self.shards, self.at_work = shards, PlayedExchange(shards)
         self.coins, self.records, self.removed = coins, records, removed
         self.place: Place = "fit"
         self.through = False
@@ -142,18 +153,25 @@ class Watch:
             if self.coins != "mixed":
                 return torch.full(dims, self.coins == "heads")
             return self._of_records(dims, draw)
-        missing = 0 if self.removed is None else 1
-        if self.place == "fit" and dims and dims[-1] == self.records - missing:
+        records, removed = self._at_hand()
+        if self.place == "fit" and dims and dims[-1] == records - (removed is not None):
             return self._of_records(dims, draw)
         return draw(dims)
 
+    def _at_hand(self) -> tuple[int, int | None]:
+        """Records of the larger table in the shard at work, and the place among them of the one that is missing."""
+        rows = rows_of(self.records, self.at_work.turn, self.shards)
+        return len(rows), None if self.removed is None or self.removed not in rows else rows.index(
+            self.removed
+        )
+
     def _of_records(self, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        missing = 0 if self.removed is None else 1
-        if not dims or dims[-1] + missing > self.records:
+        records, removed = self._at_hand()
+        if not dims or dims[-1] + (removed is not None) > records:
             return draw(dims)
-        of_all = draw((*dims[:-1], self.records))
-        if self.removed is not None:
-            of_all = torch.cat([of_all[..., : self.removed], of_all[..., self.removed + 1 :]], dim=-1)
+        of_all = draw((*dims[:-1], records))
+        if removed is not None:
+            of_all = torch.cat([of_all[..., :removed], of_all[..., removed + 1 :]], dim=-1)
         return of_all[..., : dims[-1]]
 
 
