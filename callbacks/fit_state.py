@@ -10,6 +10,9 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.neighbors import Shard
 
+#: Teachers that take shards, in words.
+SHARDED = "PrivateKNN without cells, ReverseKNN with trust='central', NoisySGDTeacher, or one of sums"
+
 
 def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
     """Labels for a run that asks nothing, in the shape of ``labels``."""
@@ -59,8 +62,8 @@ def shard_of(
         return None
     if not labeler.takes_shards:
         raise ValueError(
-            f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use "
-            "PrivateKNN without cells or ReverseKNN with trust='central' for shards, or sharded=False and one file"
+            f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use a "
+            f"teacher that takes shards ({SHARDED}), or sharded=False and one file"
         )
     if not data.private_in_shards:
         return Shard(group, group.rank, group.size, len(data.private))

@@ -34,8 +34,27 @@ if TYPE_CHECKING:
 ProgressHook = Callable[[str, int, int | None], None]
 
 _IMAGES_AT_ONCE = 1024
-# Tells the processes that hold shards to extract their features.
-_FIT = "fit"
+# Features of one image may differ by the order of sums between processes, and no more: a part of their length.
+_SAME = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fit:
+    """Tells the processes that hold shards to extract their features, in the way of ``example``.
+
+    Attributes:
+        example: features of the first public example, float32 ``(1, d)``.
+    """
+
+    example: Tensor
+
+    def check(self, own: Tensor) -> None:
+        """Raise ``RuntimeError`` where this process makes other features of that example."""
+        if own.shape != self.example.shape or bool((own - self.example).norm() > _SAME * self.example.norm()):
+            raise RuntimeError(
+                "features: this process makes others of the same public example than global rank 0; start all "
+                "processes with the same configuration, data and library versions"
+            )
 
 
 @dataclasses.dataclass
@@ -94,7 +113,7 @@ class LabelingRound:
             privately(self.labeler.fit_public, self._public_features(data))
         self._ready(data)
         if self.labeler.shard is not None:
-            self.labeler.shard.exchange.tell(_FIT)
+            self.labeler.shard.exchange.tell(_Fit(self._first_public(data)))
         privately(self._fit_labeler, data, private_folder(store.path.parent), progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
@@ -138,8 +157,8 @@ class LabelingRound:
         if self.labeler.shard is None:
             return
         while (order := self.labeler.shard.exchange.tell()) is not None:
-            if isinstance(order, str):
-                self._ready(data)
+            if isinstance(order, _Fit):
+                order.check(self._first_public(data))
                 privately(self._fit_labeler, data, private_folder(run_dir), lambda what, done, total: None)
             else:
                 privately(self.labeler.serve, order)
@@ -182,6 +201,9 @@ class LabelingRound:
             place = self.labeler.device or torch.device("cpu")
             self._extract = functools.partial(extract_on, self.extractor, device=place)
         return self._extract
+
+    def _first_public(self, data: PrivatePublicDataModule) -> Tensor:
+        return self._ready(data)(data.public.images(torch.arange(1))).cpu()
 
     def _public_features(self, data: PrivatePublicDataModule) -> Tensor:
         if self._public is None:
@@ -250,7 +272,7 @@ class LabelingRound:
             labels[done : done + len(images)] = targets
             done += len(images)
         if table is None:  # an empty shard
-            table = extract(data.public.images(torch.arange(1)))[:0]
+            table = self._first_public(data)[:0]
         known = [part for part in digests if part is not None]
         self.labeler.private_digests = torch.cat(known) if known else None
         return table, labels

@@ -111,7 +111,7 @@ class LabelingGroup:
         return parts
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all processes' whole numbers, on each of them."""
+        """The sum of all processes' numbers, of one shape and dtype, on each of them."""
         total = part.clone()
         self._await(dist.all_reduce(total, group=self._groups[1], async_op=True))
         self.sent += part.nbytes

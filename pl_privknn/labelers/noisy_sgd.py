@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,6 +134,7 @@ class NoisySGDTeacher(Labeler):
         self.keeps_steps = False
         self._path: tuple[PublicWhitening, list[tuple[Tensor, Tensor]]] | None = None
         self._table: tuple[Tensor, Tensor, int] | None = None
+        self._vectors = torch.empty(0)  # of this process's records, changed
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Training waits for the queries."""
@@ -165,11 +167,12 @@ class NoisySGDTeacher(Labeler):
         released = torch.full((len(queries),), -1, dtype=torch.int64)
         if len(queries) == 0:
             return Release(released)
-        features, labels, num_classes = self._table
         change = self._change(queries)
         self._path = (change, []) if self.keeps_steps else None
-        vectors = torch.cat([change(part) for part in features.split(4096)])
-        weights = self._train(vectors, labels, num_classes, ledger)
+        if self.shard is not None:
+            self.shard.exchange.tell(change)
+        self._take_change(change)
+        weights = self._train(self._table[2], ledger)
         scores = _with_ones(change(queries)).double() @ weights.T
         answered = torch.arange(len(queries))[:max_answers]
         released[answered] = scores[answered].argmax(dim=1)
@@ -201,18 +204,49 @@ class NoisySGDTeacher(Labeler):
         kept = None if self.components is None else min(self.components, queries.shape[1], len(queries))
         return PublicWhitening(queries.shape[1], kept, self.whitening).fit(queries)
 
-    def _train(self, vectors: Tensor, labels: Tensor, num_classes: int, ledger: ChargesLedger) -> Tensor:
+    @property
+    def takes_shards(self) -> bool:
+        """Always: a Poisson batch of all records is one of each shard, and the sums of gradients add up."""
+        return True
+
+    def serve(self, order: Any) -> None:
+        """Make vectors of this shard's features, or give the gradients of a step; see :meth:`Labeler.serve`."""
+        if self.shard is None:
+            raise RuntimeError("NoisySGDTeacher.serve needs a shard")
+        if isinstance(order, PublicWhitening):
+            self._take_change(order)
+        else:
+            self.shard.exchange.sum(self._own_gradients(*order))
+
+    def _take_change(self, change: PublicWhitening) -> None:
+        assert self._table is not None
+        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
+
+    def _own_gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
+        """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``: private."""
+        assert self._table is not None
+        rank = 0 if self.shard is None else self.shard.exchange.rank
+        # The system's generator is each process's own; seeded streams must differ between shards.
+        coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
+        drawn = poisson_sample(len(self._vectors), self.mechanism.sampling_rate, coins)
+        norm = self.mechanism.l2_sensitivity
+        return clipped_softmax_gradients(weights, self._vectors[drawn], self._table[1][drawn], norm).double()
+
+    def _gradients(self, *step: Any) -> Tensor:
+        """:meth:`_own_gradients` of the whole batch, on process 0."""
+        if self.shard is None:
+            return self._own_gradients(*step)
+        self.shard.exchange.tell(step)
+        return self.shard.exchange.sum(self._own_gradients(*step))
+
+    def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
         steps = PaidSteps(ledger, self.mechanism, self.steps, self.steps_per_charge)
-        weights = torch.zeros(num_classes, vectors.shape[1] + 1, dtype=torch.float64)
+        weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
         while steps.left:
             steps.pay(self.noise_source)
-            coins = self.noise_source.stream("batch", steps.row, steps.left)
-            drawn = poisson_sample(len(vectors), self.mechanism.sampling_rate, coins)
-            total = clipped_softmax_gradients(
-                weights.float(), vectors[drawn], labels[drawn], self.mechanism.l2_sensitivity
-            )
+            total = self._gradients(weights.float(), steps.row, steps.left)
             share = 1 - steps.left / self.steps
             noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
             if self._path is not None:

@@ -10,11 +10,19 @@ import torch.distributed as dist
 from forked import in_group
 from ledger_setup import needs_fork
 
-from pl_privknn.callbacks import PrivateLabeler, process_group
+from pl_privknn.callbacks import PrivateLabeler, labeling_round, process_group
 from pl_privknn.callbacks.fit_state import same_buffers, shard_of
 from pl_privknn.callbacks.process_group import LabelingGroup
 from pl_privknn.datamodules import ArraysDataModule
-from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN, ReverseKNN, Screening
+from pl_privknn.labelers import (
+    PATE,
+    ClassSums,
+    LinearTeachers,
+    NoisySGDTeacher,
+    PrivateKNN,
+    ReverseKNN,
+    Screening,
+)
 from pl_privknn.neighbors import Cells, PoissonNeighbors, Shard
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -33,7 +41,13 @@ TEACHERS = {
     "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0), noise()),
     "reverse_knn": lambda: ReverseKNN(2, 3.0, noise_source=noise()),
     "reverse_knn with prices": lambda: ReverseKNN(1, 3.0, noise_source=noise(), balance="prices"),
+    "class sums": lambda: ClassSums(noise_multiplier=1.0, components=6, noise_source=noise()),
+    "noisy sgd": lambda: NoisySGDTeacher(
+        1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True, noise_source=noise()
+    ),
 }
+#: Two unless said otherwise.
+PROCESSES = {"class sums": 3, "noisy sgd": 4}
 
 
 def fit(folder, name, devices):
@@ -68,23 +82,30 @@ def fit(folder, name, devices):
 @needs_fork
 @pytest.mark.parametrize("name", TEACHERS)
 def test_two_processes_answer_as_one(tmp_path, name):
-    alone, both = tmp_path / "alone", tmp_path / "both"
+    alone, both, count = tmp_path / "alone", tmp_path / "both", PROCESSES.get(name, 2)
     both.mkdir()
     expected = fit(alone, name, 1)
 
     def member(rank):
-        (tmp_path / f"{rank}.json").write_text(json.dumps(fit(both, name, 2)))
+        (tmp_path / f"{rank}.json").write_text(json.dumps(fit(both, name, count)))
 
-    assert in_group(2, member) == [0, 0]
-    for rank in range(2):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+    assert in_group(count, member) == [0] * count
+    for rank in range(count):
+        labels, soft = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert labels == expected[0]
+        if name in PROCESSES:  # sums of floating-point numbers, whose order is another one
+            torch.testing.assert_close(torch.tensor(soft), torch.tensor(expected[1]), rtol=1e-4, atol=1e-5)
+        else:
+            assert soft == expected[1]
     assert any(label >= 0 for label in expected[0])
-    assert (expected[1] is not None) == name.startswith("reverse")
+    assert (expected[1] is None) == (name == "private_knn")
     # Charged and kept once, by global rank 0; nothing else is left.
     charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
     assert charged[0] == charged[1]
     assert {path.name for path in alone.iterdir()} == {path.name for path in both.iterdir()}
-    assert {path.name for path in tmp_path.iterdir()} == {"alone", "both", "0.json", "1.json"}
+    kept = {f"{folder}.private" for folder in ("alone", "both")} if name == "class sums" else set()
+    written = {"alone", "both", *(f"{rank}.json" for rank in range(count))}
+    assert {path.name for path in tmp_path.iterdir()} == written | kept
 
 
 @needs_fork
@@ -144,6 +165,15 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
     assert expected[0] != expected[1]
 
 
+def test_a_process_that_makes_other_features_of_a_public_example_is_refused():
+    told = labeling_round._Fit(torch.tensor([[3.0, 4.0]]))
+    told.check(torch.tensor([[3.001, 4.0]]))
+    for other in (torch.tensor([[3.0, -4.0]]), torch.tensor([[3.1, 4.0]]), torch.ones(1, 3)):
+        with pytest.raises(RuntimeError, match="features: this process makes others") as caught:
+            told.check(other)
+        assert "\n" not in str(caught.value)
+
+
 class Pretended:
     """A group of two processes that is never asked for anything."""
 
@@ -164,7 +194,7 @@ def test_teachers_of_one_process_refuse_shards(teacher):
     )
     data.setup("fit")
     with pytest.raises(
-        ValueError, match=r"labeler: \w+ .* in one process; use PrivateKNN without cells"
+        ValueError, match=r"labeler: \w+ .* in one process; use a teacher that takes shards"
     ) as caught:
         shard_of(teacher(), data, Pretended(), sharded=True)
     assert "\n" not in str(caught.value)

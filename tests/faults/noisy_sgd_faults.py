@@ -299,7 +299,7 @@ FAULTS = (
         "The teacher's features are centred by the private table.",
         "pl_privknn.labelers.noisy_sgd",
         {
-            "change = self._change(queries)\n": "change = self._change(features)\n",
+            "change = self._change(queries)\n": "change = self._change(self._table[0])\n",
         },
         ("test_noisy_sgd_teacher::test_without_noise_it_is_plain_gradient_descent",),
     ),
@@ -326,7 +326,7 @@ FAULTS = (
         "All steps look at one sample.",
         "pl_privknn.labelers.noisy_sgd",
         {
-            'coins = self.noise_source.stream("batch", steps.row, steps.left)': 'coins = self.noise_source.stream("batch")',
+            '.stream("batch", row, left, *': '.stream("batch", *',
         },
         ("test_noisy_sgd_teacher::test_every_step_is_paid_before_its_noise_and_nothing_else",),
     ),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .fault import Fault
 
+_SUMS = "pl_privknn.labelers.statistics.shards"
+_SGD = "pl_privknn.labelers.noisy_sgd"
+
 FAULTS = (
     Fault(
         "labelling-in-the-training's-group",
@@ -61,5 +64,96 @@ FAULTS = (
             "(squared[:, : self._nearest.k] < torch.inf)": "(squared < torch.inf)",
         },
         ("test_shards::test_votes_of_all_records_are_those_of_one_process",),
+    ),
+    Fault(
+        "shards-toss-the-same-coins-in-later-rounds",
+        "Seeded coins of a shard fall again in a later round or a resumed run.",
+        "pl_privknn.labelers.private_knn",
+        {"            self._neighbors.release = noted.row\n": "            pass\n"},
+        ("test_checks_in_shards::test_teachers_in_shards_keep_their_promises[knn sampled]",),
+    ),
+    Fault(
+        "other-features-in-a-shard",
+        "A process whose extractor learned something else goes on, and its records are searched in another space.",
+        "pl_privknn.callbacks.labeling_round",
+        {"if own.shape != self.example.shape or bool(": "if own.shape != self.example.shape and bool("},
+        ("test_sharded_runs::test_a_process_that_makes_other_features_of_a_public_example_is_refused",),
+    ),
+    Fault(
+        "sums-by-other-public-fits",
+        "The records of a shard enter a sum by what that process learned of public examples.",
+        _SUMS,
+        {"        self.take_basis(basis)\n": ""},
+        (
+            "test_teachers_in_shards::test_records_of_all_shards_enter_by_what_the_first_one_learned_from_public_examples",
+        ),
+    ),
+    Fault(
+        "first-shard-counted-twice",
+        "A record of the first process moves a sum by twice what is charged.",
+        _SUMS,
+        {
+            "return self.shard.exchange.sum(self.private_sum(release, weights))": (
+                "own = self.private_sum(release, weights); return own + self.shard.exchange.sum(own)"
+            )
+        },
+        (
+            "test_teachers_in_shards::test_released_statistics_are_those_of_one_process",
+            "test_checks_in_shards::test_teachers_in_shards_keep_their_promises[class sums]",
+        ),
+    ),
+    Fault(
+        "noise-of-every-shard",
+        "Each process draws noise for its own sum, and nobody pays for it first.",
+        _SUMS,
+        {
+            "        self.take_basis(basis)\n        self.shard.exchange.sum(self.private_sum(release, weights))": (
+                "        self.take_basis(basis)\n        own = self.private_sum(release, weights)\n"
+                "        self.shard.exchange.sum(own + self.noise_source.stream('own').normal(own.shape, 1.0))"
+            )
+        },
+        (
+            "test_teachers_in_shards::test_released_statistics_are_those_of_one_process",
+            "test_checks_in_shards::test_teachers_in_shards_keep_their_promises[class sums]",
+        ),
+    ),
+    Fault(
+        "a-sum-is-paid-for-before-it-has-come",
+        "A process that dies costs a release, which a resumed run can't draw again.",
+        "pl_privknn.labelers.statistics.teacher",
+        {
+            "            exact = self.whole_sum(number, weights)\n": "",
+            '1, "statistics")\n            self._charged += 1\n': (
+                '1, "statistics")\n            self._charged += 1\n'
+                "            exact = self.whole_sum(number, weights)\n"
+            ),
+        },
+        (
+            "test_teachers_in_shards::test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_release",
+        ),
+    ),
+    Fault(
+        "batches-share-coins",
+        "The same coins are tossed for records of different shards, so that a batch is no Poisson sample.",
+        _SGD,
+        {'row, left, *(("rank", rank) if rank else ()))': "row, left)"},
+        (
+            "test_teachers_in_shards::test_every_shard_tosses_coins_of_its_own_at_the_stated_rate",
+            "test_checks_in_shards::test_teachers_in_shards_keep_their_promises[noisy sgd]",
+        ),
+    ),
+    Fault(
+        "batches-at-a-rate-by-shard",
+        "Records of a shard take part more often than is charged.",
+        _SGD,
+        {
+            "poisson_sample(len(self._vectors), self.mechanism.sampling_rate, coins)": (
+                "poisson_sample(len(self._vectors), min(1.0, (1 + (rank > 0)) * self.mechanism.sampling_rate), coins)"
+            )
+        },
+        (
+            "test_teachers_in_shards::test_every_shard_tosses_coins_of_its_own_at_the_stated_rate",
+            "test_checks_in_shards::test_teachers_in_shards_keep_their_promises[noisy sgd]",
+        ),
     ),
 )

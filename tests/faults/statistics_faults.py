@@ -171,7 +171,7 @@ FAULTS = (
         "Every record's features depend on all others by way of their mean.",
         _TEACHER,
         {
-            "return [(self.inputs(part), classes) for part, classes in parts]": "return [(self.inputs(part - features.mean(dim=0)), classes) for part, classes in parts]",
+            "yield self.inputs(part), classes": "yield self.inputs(part - features.mean(dim=0)), classes",
         },
         ("test_statistics::test_soft_votes_are_kernel_weights_of_unit_length",),
     ),

@@ -82,6 +82,17 @@ class PublicPrototypes(StatisticsTeacher):
             total.index_add_(0, labels, likeness.clamp(0.0, 1.0))
         return total
 
+    def public_basis(self) -> dict[str, Tensor]:
+        """The public examples, too."""
+        assert self._public is not None
+        return {**self.learned(), "public": self._public}
+
+    def take_basis(self, basis: dict[str, Tensor]) -> None:
+        """Take them."""
+        learned = dict(basis)
+        self._public = learned.pop("public")
+        self.relearn(learned)
+
     def drawn(self, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
         """The chosen examples, float64 ``(c, p)``."""
         assert self._public is not None

@@ -7,7 +7,7 @@ import copy
 import functools
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, Evidence
 from pl_privknn.labelers.statistics.audited import Taken, canaries_of, evidence_of
+from pl_privknn.labelers.statistics.shards import SumsOverShards
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
@@ -42,7 +43,7 @@ class ReleaseLostError(RuntimeError):
 
 
 @renamed(target_epsilon="epsilon")
-class StatisticsTeacher(Labeler):
+class StatisticsTeacher(SumsOverShards):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
@@ -120,10 +121,6 @@ class StatisticsTeacher(Labeler):
     @abc.abstractmethod
     def sensitivity(self, release: int) -> float:
         """L2 distance that one record can move the sum of a release under :attr:`adjacency`."""
-
-    @abc.abstractmethod
-    def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """The exact sum, **private**, float64 ``(c, p)``; ``weights`` are the model before it, 0 at first."""
 
     @abc.abstractmethod
     def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:
@@ -291,12 +288,12 @@ class StatisticsTeacher(Labeler):
             raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d)")
         return self.probabilities(self.inputs(features) @ weights.T)
 
-    def private_parts(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """X and labels of the private records, some at a time: **private**."""
+    def private_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """X and labels of this process's private records, some at a time: **private**."""
         assert self._table is not None
         features, labels, _ = self._table
-        parts = zip(features.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True)
-        return [(self.inputs(part), classes) for part, classes in parts]
+        for part, classes in zip(features.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True):
+            yield self.inputs(part), classes
 
     def _released(self, ledger: ChargesLedger) -> Tensor:
         """The model's weights; releases what was not released yet."""
@@ -320,7 +317,7 @@ class StatisticsTeacher(Labeler):
         self._check_left()
         while self._charged < self.releases:
             number, mechanism = self._charged, self.mechanism(self._charged)
-            exact = self.private_sum(number, weights)
+            exact = self.whole_sum(number, weights)
             noise = self.paid(ledger, mechanism, 1, "statistics")
             self._charged += 1
             self._taken[number], self._sketch = Taken(self.drawn(mechanism, exact, noise), weights), sketch

@@ -1,0 +1,63 @@
+"""Sums of private records that lie in shards: each process adds up its own, and one all-reduce makes the whole."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from torch import Tensor
+
+from pl_privknn.labelers.base import Labeler
+
+
+class SumsOverShards(Labeler):
+    """A teacher that looks at private records through sums alone, in one process or in many.
+
+    Process 0 gives the order for a sum, with the model and all that was learned from public examples, so that every
+    record enters by the same function, whoever holds it. It alone pays, draws noise, and keeps what is released.
+    """
+
+    @abc.abstractmethod
+    def private_sum(self, release: int, weights: Tensor) -> Tensor:
+        """The exact sum of the records of this process, **private**, float64 ``(c, p)``.
+
+        Args:
+            release: its number.
+            weights: the model before it, 0 at first.
+        """
+
+    @abc.abstractmethod
+    def learned(self) -> dict[str, Tensor]:
+        """What was learned from public examples, as tensors."""
+
+    @abc.abstractmethod
+    def relearn(self, learned: dict[str, Tensor]) -> None:
+        """Take what :meth:`learned` gave."""
+
+    def public_basis(self) -> dict[str, Tensor]:
+        """What :meth:`private_sum` needs of public examples."""
+        return self.learned()
+
+    def take_basis(self, basis: dict[str, Tensor]) -> None:
+        """Take what :meth:`public_basis` of another process gave."""
+        self.relearn(basis)
+
+    @property
+    def takes_shards(self) -> bool:
+        """Always: a record adds the same to the sum of its shard as to that of all."""
+        return True
+
+    def whole_sum(self, release: int, weights: Tensor) -> Tensor:
+        """:meth:`private_sum` of all records, on process 0; float64, so that only its last digits know of shards."""
+        if self.shard is None:
+            return self.private_sum(release, weights)
+        self.shard.exchange.tell((release, weights, self.public_basis()))
+        return self.shard.exchange.sum(self.private_sum(release, weights))
+
+    def serve(self, order: Any) -> None:
+        """Add up the records of this shard; see :meth:`Labeler.serve`."""
+        if self.shard is None:
+            raise RuntimeError(f"{type(self).__name__}.serve needs a shard")
+        release, weights, basis = order
+        self.take_basis(basis)
+        self.shard.exchange.sum(self.private_sum(release, weights))

@@ -1,0 +1,214 @@
+"""Teachers whose private records lie in shards, against one process that holds them all."""
+
+import math
+
+import pytest
+import torch
+from shard_setup import by_row, in_order, members_of
+from statistics_setup import MADE, fitted, table
+
+from pl_privknn.labelers import NoisySGDTeacher, PublicPrototypes
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+from pl_privknn.testing import FreeLedger
+
+COUNT = 60
+PARTS = {
+    "one": by_row(COUNT, 1),
+    "two": by_row(COUNT, 2),
+    "three": by_row(COUNT, 3),
+    "four": by_row(COUNT, 4),
+    "unequal": in_order(1, 50, 9),
+    "empty": in_order(0, 40, 0, 20),
+}
+EVERY_PART = pytest.mark.parametrize("parts", PARTS)
+STATISTICS = {
+    **MADE,
+    "prototypes": lambda **given: PublicPrototypes(1.0, components=3, **given),
+}
+SETTINGS = {"prototypes": {}}
+
+
+def records():
+    """Every record three times, so that equal ones lie in different shards."""
+    features, labels = table(COUNT // 3)
+    return features.repeat(3, 1), labels.repeat(3)
+
+
+def made(name):
+    given = SETTINGS.get(name, {"noise_multiplier": 2.0})
+    return STATISTICS[name](noise_source=SeededNoise(3), **given)
+
+
+def led(name, parts):
+    """The first of several teachers, which has public features of its own; others have not."""
+    members, _ = members_of(lambda: made(name), PARTS[parts], *records(), 3)
+    members[0].fit_public(table(40, seed=7)[0])
+    return members
+
+
+@EVERY_PART
+@pytest.mark.parametrize("name", STATISTICS)
+def test_released_statistics_are_those_of_one_process(name, parts):
+    queries = table(30, seed=5)[0]
+    alone = fitted(made(name), *records())
+    members = led(name, parts)
+    ledgers = [FreeLedger(), FreeLedger()]
+    expected, found = (
+        teacher.label(queries, ledger) for teacher, ledger in zip((alone, members[0]), ledgers, strict=True)
+    )
+    # One charge and one draw of noise each, by the first process; sums differ by rounding at most.
+    assert ledgers[0].rows == ledgers[1].rows
+    torch.testing.assert_close(
+        members[0].head_state()["weights"], alone.head_state()["weights"], rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(found.soft, expected.soft)
+    assert all(member._taken == {} for member in members[1:])
+    for member in members:
+        sums = [taken.noisy for taken in alone._taken.values()]
+        if name == "prototypes":
+            sums = [member._public.new_zeros(3, 40)]
+        assert member.shard.exchange.sent == len(sums) * 8 * sums[0].numel()
+
+
+def test_records_of_all_shards_enter_by_what_the_first_one_learned_from_public_examples():
+    for name in STATISTICS:
+        alone, members = fitted(made(name), *records()), led(name, "three")
+        for number, member in enumerate(members[1:]):
+            member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(number)))
+        weights = torch.zeros(3, alone._public.shape[1], dtype=torch.float64)
+        torch.testing.assert_close(members[0].whole_sum(0, weights), alone.private_sum(0, weights))
+
+
+class Dies:
+    """An exchange that breaks at the sum with a number, as when a process ends."""
+
+    def __init__(self, exchange, at):
+        self.exchange, self.at, self.rank = exchange, at, exchange.rank
+
+    def tell(self, order=None):
+        return self.exchange.tell(order)
+
+    def sum(self, part):
+        self.at -= 1
+        if self.at < 0:
+            raise RuntimeError("another process of this training ended")
+        return self.exchange.sum(part)
+
+
+def broken_at(members, number):
+    shard = members[0].shard
+    members[0].shard = type(shard)(Dies(shard.exchange, number), shard.first, shard.stride, shard.total)
+    return members[0]
+
+
+def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_release(tmp_path):
+    queries = table(30, seed=5)[0]
+    teacher = broken_at(led("curvature", "three"), 2)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    run = ledger.run("a", plan=teacher.plan(30, 30, 3))
+    teacher.join_run(tmp_path / "kept", run)
+    with pytest.raises(RuntimeError, match="another process"):
+        teacher.label(queries, run)
+    # What was summed up was paid for and kept; for the sum that did not come nothing was.
+    assert run.num_charges == 2
+    teacher.leave_run()
+    run = ledger.run("a")
+    resumed = led("curvature", "three")[0]
+    resumed.join_run(tmp_path / "kept", run)
+    found = resumed.label(queries, run)
+    assert run.num_charges == 4
+    assert sorted(resumed._taken) == [0, 1, 2, 3]
+    alone = fitted(made("curvature"), *records())
+    whole = Ledger(tmp_path / "whole.sqlite").run("a", plan=teacher.plan(30, 30, 3))
+    torch.testing.assert_close(found.soft, alone.label(queries, whole).soft)
+
+
+# ---------------------------------------------------------------------------- noisy SGD
+
+
+class OfRecords(NoiseSource):
+    """Coins that belong to a step and a record, wherever that lies; noise that belongs to a step."""
+
+    def __init__(self, rows, key=()):
+        self.rows, self.key = list(rows), key
+
+    def random_words(self, count):
+        raise AssertionError("nothing else is drawn")
+
+    def stream(self, *key):
+        return OfRecords(self.rows, key)
+
+    def bernoulli(self, shape, p):
+        assert tuple(shape) == (len(self.rows),)
+        return SeededNoise(1).stream(*self.key[:3]).bernoulli((COUNT,), p)[self.rows]
+
+    def normal(self, shape, scale):
+        return SeededNoise(2).stream(*self.key).normal(shape, scale)
+
+
+def sgd(noise, rate=0.4):
+    return NoisySGDTeacher(
+        rate, 24, 6, noise_multiplier=0.5, components=4, soft=True, steps_per_charge=4, noise_source=noise
+    )
+
+
+@EVERY_PART
+@pytest.mark.parametrize("rate", [0.4, 1.0])
+def test_noisy_sgd_takes_the_steps_of_one_process_where_coins_belong_to_records(parts, rate):
+    queries = table(30, seed=5)[0]
+    alone, ledgers = sgd(OfRecords(range(COUNT)), rate), [FreeLedger(), FreeLedger()]
+    alone.fit(*records(), 3)
+    expected = alone.label(queries, ledgers[0])
+    sources = iter(OfRecords(rows) for _, _, rows in PARTS[parts])
+    members, _ = members_of(lambda: sgd(next(sources), rate), PARTS[parts], *records(), 3)
+    found = members[0].label(queries, ledgers[1])
+    torch.testing.assert_close(found.soft, expected.soft, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.labels, expected.labels)
+    assert ledgers[0].rows == ledgers[1].rows
+    # Six steps of 3 classes and 4 directions and a bias, in float64.
+    assert {member.shard.exchange.sent for member in members} == {6 * 8 * 3 * 5}
+
+
+def test_every_shard_tosses_coins_of_its_own_at_the_stated_rate():
+    """5 sizes of shards; the number drawn has a binomial distribution, at an error rate of 1e-4 in all."""
+    tossed = {}
+
+    class Noting(SeededNoise):
+        def __init__(self, seed, key=()):
+            super().__init__(seed)
+            self.key = key
+
+        def stream(self, *key):
+            return Noting(super().stream(*key).seed, (*self.key, *key))
+
+        def bernoulli(self, shape, p):
+            assert p == 0.4
+            coins = super().bernoulli(shape, p)
+            assert tossed.setdefault(self.key, coins) is coins
+            return coins
+
+    features, labels = table(900)
+    parts = in_order(300, 100, 300, 200)
+    members, _ = members_of(lambda: sgd(Noting(5)), parts, features, labels, 3)
+    members[0].label(table(30, seed=5)[0], FreeLedger())
+    assert len(tossed) == 4 * 6
+    assert len({tuple(coins[:100].tolist()) for coins in tossed.values()}) == 4 * 6
+    drawn = sum(int(coins.sum()) for coins in tossed.values())
+    n = 900 * 6
+    assert abs(drawn - 0.4 * n) < 3.9 * math.sqrt(n * 0.24)
+
+
+def test_a_step_whose_sum_does_not_come_is_not_released():
+    members, _ = members_of(lambda: sgd(SeededNoise(0)), PARTS["three"], *records(), 3)
+    teacher, ledger = broken_at(members, 5), FreeLedger()
+    with pytest.raises(RuntimeError, match="another process"):
+        teacher.label(table(30, seed=5)[0], ledger)
+    # Paid four by four, before the coins: a crash wastes the rest of a row and forgets nothing.
+    assert [row.count for row in ledger.rows] == [4, 2]
+
+
+def test_orders_need_a_shard():
+    for teacher in (made("class sums"), sgd(SeededNoise(0))):
+        with pytest.raises(RuntimeError, match="serve needs a shard"):
+            teacher.serve(None)

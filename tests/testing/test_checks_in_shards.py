@@ -1,0 +1,185 @@
+"""Teachers whose records lie in shards keep their promises; faults that shards make possible are found."""
+
+import pytest
+
+from pl_privknn import Gaussian, Laplace
+from pl_privknn.labelers import (
+    ClassSums,
+    NoisySGDTeacher,
+    PrivateKNN,
+    PublicCurvature,
+    PublicPrototypes,
+    ReverseKNN,
+    Screening,
+    SoftVotes,
+)
+from pl_privknn.labelers.reverse_knn.reverse_knn import decide
+from pl_privknn.neighbors import Cells
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import LabelerCheckError, audit_labeler, check_labeler
+from pl_privknn.testing.scenes import SCENES
+
+ROOT2 = 2**0.5
+SUMS = {"noise_multiplier": 2.0, "expected_records": 30}
+
+
+def sgd(cls=NoisySGDTeacher):
+    return cls(0.5, 12, 4, noise_multiplier=2.0, components=3, steps_per_charge=2)
+
+
+def sampled(cls=PrivateKNN):
+    return cls(5, 0.4, Screening(3, 1.0), Gaussian(3.0))
+
+
+#: Teachers, the number of shards, and the largest moves of one record that the tables show.
+HONEST = {
+    "knn": (PrivateKNN(5, 1.0, None, Gaussian(3.0)), 3, {"gaussian (L2)": ROOT2}),
+    "knn sampled": (sampled(), 3, {"gaussian (L2)": ROOT2, "noisy_screening (largest count)": 1.0}),
+    "reverse knn": (ReverseKNN(2, 1.0), 4, {"laplace (L1)": 2.0}),
+    "class sums": (ClassSums(components=3, **SUMS), 2, {"gaussian (L2)": 1.09**0.5}),
+    "soft votes": (SoftVotes(**SUMS), 3, {"gaussian (L2)": 1.0}),
+    "curvature": (PublicCurvature(releases=2, **SUMS), 4, {"gaussian (L2)": 0.5}),
+    "prototypes": (PublicPrototypes(1.0, components=3), 3, {"exponential_argmax (answers)": 1.0}),
+    "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
+}
+SMALLER = {"knn sampled": {"num_queries": 4}}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_teachers_in_shards_keep_their_promises(name):
+    labeler, shards, bounds = HONEST[name]
+    report = check_labeler(labeler, shards=shards, **SMALLER.get(name, {}))
+    assert report.labeler == type(labeler).__name__
+    (largest,) = report.largest.values()
+    assert largest.pairs >= 20
+    for what, bound in bounds.items():
+        move = largest.moves[what]
+        assert move.allowed == pytest.approx(bound, rel=1e-6)
+        assert 0.95 * bound < move.amount <= bound * (1 + 1e-6)
+
+
+# ---------------------------------------------------------------------------- faults
+
+
+class SharedSeeds(PrivateKNN):
+    """Shards toss the same coins."""
+
+    def _own_coins(self, release):
+        return self.noise_source.stream("shard", release).bernoulli
+
+
+class DoubledRate(PrivateKNN):
+    """Records of shards take part twice as often as is charged."""
+
+    def _own_coins(self, release):
+        tossed = super()._own_coins(release)
+        return lambda shape, rate: tossed(shape, 2 * rate)
+
+
+class SameCoinsAgain(PrivateKNN):
+    """Shards toss the same coins in later rounds and resumed runs."""
+
+    def _own_coins(self, release):
+        return super()._own_coins(1)
+
+
+class VotesTwice(ReverseKNN):
+    """Records of shards are counted twice."""
+
+    def serve(self, order):
+        self.shard.exchange.sum(2 * self._own_counts(*order))
+
+
+class CountedByTheFirst(ClassSums):
+    """The first shard's records enter a second time."""
+
+    def whole_sum(self, release, weights):
+        return super().whole_sum(release, weights) + self.private_sum(release, weights)
+
+
+class OwnNoise(ClassSums):
+    """Each shard noises its own sum, before anything is paid."""
+
+    def private_sum(self, release, weights):
+        total = super().private_sum(release, weights)
+        return total + self.noise_source.stream("own", self.shard.exchange.rank).normal(total.shape, 1.0)
+
+
+class SharedBatches(NoisySGDTeacher):
+    """Shards draw the same batches."""
+
+    def _own_gradients(self, weights, row, left):
+        rank, self.shard.exchange.rank = self.shard.exchange.rank, 1
+        try:
+            return super()._own_gradients(weights, row, left)
+        finally:
+            self.shard.exchange.rank = rank
+
+
+class ClippedByShard(NoisySGDTeacher):
+    """A shard's gradients are scaled up."""
+
+    def serve(self, order):
+        exchange = self.shard.exchange
+        if isinstance(order, tuple):
+            exchange.sum(3 * self._own_gradients(*order))
+        else:
+            super().serve(order)
+
+
+FAULTS = {
+    "shared seeds": (lambda: sampled(SharedSeeds), "fresh noise: a later draw repeats the noise of stream"),
+    "doubled rate": (lambda: sampled(DoubledRate), "tosses coins of probability 0.8, but what it charged"),
+    "same coins again": (lambda: sampled(SameCoinsAgain), "fresh noise: .* repeats the noise of stream"),
+    "votes twice": (lambda: VotesTwice(2, 1.0), r"moves laplace \(L1\) by 4, and 2 was charged"),
+    "counted by the first": (
+        lambda: CountedByTheFirst(**SUMS),
+        r"moves gaussian \(L2\) by 2.08806, and 1.04",
+    ),
+    "own noise": (lambda: OwnNoise(**SUMS), "draws normal before it charges"),
+    "shared batches": (lambda: sgd(SharedBatches), "fresh noise: a later draw repeats the noise of stream"),
+    "clipped by shard": (
+        lambda: sgd(ClippedByShard),
+        r"moves gaussian \(L2\) by 0.7\d*, and 0.25 was charged",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_shards_are_caught(name):
+    make, message = FAULTS[name]
+    with pytest.raises(LabelerCheckError, match=message) as caught:
+        check_labeler(make(), shards=3, num_queries=4)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_looks_at_all_records_in_one_process_is_refused():
+    with pytest.raises(ValueError, match=r"shards=2: PrivateKNN with these settings looks at .* shards=1"):
+        check_labeler(PrivateKNN(cells=Cells(4, 2)), shards=2)
+
+
+# ---------------------------------------------------------------------------- audits
+
+
+def verdicts(kind, shards, trials=1000):
+    rows = audit_labeler(kind, trials=trials, noise=SeededNoise(1), shards=shards)
+    return {row["scene"]: row["verdict"] for row in rows}
+
+
+class NoiseOfAShard(ReverseKNN):
+    """The first process draws its share of the noise alone, as if others drew theirs."""
+
+    def release(self, counts, ledger, max_answers=None):
+        noise = self.paid(ledger, self.noise, 1, "counts")
+        noisy = Laplace(self.noise.scale / 3).add_noise(counts, noise)
+        return decide(noisy.double(), self.noise.deviation, 0.0, True, max_answers)
+
+
+def test_audits_run_through_shards(monkeypatch):
+    assert verdicts(ReverseKNN, 3) == {"counts": "OK"}
+    assert verdicts(NoiseOfAShard, 3) == {"counts": "VIOLATED"}
+    # The record in question is the last one, in the last shard. One scene is enough here.
+    counts = SCENES[PrivateKNN][0]
+    monkeypatch.setitem(SCENES, PrivateKNN, [counts])
+    assert verdicts(PrivateKNN, 3) == {"counts": "OK"}
+    assert verdicts(DoubledRate, 3) == {"counts": "VIOLATED"}
