@@ -73,7 +73,7 @@ FAULTS = (
         "pl_privknn.datamodules.formats.poisson_loader",
         {
             "        if self._is_taken:": "        if False:",
-            "records[:0], labels[:0]": "records, labels",
+            "records[:0].clone(), labels[:0].clone()": "records, labels",
         },
         ("test_private_training::test_an_optimizer_that_looks_twice_at_a_batch_is_stopped",),
     ),
