@@ -93,9 +93,7 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
         fields = {
             field.name: _plain(getattr(value, field.name), f"{path}.{field.name}", left_out, lists)
             for field in dataclasses.fields(value)
-            if field.init
-            and field.name not in unstated
-            and (field.default is dataclasses.MISSING or getattr(value, field.name) != field.default)
+            if field.init and field.name not in unstated and not _is_default(value, field)
         }
         if isinstance(value, ArgumentGroup):
             return fields
@@ -105,6 +103,14 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
     if lists and isinstance(value, list | tuple) and len(value) <= LONGEST:
         return [_plain(item, f"{path}[{place}]", left_out, lists) for place, item in enumerate(value)]
     raise _NotPlain
+
+
+def _is_default(value: Any, field: dataclasses.Field[Any]) -> bool:
+    """Whether a field has its default; raises :class:`_NotPlain` for data, which a field without ``repr`` holds."""
+    given = getattr(value, field.name)
+    if not (field.repr or given is None or isinstance(given, str | Path)):
+        raise _NotPlain
+    return bool(field.default is not dataclasses.MISSING and given == field.default)
 
 
 def _is_ours(cls: type, name: str) -> bool:

@@ -70,6 +70,7 @@ class Target:
         if isinstance(made, IndKNN):
             # Earlier answers take part again: the attacker has them, and would only have to subtract them.
             made.switches = dataclasses.replace(made.switches, reuse=False)
+            made.groups = None  # canaries have no owners who chose less than the ε that the ledger promises
         if hasattr(made, "progress"):
             made.progress = False
         return made

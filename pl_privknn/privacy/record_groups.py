@@ -5,16 +5,78 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive
+from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample, step_mechanism
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordGroups(ArgumentGroup):
+    """Which group each private record is in, and the ε that the owners of a group's records chose.
+
+    Which group a record is in must follow from a rule that was there before, and from this record alone: its owner's
+    choice, or where it comes from. A group by what other records are, or by what a model says, has no ε of its own.
+
+    Args:
+        members: group of each private record in the data module's order, whole numbers from 0, shape ``(n,)``, or
+            the path of a ``.npy`` file with them.
+        epsilons: ε of each group.
+
+    Raises:
+        ValueError: for arguments that don't fit each other.
+        FileNotFoundError: if there is no such file.
+
+    Example:
+        >>> from pl_privknn.privacy.record_groups import RecordGroups
+        >>> RecordGroups([0, 1, 1], epsilons=(0.5, 2.0)).largest(None)
+        2.0
+    """
+
+    members: Any = dataclasses.field(repr=False)  # which record is in which group is private
+    epsilons: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if not self.epsilons:
+            raise ValueError(f"epsilons={self.epsilons!r}: give one a group")
+        for epsilon in self.epsilons:
+            check_positive("epsilons", epsilon)
+        given = self.members
+        if isinstance(given, str | Path):
+            if not Path(given).is_file():
+                raise FileNotFoundError(f"members={str(given)!r}: there is no such file")
+            given = np.load(given, allow_pickle=False)
+        members = torch.as_tensor(given)
+        if members.ndim != 1 or members.is_floating_point() or members.is_complex():
+            raise ValueError("members: must be whole numbers of shape (n,), the group of each private record")
+        if not bool(((members >= 0) & (members < len(self.epsilons))).all()):
+            raise ValueError(
+                f"members: must be groups from 0 to {len(self.epsilons) - 1}, one a private record"
+            )
+        object.__setattr__(self, "members", members.long())
+
+    def largest(self, epsilon: float | None) -> float:
+        """The largest ε of a group, which the ledger promises.
+
+        Args:
+            epsilon: of all records, None beside groups.
+
+        Raises:
+            ValueError: where there is one.
+        """
+        if epsilon is not None:
+            raise ValueError(f"epsilon={epsilon!r}: groups have an ε of their own; leave epsilon out")
+        return max(self.epsilons)
 
 
 def rate_for_steps(

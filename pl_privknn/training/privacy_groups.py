@@ -6,34 +6,30 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from pl_privknn._checks import check_positive, check_rate
-from pl_privknn.argument_groups import ArgumentGroup
+from pl_privknn._checks import check_rate
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noisy_steps import noise_for_steps
-from pl_privknn.privacy.record_groups import rate_for_steps
+from pl_privknn.privacy.record_groups import RecordGroups, rate_for_steps
 
 # Relative distance of the expected batch from the one that was asked for, where the noise is searched.
 _CLOSE = 0.01
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PrivacyGroups(ArgumentGroup):
+class PrivacyGroups(RecordGroups):
     """Gives every group of records the ε that its owners chose (Boenisch et al. 2023, "Have it your way", *Sample*).
 
     All steps have the same noise and the same clipping norm. A record of group g takes part in a step with the
     probability at which all steps together cost just about ``epsilons[g]``. Adding or removing one record of g is
     covered by ``epsilons[g]``; the training as a whole by the largest, which is what the ledger promises.
 
-    Which group a record is in must follow from a rule that was there before, and from this record alone: its owner's
-    choice, or where it comes from. A group by what other records are, or by what a model says, has no ε of its own.
+    Who is in a group follows from the record alone, see :class:`~pl_privknn.privacy.record_groups.RecordGroups`.
     To move a record from g to h is to remove it and to add another one, which costs both. A resumed training is held
     to the same records and members, in any order, by a keyed digest in the private folder beside the run's.
 
     Args:
-        members: group of each private record in the data module's order, whole numbers from 0, shape ``(n,)``.
+        members: group of each private record in the data module's order, whole numbers from 0, shape ``(n,)``, or
+            the path of a ``.npy`` file with them.
         epsilons: ε of each group.
         shares: about what share of the records each group is, public constants that sum to 1 and are not counted
             from the records; they place the noise, and no ε hangs on them.
@@ -55,26 +51,16 @@ class PrivacyGroups(ArgumentGroup):
         [1.0, 2.0]
     """
 
-    members: Tensor = dataclasses.field(repr=False)  # which record is in which group is private
-    epsilons: Sequence[float]
     shares: Sequence[float]
 
     def __post_init__(self) -> None:
-        if not self.epsilons or len(self.epsilons) != len(self.shares):
+        super().__post_init__()
+        if len(self.epsilons) != len(self.shares):
             raise ValueError(f"epsilons={self.epsilons!r}, shares={self.shares!r}: give one of each a group")
-        for epsilon, share in zip(self.epsilons, self.shares, strict=True):
-            check_positive("epsilons", epsilon)
+        for share in self.shares:
             check_rate("shares", share)
         if not math.isclose(sum(self.shares), 1.0, abs_tol=1e-6):
             raise ValueError(f"shares={self.shares!r} sum to {sum(self.shares):g}; let them sum to 1")
-        members = torch.as_tensor(self.members)
-        if members.ndim != 1 or members.is_floating_point() or members.is_complex():
-            raise ValueError("members: must be whole numbers of shape (n,), the group of each private record")
-        if not bool(((members >= 0) & (members < len(self.epsilons))).all()):
-            raise ValueError(
-                f"members: must be groups from 0 to {len(self.epsilons) - 1}, one a private record"
-            )
-        object.__setattr__(self, "members", members.long())
 
     def rates(
         self, noise_multiplier: float, delta: float, steps: int, others: Sequence[Charge] = ()
@@ -115,16 +101,3 @@ class PrivacyGroups(ArgumentGroup):
             # ε hangs on rate over noise where there is much noise; where there is little, on more than that.
             noise = float(f"{noise * (mean_rate / found) ** (0.9 if noise > 1 else 0.5):.4g}")
         return noise
-
-    def largest(self, epsilon: float | None) -> float:
-        """The largest ε of a group, which the ledger promises.
-
-        Args:
-            epsilon: of all records, None beside groups.
-
-        Raises:
-            ValueError: where there is one.
-        """
-        if epsilon is not None:
-            raise ValueError(f"epsilon={epsilon!r}: groups have an ε of their own; leave epsilon out")
-        return max(self.epsilons)

@@ -6,6 +6,33 @@ from .fault import Fault
 
 FAULTS = (
     Fault(
+        "every-group-has-the-largest-budget",
+        "Records whose owners chose a small ε spend as much as others.",
+        "pl_privknn.labelers.ind_knn.prediction",
+        {
+            "np.clip(self.parameters.quanta(limits) - (whole - left), 0.0, left)": "left",
+        },
+        ("test_ind_knn_groups::test_the_stream_costs_the_largest_and_each_record_at_most_its_own",),
+    ),
+    Fault(
+        "a-second-budget-in-another-group",
+        "What a record spent in one group is not held against it in another.",
+        "pl_privknn.labelers.ind_knn.prediction",
+        {
+            "self.parameters.quanta(limits) - (whole - left)": "self.parameters.quanta(limits)",
+        },
+        ("test_ind_knn_groups::test_a_record_that_comes_back_in_another_group_never_spends_both_budgets",),
+    ),
+    Fault(
+        "numbers-of-records-in-the-configuration",
+        "What tells private records apart is written into a run's config.yaml.",
+        "pl_privknn.constructed",
+        {
+            "    if not (field.repr or given is None or isinstance(given, str | Path)):": "    if False:",
+        },
+        ("test_ind_knn_groups::test_what_tells_records_apart_stands_in_no_configuration",),
+    ),
+    Fault(
         "exhausted-records-vote",
         "A record that has nothing left goes on voting.",
         "pl_privknn.labelers.ind_knn.algorithm",

@@ -24,6 +24,7 @@ from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similar
 from pl_privknn.labelers.ind_knn.stream import check_unpaid
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.per_record.budgets import budget_for_epsilon
 
 # How often an attack asks about a record that spends its budget.
 _MOST_ASKED = 100
@@ -62,7 +63,7 @@ class IndKNN(Labeler):
         delta: δ that belongs to ``epsilon``.
         num_queries: T, how many queries the budgets should last for; sets σ1 = √(T / (6B)). No limit.
         similarity: the kernel, and the floor under the noisy number of neighbours.
-        budgets: how ε becomes a budget, or that budget itself.
+        budgets: how ε becomes a budget, or that budget itself; or groups of records with an ε of their own.
         switches: thresholds from public density, answers as public records, hashing, held-back answers. Public
             examples for ``density`` are all of those in the data module, or in other uses those given to
             :meth:`use_public`, or else the queries asked so far.
@@ -107,8 +108,9 @@ class IndKNN(Labeler):
         min_count = similarity.min_count
         if min_count is None:
             min_count = PAPER_MIN_COUNT if switches.density is None else float(switches.density.neighbors)
+        self.groups = budgets.groups
         self.parameters = IndKNNParameters.for_epsilon(
-            epsilon,
+            epsilon if self.groups is None else self.groups.largest(epsilon),
             delta,
             threshold=threshold,
             sigma2=sigma2,
@@ -120,6 +122,19 @@ class IndKNN(Labeler):
             conversion=budgets.conversion,
             min_count=min_count,
         )
+        #: B of each group of records, in the order of their ε.
+        self._group_budgets = [
+            budget_for_epsilon(own, delta, budgets.conversion)
+            for own in (() if self.groups is None else self.groups.epsilons)
+        ]
+        for own, paid in zip(
+            () if self.groups is None else self.groups.epsilons, self._group_budgets, strict=True
+        ):
+            if paid < self.parameters.count_cost:
+                raise ValueError(
+                    f"epsilons: {own!r} does not pay for taking part in one query, as num_queries={num_queries!r} "
+                    "sets the noise of counts; raise num_queries, or sigma1 of budgets"
+                )
         self.switches = switches
         self.soft = check_switch("soft", soft)
         self.release_counts = check_switch("release_counts", release_counts)
@@ -183,7 +198,7 @@ class IndKNN(Labeler):
         state = self._open_state()
         ids = state.identify(self.private_ids if self.ids is None else self.ids, digests, features, labels)
         engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], state.budgets)
-        engine.add(ids, features, labels.numpy())
+        engine.add(ids, features, labels.numpy(), self._limits(len(labels)))
         if (then := self._engine) is not None:
             if torch.equal(then.table.vectors, engine.table.vectors):
                 engine.answered, engine.reference = then.answered, then.reference
@@ -275,6 +290,16 @@ class IndKNN(Labeler):
         """Forget the table and let others open ``state_dir``."""
         self.leave_run()
         self._engine = None
+
+    def _limits(self, count: int) -> NDArray[np.float64] | None:
+        """What each record may spend in all, where groups have an ε of their own. **Private**."""
+        if self.groups is None:
+            return None
+        if len(self.groups.members) != count:
+            raise ValueError(
+                "members: must be one group a private record, in the data module's order, and there are more or fewer"
+            )
+        return np.array(self._group_budgets)[self.groups.members.numpy()]
 
     def _open_state(self) -> LabelerState:
         if self._state is None:

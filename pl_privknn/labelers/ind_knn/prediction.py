@@ -106,10 +106,27 @@ class IndKNNEngine:
         self.index = HashIndex(switches.hashing, dimension) if switches.hashing is not None else None
         self.reference = torch.empty(0, dimension)
 
-    def add(self, ids: NDArray[np.int64], features: Tensor, labels: NDArray[np.int64]) -> None:
-        """Admit records that are not in the table, with what their numbers have left."""
+    def add(
+        self,
+        ids: NDArray[np.int64],
+        features: Tensor,
+        labels: NDArray[np.int64],
+        limits: Floats | None = None,
+    ) -> None:
+        """Admit records that are not in the table, with what their numbers have left.
+
+        Args:
+            ids: their numbers, ``(n,)``.
+            features: float, ``(n, dimension)``.
+            labels: ``(n,)``.
+            limits: what each may spend in all, ``(n,)``; None for the whole budget.
+        """
         self.budgets.add(ids)
         left = self.parameters.quanta(self.budgets.remaining(ids))
+        if limits is not None:
+            # In quanta, so that what was spent and what may be spent are exact: at most the limit, rounded down.
+            whole = self.parameters.quanta(np.array(self.budgets.budget))
+            left = np.clip(self.parameters.quanta(limits) - (whole - left), 0.0, left)
         rows = self.table.append(ids, unit_rows(features), labels, left)
         self._index(rows)
 

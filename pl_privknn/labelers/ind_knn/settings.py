@@ -9,6 +9,7 @@ from typing import Any
 from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_BANDWIDTH, Kernel
 from pl_privknn.privacy.per_record.budgets import Conversion
+from pl_privknn.privacy.record_groups import RecordGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +37,14 @@ class RecordBudgets(ArgumentGroup):
         sigma1: noise of the number of neighbours, instead of √(T / (6B)).
         conversion: how ε becomes B: ``"gdp"``, the tightest, or for comparison with the paper ``"rdp"`` or
             ``"rdp_classic"``.
+        groups: groups of records with an ε of their own, instead of ``epsilon``. A record stops when it has spent
+            the budget of its group; the stream as a whole costs the largest.
     """
 
     budget: float | None = None
     sigma1: float | None = None
     conversion: Conversion = "gdp"
+    groups: RecordGroups | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,5 +59,5 @@ class Records(ArgumentGroup):
             beside the run's folder, and in memory where there is none.
     """
 
-    ids: Any = None
+    ids: Any = dataclasses.field(default=None, repr=False)  # numbers of people may be private
     state_dir: str | Path | None = None
