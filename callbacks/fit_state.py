@@ -9,9 +9,13 @@ from pl_privknn.callbacks.process_group import LabelingGroup
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.neighbors import Shard
+from pl_privknn.privacy.mechanisms import Adjacency
 
 #: Teachers that take shards, in words.
-SHARDED = "PrivateKNN without cells, ReverseKNN with trust='central', NoisySGDTeacher, or one of sums"
+SHARDED = (
+    "PrivateKNN without cells, ReverseKNN with trust='central', NoisySGDTeacher, PATE with RandomPartition and no "
+    "groups, or one of sums"
+)
 
 
 def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
@@ -45,7 +49,11 @@ def is_last_epoch(trainer: pl.Trainer) -> bool:
 
 
 def shard_of(
-    labeler: Labeler, data: PrivatePublicDataModule, group: LabelingGroup, sharded: bool
+    labeler: Labeler,
+    data: PrivatePublicDataModule,
+    group: LabelingGroup,
+    sharded: bool,
+    adjacency: Adjacency = "add_remove",
 ) -> Shard | None:
     """Which private records this process reads; None where global rank 0 reads all. Each process calls it.
 
@@ -54,6 +62,7 @@ def shard_of(
         data: has each process's own records, or all of them in every process.
         group: the processes.
         sharded: whether a process reads every so many-th record, where all are in every process.
+        adjacency: neighbouring relation of the ledger.
 
     Raises:
         ValueError: for shards that the labeler can't look at.
@@ -64,6 +73,16 @@ def shard_of(
         raise ValueError(
             f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use a "
             f"teacher that takes shards ({SHARDED}), or sharded=False and one file"
+        )
+    if adjacency not in labeler.adjacencies_in_shards:
+        raise ValueError(
+            f"adjacency={adjacency!r} is not among those of {type(labeler).__name__} in shards: "
+            f"{', '.join(labeler.adjacencies_in_shards)}; use one of these, or one process"
+        )
+    if not data.private_in_shards and labeler.lasting_shards:
+        raise ValueError(
+            f"sharded=True: {type(labeler).__name__} needs shards in which records stay, and where one is removed "
+            "the rows of others move; give each process a file of its own (private_embeddings: x-{rank:05d}.npy)"
         )
     if not data.private_in_shards:
         return Shard(group, group.rank, group.size, len(data.private))

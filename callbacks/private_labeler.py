@@ -309,7 +309,7 @@ class PrivateLabeler(ReportsRun):
         assert self.labeler is not None
         queries = self._queries(len(data.public))
         self.labeler.device = device_of(self.device, trainer.strategy.root_device)
-        self.labeler.shard = shard_of(self.labeler, data, self._group, self.sharded)
+        self.labeler.shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency)
         if self.labeler.shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(

@@ -95,6 +95,9 @@ class Labeler(Constructed, abc.ABC):
     device: torch.device | None = None
     #: What this process holds, where private records lie in shards, one a process; set before :meth:`fit`. Private.
     shard: Shard | None = None
+    #: Whether a release depends on the shard in which a record lies; that must then not depend on other records, as
+    #: the number of a row does.
+    lasting_shards: bool = False
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
@@ -164,6 +167,11 @@ class Labeler(Constructed, abc.ABC):
         """Whether private records may lie in shards; all processes but the first then :meth:`serve`."""
         return False
 
+    @property
+    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
+        """Neighbouring relations under which :meth:`plan` is valid where private records lie in shards."""
+        return self.adjacencies
+
     def serve(self, order: Any) -> None:
         """Carry out, on this process's :attr:`shard`, an order that :meth:`label` gave in the first process.
 
@@ -212,7 +220,8 @@ class Labeler(Constructed, abc.ABC):
             BudgetExceeded: if the charge would pass the budget; nothing was drawn.
             ValueError: where the ledger counts under another adjacency.
         """
-        return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
+        adjacencies = self.adjacencies if self.shard is None else self.adjacencies_in_shards
+        return paid(ledger, self.noise_source, mechanism, count, key, adjacencies)
 
     def head_state(self) -> dict[str, Tensor] | None:
         """The model that this labeler's releases make, as tensors; None where they make none, or nothing is released.

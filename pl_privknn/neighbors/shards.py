@@ -22,9 +22,11 @@ class Exchange(Protocol):
 
     Attributes:
         rank: number of this process.
+        size: how many there are.
     """
 
     rank: int
+    size: int
 
     def tell(self, order: Any = None) -> Any:
         """What process 0 passes, in every process; nothing private."""

@@ -11,6 +11,7 @@ import torch
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler
+from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.testing import contract, sensitivity
 from pl_privknn.testing.drawing_methods import DrawingMethod, mechanism_methods
 from pl_privknn.testing.errors import LabelerCheckError
@@ -123,7 +124,7 @@ def check_labeler(
     records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
     checks: list[tuple[str, str]] = []
     largest: dict[str, sensitivity.Largest] = {}
-    in_shards(lambda: owner, shards)  # refuses one that looks at all records in one process
+    adjacencies = in_shards(lambda: owner, shards).adjacencies
     known = [*mechanism_methods(), *protocol_methods(), *methods, *doors]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
@@ -131,7 +132,7 @@ def check_labeler(
             classes = check_int("num_classes", usual if num_classes is None else num_classes, 2)
             makers = Makers(task, records, queries, classes, check_int("dimension", dimension), seed)
             subject = Subject(make, known, classes, makers.public(), seed, shards)
-            examined = _Examined(owner, subject, makers, task, checks)
+            examined = _Examined(owner, adjacencies, subject, makers, task, checks)
             examined.contract()
             largest |= examined.neighbors(pairs)
     return CheckReport(type(owner).__name__, tuple(checks), largest)
@@ -142,6 +143,7 @@ class _Examined:
     """One labeler on the tables of one task."""
 
     owner: Labeler
+    adjacencies: tuple[Adjacency, ...]
     subject: Subject
     makers: Makers
     task: str
@@ -158,7 +160,7 @@ class _Examined:
         self.do("fresh noise", contract.check_fresh_noise, subject, table)
         self.do("same again", contract.check_reproducible, subject, table)
         # Where a replaced record is all that neighbours differ in, the number of records is public.
-        strangers = self.makers.strangers(7 if "add_remove" in self.owner.adjacencies else 0)
+        strangers = self.makers.strangers(7 if "add_remove" in self.adjacencies else 0)
         self.do("earlier tables", contract.check_forgets, subject, table, strangers)
         self.do("noise alone", sensitivity.check_strangers, subject, table, strangers)
         self.do("samples", contract.check_samples, subject, self.makers.together(), table)
@@ -167,7 +169,7 @@ class _Examined:
         """Checks on neighbouring tables; the largest moves for each relation."""
         found = {}
         tables = self.makers.all()
-        for adjacency in self.owner.adjacencies:
+        for adjacency in self.adjacencies:
             seen = found[f"{self.task}, {adjacency}"] = sensitivity.Largest()
             made = [pair for table in tables for pair in neighbors_of(table, adjacency)]
             made += [pair for pair in pairs if pair.adjacency == adjacency]

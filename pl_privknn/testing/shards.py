@@ -32,12 +32,13 @@ class PlayedExchange:
         size: number of shards.
 
     Attributes:
+        size: likewise.
         turn: number of the shard that is at work.
         serve: what carries out an order, for shards 1, 2, …
     """
 
     def __init__(self, size: int) -> None:
-        self.turn = 0
+        self.size, self.turn = size, 0
         self.serve: list[Callable[[Any], None]] = []
         self._waiting: list[deque[Tensor]] = [deque() for _ in range(size)]
 
@@ -69,7 +70,7 @@ class PlayedEnd:
     """
 
     def __init__(self, exchange: PlayedExchange, rank: int) -> None:
-        self.exchange, self.rank, self.sent = exchange, rank, 0
+        self.exchange, self.rank, self.size, self.sent = exchange, rank, exchange.size, 0
 
     def tell(self, order: Any = None) -> Any:
         """See :class:`~pl_privknn.neighbors.shards.Exchange`; for process 0."""
@@ -100,7 +101,7 @@ class InShards(Labeler):
     def __init__(self, members: Sequence[Labeler], removed: int | None = None) -> None:
         self.members, self.removed = list(members), removed
         super().__init__(self.members[0].noise_source)
-        self.adjacencies = self.members[0].adjacencies
+        self.adjacencies = self.members[0].adjacencies_in_shards
         self.exchange = PlayedExchange(len(self.members))
         self.exchange.serve = [member.serve for member in self.members[1:]]
         if not self.members[0].takes_shards:

@@ -1,6 +1,7 @@
 """Private records in shards, one a process: the answers of one process that holds them all."""
 
 import json
+import os
 import types
 
 import pytest
@@ -15,9 +16,12 @@ from pl_privknn.callbacks.fit_state import same_buffers, shard_of
 from pl_privknn.callbacks.process_group import LabelingGroup
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
+    GNMAX,
     PATE,
+    ClassBalancedPartition,
     ClassSums,
     LinearTeachers,
+    MultiLabelPATE,
     NoisySGDTeacher,
     PrivateKNN,
     ReverseKNN,
@@ -45,6 +49,13 @@ TEACHERS = {
     "noisy sgd": lambda: NoisySGDTeacher(
         1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True, noise_source=noise()
     ),
+    "pate": lambda: PATE(
+        4,
+        LinearTeachers(60),
+        aggregator=GNMAX(0.01, release_counts=True),
+        progress=False,
+        noise_source=noise(),
+    ),
 }
 #: Two unless said otherwise.
 PROCESSES = {"class sums": 3, "noisy sgd": 4}
@@ -63,7 +74,11 @@ def fit(folder, name, devices):
         # Many records are equal: ties cross the borders of shards.
         return images.clamp(0, 1).mul(2).round().div(2), labels
 
-    data = ArraysDataModule(*draw(RECORDS), *draw(30), *draw(9), num_classes=3, batch_size=8)
+    private = draw(RECORDS)
+    if name == "pate" and devices > 1:  # each process has a file of its own, as it were
+        private = [part[int(os.environ["RANK"]) :: devices] for part in private]
+    data = ArraysDataModule(*private, *draw(30), *draw(9), num_classes=3, batch_size=8)
+    data.private_in_shards = name == "pate"
     labeling = PrivateLabeler(
         TEACHERS[name](), rounds=2, epochs_per_round=1, queries_per_round=12, query_batch_size=5, run_dir=folder,
         features=torch.nn.Flatten(), progress=False, sharded=True,
@@ -98,7 +113,7 @@ def test_two_processes_answer_as_one(tmp_path, name):
         else:
             assert soft == expected[1]
     assert any(label >= 0 for label in expected[0])
-    assert (expected[1] is None) == (name == "private_knn")
+    assert (expected[1] is None) == (name in ("private_knn", "pate"))
     # Charged and kept once, by global rank 0; nothing else is left.
     charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
     assert charged[0] == charged[1]
@@ -179,11 +194,15 @@ class Pretended:
 
     rank, size = 1, 2
 
+    def sum(self, part):
+        return 2 * part
+
 
 @pytest.mark.parametrize(
     "teacher",
     [
-        lambda: PATE(3, LinearTeachers(20)),
+        lambda: PATE(3, partitioner=ClassBalancedPartition()),
+        lambda: PATE(3, groups=torch.arange(9)),
         lambda: PrivateKNN(cells=Cells(4, 2)),
         lambda: ReverseKNN(1, 1.0, trust="local"),
     ],
@@ -203,14 +222,30 @@ def test_teachers_of_one_process_refuse_shards(teacher):
     assert shard_of(PrivateKNN(), data, Pretended(), sharded=True).total == 9
 
 
+def test_teachers_whose_shards_must_last_want_a_file_for_each_process():
+    """Under add or remove the number of a row depends on other records, and with it its shard and its teacher."""
+    data = ArraysDataModule(
+        torch.rand(9, 1, 4, 4), torch.arange(9) % 3, torch.rand(3, 1, 4, 4), num_classes=3, batch_size=2
+    )
+    data.setup("fit")
+    with pytest.raises(ValueError, match=r"sharded=True: PATE .* \(private_embeddings") as caught:
+        shard_of(PATE(3), data, Pretended(), sharded=True)
+    assert "\n" not in str(caught.value)
+    data.private_in_shards = True
+    assert shard_of(PATE(3), data, Pretended(), sharded=True).stride == 1
+    # What replaces a record may belong in another shard.
+    with pytest.raises(ValueError, match=r"adjacency='replace_one' is not among those of PATE in shards"):
+        shard_of(PATE(3), data, Pretended(), True, "replace_one")
+
+
 def test_whole_tables_are_asked_for_where_there_is_a_shard_alone():
     teacher = PrivateKNN(2, 1.0)
     teacher.shard = Shard(Pretended(), 1, 2, 9)
     teacher.fit(torch.rand(4, 2), torch.arange(4) % 2, 2)
     with pytest.raises(RuntimeError, match="needs the whole private table"):
         teacher.exact_votes(torch.rand(1, 2))
-    with pytest.raises(NotImplementedError, match="PATE looks at private records in one process"):
-        PATE(3, LinearTeachers(20)).serve(None)
+    with pytest.raises(NotImplementedError, match="MultiLabelPATE looks at private records in one process"):
+        MultiLabelPATE(3).serve(None)
 
 
 def test_a_network_has_the_buffers_of_the_first_process():

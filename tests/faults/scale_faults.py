@@ -156,4 +156,40 @@ FAULTS = (
             "test_checks_in_shards::test_teachers_in_shards_keep_their_promises[noisy sgd]",
         ),
     ),
+    Fault(
+        "teachers-in-shards-of-rows",
+        "Where a record is removed, the rows of all later ones move to other shards, and most teachers change.",
+        "pl_privknn.callbacks.fit_state",
+        {"if not data.private_in_shards and labeler.lasting_shards:": "if False:"},
+        ("test_sharded_runs::test_teachers_whose_shards_must_last_want_a_file_for_each_process",),
+    ),
+    Fault(
+        "teachers-in-shards-under-replacement",
+        "A record that replaces one of another shard changes two teachers, and one is paid for.",
+        "pl_privknn.labelers.pate.pate",
+        {'        return ("add_remove",)\n': "        return self.adjacencies\n"},
+        (
+            "test_teachers_in_shards::test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charged_for",
+        ),
+    ),
+    Fault(
+        "dealing-by-class-in-shards",
+        "Partitions whose condition speaks of one table are drawn in each shard.",
+        "pl_privknn.labelers.pate.pate",
+        {
+            "return type(self.partitioner) is RandomPartition and self.groups is None": "return self.groups is None"
+        },
+        ("test_sharded_runs::test_teachers_of_one_process_refuse_shards",),
+    ),
+    Fault(
+        "persons-split-over-shards",
+        "A person's records lie in several shards, with a teacher each, and one is paid for.",
+        "pl_privknn.labelers.pate.pate",
+        {
+            "return type(self.partitioner) is RandomPartition and self.groups is None": (
+                "return type(self.partitioner) is RandomPartition"
+            )
+        },
+        ("test_sharded_runs::test_teachers_of_one_process_refuse_shards",),
+    ),
 )

@@ -7,7 +7,8 @@ import torch
 from shard_setup import by_row, in_order, members_of
 from statistics_setup import MADE, fitted, table
 
-from pl_privknn.labelers import NoisySGDTeacher, PublicPrototypes
+from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher, PublicPrototypes, SklearnTeachers
+from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -208,7 +209,85 @@ def test_a_step_whose_sum_does_not_come_is_not_released():
     assert [row.count for row in ledger.rows] == [4, 2]
 
 
+# ---------------------------------------------------------------------------- PATE
+
+NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
+#: A number for each record, which its part is made of.
+NUMBERS = SeededNoise(9).integers(COUNT, 1000)
+
+
+class Dealt(SeededNoise):
+    """Deals out records by their numbers, wherever they lie."""
+
+    def __init__(self, rows):
+        super().__init__(4)
+        self.rows = list(rows)
+
+    def stream(self, *key):
+        return self if key[0] == "partition" else super().stream(*key)
+
+    def integers(self, shape, bound):
+        return NUMBERS[self.rows] % bound
+
+
+class Given(Partitioner):
+    """Parts that are known."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def _deal(self, features, labels, num_classes, num_parts, noise):
+        return self.parts
+
+
+def pate(count, **given):
+    return PATE(count, NEAREST, aggregator=GNMAX(1.0), progress=False, **given)
+
+
+@pytest.mark.parametrize("parts", ["one", "two", "three", "four", "unequal"])
+def test_teachers_of_all_shards_vote_as_if_they_had_been_trained_in_one_process(parts):
+    features, labels = table(COUNT, dimension=3)
+    queries, shards = 2 * torch.randn(30, 3, generator=torch.Generator().manual_seed(1)), PARTS[parts]
+    if parts == "unequal":
+        shards = in_order(4, 47, 9)
+    of_record = torch.empty(COUNT, dtype=torch.int64)
+    for rank, (_, _, rows) in enumerate(shards):
+        own = torch.arange(rank, 7, len(shards))
+        of_record[rows] = own[NUMBERS[rows] % len(own)]
+    whole = pate(7, partitioner=Given(of_record), noise_source=SeededNoise(4))
+    whole.fit(features, labels, 3)
+    sources = iter(Dealt(rows) for _, _, rows in shards)
+    members, _ = members_of(lambda: pate(7, noise_source=next(sources)), shards, features, labels, 3)
+    assert torch.equal(members[0].votes(queries), whole.votes(queries))
+    assert (whole.votes(queries) > 0).sum() > 50  # they don't all say the same
+    ledgers = [FreeLedger(), FreeLedger()]
+    found, expected = (
+        each.label(queries, ledger) for each, ledger in zip((members[0], whole), ledgers, strict=True)
+    )
+    assert torch.equal(found.labels, expected.labels)
+    assert ledgers[0].rows == ledgers[1].rows
+    assert {member.shard.exchange.sent for member in members} == {2 * 8 * 3 * len(queries)}
+
+
+def test_more_processes_than_teachers_and_shards_without_records_are_refused():
+    with pytest.raises(ValueError, match=r"num_teachers=3 must be at least the number of processes, 4"):
+        members_of(lambda: pate(3), PARTS["four"], *records(), 3)
+    with pytest.raises(ValueError, match=r"fewer records than 2 teachers"):
+        members_of(lambda: pate(7), PARTS["empty"], *records(), 3)
+
+
+def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charged_for(tmp_path):
+    members, _ = members_of(lambda: pate(6), PARTS["three"], *records(), 3)
+    run = Ledger(tmp_path / "ledger.sqlite", adjacency="replace_one").run("a")
+    with pytest.raises(ValueError, match=r"states its cost under 'add_remove' only"):
+        members[0].label(table(3, seed=5)[0], run)
+    alone = pate(6)
+    alone.fit(*records(), 3)
+    alone.label(table(3, seed=5)[0], run)
+    assert run.num_charges == 1
+
+
 def test_orders_need_a_shard():
-    for teacher in (made("class sums"), sgd(SeededNoise(0))):
+    for teacher in (made("class sums"), sgd(SeededNoise(0)), pate(3)):
         with pytest.raises(RuntimeError, match="serve needs a shard"):
             teacher.serve(None)

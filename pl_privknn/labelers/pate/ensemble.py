@@ -118,20 +118,33 @@ class TeacherEnsemble(Labeler):
         self._trained, self._num_classes = trained, num_classes
         self._fits += 1
 
+    def _own_teachers(self) -> int:
+        """How many of the teachers this process trains, on records of its own."""
+        if self.shard is None:
+            return self.num_teachers
+        rank, size = self.shard.exchange.rank, self.shard.exchange.size
+        if self.num_teachers < size:
+            raise ValueError(
+                f"num_teachers={self.num_teachers} must be at least the number of processes, {size}"
+            )
+        return len(range(rank, self.num_teachers, size))
+
     def _train(
         self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None
     ) -> TrainedTeachers:
-        with progress_bar(f"training {self.num_teachers} teachers", self.progress) as progress, silenced():
+        teachers, rank = self._own_teachers(), 0 if self.shard is None else self.shard.exchange.rank
+        shown = self.progress and not rank
+        with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
             parts = self.partitioner.assign(
                 features,
                 # Of attributes one column: partitioners that take groups look at the number of records alone.
                 labels if labels.ndim == 1 else labels[:, 0],
                 num_classes=max(2, num_classes),
-                num_parts=self.num_teachers,
-                noise=self.noise_source.stream("partition", self._fits),
+                num_parts=teachers,
+                noise=self.noise_source.stream("partition", self._fits, *(("rank", rank) if rank else ())),
                 groups=groups,
             )
-            return self.teachers.train(features, labels, parts, num_classes, self.num_teachers, progress)
+            return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
 
 def resolve_groups(groups: Any, private_groups: Tensor | None) -> Tensor | None:

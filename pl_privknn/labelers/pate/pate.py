@@ -15,10 +15,10 @@ from pl_privknn.labelers.pate.aggregators import Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate.cache import PrivateCache
 from pl_privknn.labelers.pate.ensemble import TeacherEnsemble, resolve_groups
 from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.partition import Partitioner
+from pl_privknn.labelers.pate.partition import Partitioner, RandomPartition
 from pl_privknn.labelers.pate.report import DataDependentReport, data_dependent_report
 from pl_privknn.labelers.pate.teachers import Teachers
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.private_side import silenced
 
 
@@ -80,6 +80,25 @@ class PATE(TeacherEnsemble):
                 "resumed run trains them again"
             )
 
+    # A teacher is of one shard, so a record that moved into another one would change two.
+    lasting_shards = True
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether each record's part is drawn by itself, so that it can be one of its own shard's teachers."""
+        return type(self.partitioner) is RandomPartition and self.groups is None
+
+    @property
+    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
+        """A record that replaces another one may belong in another shard: two teachers would change."""
+        return ("add_remove",)
+
+    def serve(self, order: Any) -> None:
+        """Let this shard's teachers vote; see :meth:`Labeler.serve`."""
+        if self.shard is None:
+            raise RuntimeError("PATE.serve needs a shard")
+        self.shard.exchange.sum(self._own_votes(order))
+
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Deal out the private table and train the teachers; see :meth:`Labeler.fit`.
 
@@ -93,7 +112,7 @@ class PATE(TeacherEnsemble):
         key = ""
         if self.cache is not None:
             settings = f"{pl_privknn.__version__}|{self.partitioner!r}|{self.teachers.settings()}|"
-            key = self.cache.key(f"{settings}{self.num_teachers}|{num_classes}", features, labels, groups)
+            key = self.cache.key(f"{settings}{self._own_teachers()}|{num_classes}", features, labels, groups)
             if (state := self.cache.load(key)) is not None:
                 trained = self.teachers.restore(state, features.shape[1], num_classes)
         if trained is None:
@@ -123,11 +142,17 @@ class PATE(TeacherEnsemble):
     # ------------------------------------------------------------------ for the owner of the data alone
 
     def votes(self, queries: Tensor) -> Tensor:
-        """**Private.** Votes of the teachers, int64 ``(m, c)``; teachers that abstain are left out.
+        """**Private.** Votes of the teachers of all shards, int64 ``(m, c)``; teachers that abstain are left out.
 
         Raises:
             RuntimeError: before :meth:`fit`.
         """
+        if self.shard is None:
+            return self._own_votes(queries)
+        self.shard.exchange.tell(queries.cpu())
+        return self.shard.exchange.sum(self._own_votes(queries))
+
+    def _own_votes(self, queries: Tensor) -> Tensor:
         trained = self.trained
         with silenced():
             classes = trained.predict(queries)
@@ -152,11 +177,11 @@ class PATE(TeacherEnsemble):
         return torch.cat(self._asked), torch.cat(self._answered)
 
     def teacher_report(self) -> dict[str, Any]:
-        """**Private.** Number of teachers, and of those that abstain for an empty part or a failure."""
+        """**Private.** Number of this process's teachers, and of those that abstain: empty parts, failures."""
         if self._trained is None:
             return {}
         return {
-            "teachers": self.num_teachers,
+            "teachers": self._trained.num_teachers,
             "empty": int(self._trained.empty.sum()),
             "failed": int(self._trained.failed.sum()),
             "failures": sorted(self._trained.failures),
