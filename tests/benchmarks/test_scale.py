@@ -1,0 +1,60 @@
+"""What a round costs in shards: all teachers that take them are measured, and bytes are those that they must send."""
+
+import argparse
+import inspect
+
+import pytest
+
+import pl_privknn.labelers
+from benchmarks import record, scale
+from pl_privknn.labelers.base import Labeler
+
+
+def test_every_teacher_that_takes_shards_is_measured():
+    kinds = [getattr(pl_privknn.labelers, name) for name in pl_privknn.labelers.__all__]
+    teachers = [
+        kind
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, Labeler) and not inspect.isabstract(kind)
+    ]
+    taking = {
+        kind.__name__
+        for kind in teachers
+        if any("takes_shards" in vars(owner) for owner in kind.__mro__ if owner is not Labeler)
+    }
+    assert taking == set(scale.TEACHERS)
+
+
+def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(scale, "MERGED", 3)
+    monkeypatch.setattr(scale, "STEPS", 5)
+    options = argparse.Namespace(records=[700, 900], dimensions=8, queries=30, repeat=1)
+    for measured in scale.measure(options):
+        record.store("scale", measured, {})
+    found = {part: entry["results"] for part, entry in record.entries("scale").items()}
+    m, width = 30, 9  # a bias beside eight features
+    assert {part: one["bytes_sent_a_round"] for part, one in found.items() if part != "merging"} == {
+        "PrivateKNN": 2 * 16 * 300 * m,
+        "ReverseKNN": 8 * 10 * m,
+        "ClassSums": 8 * 10 * width,
+        "SoftVotes": 8 * 10 * m,
+        "PublicCurvature": 6 * 8 * 10 * width,
+        "PublicPrototypes": 8 * 10 * m,
+        "NoisySGDTeacher": 5 * 8 * 10 * width,
+        "PATE": 8 * 10 * m,
+    }
+    # A shard of 10⁶ records: what a round and a record take.
+    entry = record.entries("scale")["ClassSums"]
+    entry["results"] |= {"seconds_a_record": 36e-6, "seconds_a_round": 36.0}
+    stored = {**record.entries("scale"), "ClassSums": entry}
+    monkeypatch.setattr(scale, "entries", lambda name: stored)
+    row = next(line for line in scale.table().splitlines() if "ClassSums" in line)
+    assert [cell.strip() for cell in row.strip("|").split("|")][2:] == [
+        "0.0", "0.00016", "0.72 kB", "0.02", "36, 36",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "shown"), [(2400, "2.4 kB"), (9_600_000, "9.6 MB")])
+def test_bytes_in_words(count, shown):
+    assert scale._bytes(count) == shown
