@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.faulty_noise import LessNoise, SharedNoise
 from benchmarks.small_training import small_training
 from pl_privknn import Gaussian
 from pl_privknn.attacks.attack import Attacked, attack_labeler, attack_training
@@ -37,6 +38,7 @@ from pl_privknn.labelers import (
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
 from pl_privknn.labelers.reverse_knn import reverse_knn
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.mechanisms import negative_binomial
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, clip_factors, poisson_sample
 from pl_privknn.training.network_checks import ValueCheck
@@ -47,49 +49,6 @@ QUERIES, CLASSES, RECORDS, DELTA = 20, 5, 60, 1e-5
 _TEACHERS = 4
 _NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
 _RATE = 0.25
-
-
-class LessNoise(NoiseSource):
-    """Continuous noise that is so many times too small."""
-
-    cryptographic = False
-
-    def __init__(self, factor: float, source: NoiseSource) -> None:
-        self.factor, self.source = factor, source
-
-    def random_words(self, count: int) -> Any:
-        """Those of the source."""
-        return self.source.random_words(count)
-
-    def stream(self, *key: Any) -> NoiseSource:
-        """A stream of the source, with the same fault."""
-        return type(self)(self.factor, self.source.stream(*key))
-
-    def normal(self, shape: Any, scale: Any) -> Tensor:
-        """Of a smaller deviation."""
-        return super().normal(shape, scale / self.factor)
-
-    def laplace(self, shape: Any, scale: Any) -> Tensor:
-        """Of a smaller scale."""
-        return super().laplace(shape, scale / self.factor)
-
-
-class SharedNoise(LessNoise):
-    """Queries share the noise of the first one, and steps that of all steps."""
-
-    def stream(self, *key: Any) -> NoiseSource:
-        """A stream of the source; that of steps is always the same."""
-        return super().stream(*(key[:1] if key[:1] == ("step",) else key))
-
-    def normal(self, shape: Any, scale: Any) -> Tensor:
-        """One row for all."""
-        made = NoiseSource.normal(self, shape, scale)
-        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
-
-    def laplace(self, shape: Any, scale: Any) -> Tensor:
-        """One row for all."""
-        made = NoiseSource.laplace(self, shape, scale)
-        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
 
 
 class SeveralTeachers(PATE):
@@ -154,6 +113,9 @@ def _pate(epsilon: float, made: type[PATE] = PATE) -> PATE:
 LABELERS: dict[str, Callable[[float], Labeler]] = {
     "reverse kNN": lambda epsilon: ReverseKNN(epsilon=epsilon),
     "reverse kNN, local": lambda epsilon: ReverseKNN(epsilon=epsilon, trust="local"),
+    "reverse kNN, shuffle": lambda epsilon: ReverseKNN(
+        epsilon=epsilon, trust="shuffle", randomizer="shares", num_clients=RECORDS, delta=DELTA
+    ),
     "Private-kNN": lambda epsilon: PrivateKNN(
         k=5, sampling_rate=1.0, noise=Gaussian(_sigma(epsilon, 1.0, 5))
     ),
@@ -212,6 +174,8 @@ def attack(
             stack.enter_context(mock.patch(place, mock.Mock(return_value=nothing)))
         if fault == "less noise" and method == "reverse kNN, local":  # chance answers are its noise
             made = dataclasses.replace(made, labeler=LABELERS[method](epsilon * size))
+        elif fault == "less noise" and method == "reverse kNN, shuffle":
+            made = stack.enter_context(_fewer_shares(made, size))
         elif fault == "less noise":
             noise = LessNoise(size, noise)
         elif fault == "shared noise":
@@ -221,6 +185,18 @@ def attack(
         if isinstance(made, TrainingTarget):
             return attack_training(made, noise=noise, canaries=settings.get("canaries", 3000))
         return attack_labeler(made, noise=noise, **settings)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _fewer_shares(made: Any, size: float) -> Iterator[Any]:
+    """Of the shares of noise so few come that what is left is so many times too small."""
+    literal = negative_binomial._draw
+
+    def drawn(shape: float, *given: Any) -> Tensor:
+        return literal(shape / size**2, *given)
+
+    with mock.patch.object(negative_binomial, "_draw", drawn):
+        yield made
 
 
 @contextlib.contextmanager
@@ -314,10 +290,10 @@ _SIZES = (2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 #: Faults, the methods that they fit, and the sizes that are tried until one is found; the first is the one asked for.
 FAULTS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
     "less noise": (METHODS, _SIZES),
-    "shared noise": (tuple(name for name in METHODS if name != "reverse kNN, local"), (1.0,)),
+    "shared noise": (tuple(name for name in METHODS if not name.startswith("reverse kNN, ")), (1.0,)),
     "more coins": (("Private-kNN, sampled", "noisy SGD teacher", *TRAININGS), (2.0, 3.0, 4.0, 6.0, 8.0)),
     "unpaid rounds": (
-        ("reverse kNN", "Private-kNN", "PATE", "noisy SGD teacher", *TRAININGS),
+        ("reverse kNN", "reverse kNN, shuffle", "Private-kNN", "PATE", "noisy SGD teacher", *TRAININGS),
         (2.0, 3.0, 4.0, 8.0, 16.0),
     ),
     "unclipped": (

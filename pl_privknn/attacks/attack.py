@@ -50,7 +50,8 @@ class Attacked:
         runs: one-run form: runs whose coins are pooled; else runs on either side.
         smallest_breach: the least factor by which noise would have to be too small for such an attack to notice in
             ``breach_power`` of all cases: found in all of 59 attacks whose scores are drawn anew from the seen ones,
-            with the least signal that these are compatible with (95 %). None if 16 is not enough.
+            with the least signal that these are compatible with (95 %); of noisy SGD whose draws and noise are drawn
+            anew. None if 16 is not enough.
         breach_power: the share of attacks like this one that would notice ``smallest_breach``, at least.
         seconds: that it took.
     """

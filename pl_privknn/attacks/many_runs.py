@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -37,7 +38,8 @@ class Sides:
     Attributes:
         present: larger speaks for the record, shape ``(n,)``.
         absent: shape ``(n,)``.
-        contrast: the same, without what all queries have in common; sees noise that queries share.
+        contrasts: further scores: without what all queries have in common, which sees noise that queries share; where
+            records have budgets of their own, from more queries than those last for.
         labels: from labels alone.
         student: from students that were trained on the labels of some of the runs, shape ``(s,)`` each.
         released: what ``present`` and ``absent`` are made of.
@@ -45,7 +47,7 @@ class Sides:
 
     present: Floats
     absent: Floats
-    contrast: tuple[Floats, Floats]
+    contrasts: Sequence[tuple[Floats, Floats]]
     labels: tuple[Floats, Floats]
     student: tuple[Floats, Floats]
     released: str
@@ -97,7 +99,7 @@ def score_runs(target: Target, canaries: Canaries, runs: int, noise: NoiseSource
         told[side] = torch.cat(answers)[:STUDENTS]
     students = _of_students(target, canaries, told, direction)
     present, contrast, labels = zip(sides[True], sides[False], strict=True)
-    return Sides(*present, contrast, labels, students, released)
+    return Sides(*present, [contrast], labels, students, released)
 
 
 def sides_of(scored: Scored) -> Sides:
@@ -107,8 +109,9 @@ def sides_of(scored: Scored) -> Sides:
         present = scored.present[: len(scores)]
         return scores[present], scores[~present]
 
-    told = [parted(each) for each in (scored.contrast, scored.from_labels, scored.from_students)]
-    return Sides(*parted(scored.scores), told[0], told[1], told[2], scored.released)
+    told, students = parted(scored.from_labels), parted(scored.from_students)
+    contrasts = [parted(each) for each in np.atleast_2d(scored.contrast)]
+    return Sides(*parted(scored.scores), contrasts, told, students, scored.released)
 
 
 def _direction(

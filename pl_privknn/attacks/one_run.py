@@ -9,15 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn.attacks.alone import Alone
 from pl_privknn.attacks.student import train_students
 from pl_privknn.attacks.target import Target, labels_of, ledger, name_of_release, values_of
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.labelers.canaries import Canaries
+from pl_privknn.labelers.canaries import Canaries, Evidence
 from pl_privknn.privacy.noise import NoiseSource
 
 Floats = NDArray[np.float64]
 #: Runs from which a student is trained.
 STUDENT_RUNS = 30
+# Queries in budgets of a record; a budget that is spent twice shows from twice as many.
+_BUDGETS = 1, 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +30,14 @@ class Scored:
     Attributes:
         scores: larger speaks for presence, shape ``(m,)``.
         contrast: the same, without what all queries have in common; sees noise that queries share. Where records
-            have budgets of their own, from twice as many queries as those last for.
+            have budgets of their own, shape ``(2, m)``: from twice and from four times as many queries as those last
+            for.
         from_labels: from labels alone.
         from_students: from students that were trained on the labels alone.
         present: the coins, shape ``(m,)``.
         released: what the scores are made of.
+        alone: where canaries share nothing and scores are log-likelihood ratios: what they are made of.
+        apart: see :class:`~pl_privknn.labelers.canaries.Canaries`.
     """
 
     scores: Floats
@@ -40,6 +46,8 @@ class Scored:
     from_students: Floats
     present: NDArray[np.bool_]
     released: str
+    alone: Alone | None = None
+    apart: bool = False
 
 
 def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSource) -> Scored:
@@ -50,6 +58,7 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
     swaps = target.adjacency == "replace_one"
     parts: list[list[Floats]] = []
     told: list[Tensor] = []
+    sums: list[list[Evidence]] = []
     released = ""
     for run in range(runs):
         stream = noise.stream("one_run", run)
@@ -66,18 +75,23 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
         if canaries.spent_after:
             scores, answers, released = _spending(target, labeler, canaries)
         else:
-            scores, answers, released = _scores(target, labeler, canaries, swaps)
+            sums.append([])
+            scores, answers, released = _scores(target, labeler, canaries, swaps, sums[-1])
         parts.append([*scores, present.numpy()])
         told.append(answers)
     students = _of_students(target, canaries, torch.stack(told[:STUDENT_RUNS]), swaps)
-    found = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    return Scored(found[0], found[1], found[2], students, found[3].astype(bool), released)
+    found = [np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)]
+    coins, alone = found[3].astype(bool), Alone.of(sums)
+    return Scored(found[0], found[1], found[2], students, coins, released, alone, canaries.apart)
 
 
 def _scores(
-    target: Target, labeler: Labeler, canaries: Canaries, swaps: bool
+    target: Target, labeler: Labeler, canaries: Canaries, swaps: bool, sums: list[Evidence]
 ) -> tuple[tuple[Floats, Floats, Floats], Tensor, str]:
-    """Scores of all releases, of what queries do not share, and of labels; the labels; what was released."""
+    """Scores of all releases, of what queries do not share, and of labels; the labels; what was released.
+
+    What released sums say is added to ``sums``.
+    """
     paying = ledger()
     if getattr(labeler, "trust", "") == "local":
         # Of every client one message; canaries are the last ones. Labels come of all messages.
@@ -98,7 +112,8 @@ def _scores(
         answers.append(release.labels)
         evidence = None if known is None else labeler.evidence(canaries, known)
         if evidence is not None:
-            total, name = total + evidence.scores(), "weights"
+            sums.append(evidence)
+            total, contrast, name = total + evidence.scores(), contrast + evidence.contrast(), "weights"
             labels = labels_of(release, target.num_classes)
             from_labels = from_labels + _along(labels, canaries, swaps)
             continue
@@ -113,19 +128,18 @@ def _scores(
 def _spending(
     target: Target, labeler: Labeler, canaries: Canaries
 ) -> tuple[tuple[Floats, Floats, Floats], Tensor, str]:
-    """As :func:`_scores`, of queries that are asked until budgets are spent, and as often after that."""
-    release = labeler.label(canaries.queries.repeat(2 * canaries.spent_after, 1), ledger())
-    shape = (2, canaries.spent_after, len(canaries.queries), target.num_classes)
-    first, all_of_them = (
-        values_of(release, target.num_classes).nan_to_num(0.0).view(shape).sum(dim=1).cumsum(dim=0)
-    )
+    """As :func:`_scores`, of queries that are asked until budgets are spent, and on until four of them would be."""
+    asked = max(_BUDGETS) * canaries.spent_after
+    release = labeler.label(canaries.queries.repeat(asked, 1), ledger())
+    shape = (max(_BUDGETS), canaries.spent_after, len(canaries.queries), target.num_classes)
+    values = values_of(release, target.num_classes).nan_to_num(0.0).view(shape).sum(dim=1).cumsum(dim=0)
     told = labels_of(release, target.num_classes).view(shape)[0].sum(dim=0)
     # Less the mean of the run: noise that queries share is in all of them.
-    own = [_about(values, canaries, False) for values in (first, all_of_them, told)]
-    scores, twice, from_labels = ((each - each.mean()).numpy() for each in own)
+    own = [_about(each, canaries, False) for each in (*(values[times - 1] for times in _BUDGETS), told)]
+    scores, *further, from_labels = ((each - each.mean()).numpy() for each in own)
     return (
-        (scores, twice, from_labels),
-        release.labels[: len(release.labels) // 2],
+        (scores, np.stack(further), from_labels),
+        release.labels[: len(canaries.queries) * canaries.spent_after],
         name_of_release(labeler, release),
     )
 

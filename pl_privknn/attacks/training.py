@@ -3,7 +3,8 @@
 A canary is a private record like any other: it is drawn by the training's own coins, clipped, and takes part in a sum
 that gets noise and is paid for. Only its gradient is the attacker's choice: one weight of its own, on which the other
 records hardly depend, and much longer than the clipping norm, so that what is not clipped shows (gradient canaries:
-Nasr et al. 2023, Steinke et al. 2023). The attacker sees the noisy sums of all steps.
+Nasr et al. 2023, Steinke et al. 2023). The attacker sees the noisy sums of all steps, and knows whom else each of
+them drew; the guarantee allows for that.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from pl_privknn.attacks.alone import Alone
 from pl_privknn.attacks.one_run import Floats, Scored
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.formats.stores import ChosenImages, JoinedImages
+from pl_privknn.labelers.canaries import Evidence
+from pl_privknn.labelers.sampled_evidence import SampledEvidence
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
@@ -80,21 +84,25 @@ def score_training(
     """
     target.data.setup("fit")
     parts: list[list[Floats]] = []
+    sums: list[list[Evidence]] = []
     statement, count = None, 0
     while count < canaries:
-        found, statement = _one_run(target, canaries, noise.stream("training", len(parts)))
+        found, evidence, statement = _one_run(target, canaries, noise.stream("training", len(parts)))
         parts.append(found)
+        sums.append([evidence])
         count += len(found[0])
     assert statement is not None
     scores, contrast, weights, present = (np.concatenate(each) for each in zip(*parts, strict=True))
     return (
-        Scored(scores, contrast, np.zeros(0), weights, present.astype(bool), "sums"),
+        Scored(scores, contrast, np.zeros(0), weights, present.astype(bool), "sums", Alone.of(sums)),
         statement,
         len(parts),
     )
 
 
-def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[list[Floats], Statement]:
+def _one_run(
+    target: TrainingTarget, canaries: int, noise: NoiseSource
+) -> tuple[list[Floats], Evidence, Statement]:
     module, training = target.make()
     owner: Any = module if training is None else training
     owner.session.noise_source = noise.stream("owner")
@@ -120,8 +128,11 @@ def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple
             num_sanity_val_steps=0,
         )
         trainer.fit(module, data)
+    evidence, weights = planting.evidence, planting.weights
+    assert evidence is not None
     assert planting.statement is not None
-    return [*planting.scores(), present.double().numpy()], planting.statement
+    found = [each.numpy() for each in (evidence.scores(), evidence.contrast(), weights, present.double())]
+    return found, evidence, planting.statement
 
 
 def _with_canaries(data: PrivatePublicDataModule, numbers: Tensor) -> LabeledImages:
@@ -147,6 +158,9 @@ class _Planting(pl.Callback):
 
     def __init__(self, owner: Any, count: int, known: int, noise: NoiseSource) -> None:
         self.statement: Statement | None = None
+        self.evidence: SampledEvidence | None = None
+        #: What the last weights alone tell.
+        self.weights = torch.zeros(count, dtype=torch.float64)
         self._owner, self._count, self._known, self._noise = owner, count, known, noise
         self._places: Tensor | None = None
         self._gradients: Any = None
@@ -155,16 +169,8 @@ class _Planting(pl.Callback):
             owner.clipping = "flat" if owner.clipping == "ghost" else owner.clipping
         elif owner._clipped.method == "ghost":
             owner._clipped.method = "flat"
-        self._codes, self._at, self._steps = torch.zeros(0), 0, 0
-        self._expected = torch.zeros(0)
-        self._sums = torch.zeros(3, count, dtype=torch.float64)
-
-    def scores(self) -> list[Floats]:
-        """Of the noisy sums, of how they differ between steps, and of the last weights alone."""
-        total, squares, weights = self._sums
-        # Of noise that steps share nothing is left in their differences; that a canary is drawn at times is.
-        spread = squares - total.square() / max(self._steps, 1)
-        return [total.numpy(), spread.numpy(), weights.numpy()]
+        self._codes, self._at = torch.zeros(0), 0
+        self._others = torch.zeros(0)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the place of what sums up, of what clips, and of what adds noise."""
@@ -185,32 +191,39 @@ class _Planting(pl.Callback):
             assert isinstance(run, TrainingRun)
             charges = [Charge(run.mechanism, run.planned), *run.plan.accuracies(run.planned)]
             self.statement = Statement(charges, run.plan.delta)
+            self.evidence = SampledEvidence(self._count, run.mechanism)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the last weights; descent moved them against the canaries' gradients."""
         if self._places is not None:
-            self._sums[2] = (self._first - self._weights())[self._places]
+            self.weights = (self._first - self._weights())[self._places]
 
     def _weights(self) -> Tensor:
         return torch.cat([p.detach().double().flatten().cpu() for p in self._gradients.parameters])
 
     def _summed(self, inputs: Tensor, targets: Tensor, *rest: Any) -> Tensor:
-        """The clipped sum of a batch with canaries; what is known of all others is computed beside it."""
+        """The clipped sum of a batch with canaries; what all others add to it is computed beside it.
+
+        The attacker knows whom else the step drew, which the guarantee allows. So nothing but noise and a canary's
+        own draws is in its direction.
+        """
         numbers = targets.reshape(len(targets), -1)[:, 0] if len(targets) else targets.reshape(-1)
-        records = self._owner.session.private.records
-        chunk = min(max(_FEWEST, min(_MOST, _VALUES // self._gradients.size)), self._known)
-        step = self._noise.stream(self._steps)
-        some = step.integers(chunk, self._known) if chunk < self._known else torch.arange(chunk)
-        known = self._sum(*records._read(some.tolist()), *rest)
-        self._expected = known.cpu() * self._owner.session.sampling_rate * (self._known / max(len(some), 1))
         if self._places is None:
-            quiet = self._expected[: self._gradients.size].abs().argsort(stable=True)
-            self._places = quiet[: self._count]
+            self._places = self._quiet(*rest)
+        others = numbers < _FIRST
+        self._others = self._sum(inputs[others], targets[others], *rest).cpu()
         self._codes, self._at = numbers - _FIRST, 0
         try:
             return self._sum(inputs, torch.where(targets >= _FIRST, 0, targets), *rest)
         finally:
             self._codes = torch.zeros(0)
+
+    def _quiet(self, *rest: Any) -> Tensor:
+        """The weights on which some of the other records depend least."""
+        chunk = min(max(_FEWEST, min(_MOST, _VALUES // self._gradients.size)), self._known)
+        some = self._noise.integers(chunk, self._known) if chunk < self._known else torch.arange(chunk)
+        known = self._sum(*self._owner.session.private.records._read(some.tolist()), *rest)
+        return known[: self._gradients.size].cpu().abs().argsort(stable=True)[: self._count]
 
     def _planted(self, count: int, losses: Any) -> list[Tensor]:
         gradients: list[Tensor] = self._of_each(count, losses)
@@ -231,8 +244,10 @@ class _Planting(pl.Callback):
     def _released(self, total: Tensor) -> Tensor:
         noisy = self._release(total)
         assert self._places is not None
-        rest = (noisy.cpu().double() * self._owner.session.batch_size - self._expected)[self._places]
-        self._sums[0] += rest
-        self._sums[1] += rest.square()
-        self._steps += 1
+        assert self.evidence is not None
+        rest = (noisy.cpu().double() * self._owner.session.batch_size - self._others)[self._places]
+        length = self.evidence.mechanism.l2_sensitivity
+        if self._gradients.method == "per_layer":  # a canary is in one layer, which has its share of the norm
+            length /= len({name.rpartition(".")[0] for name in self._gradients._names}) ** 0.5
+        self.evidence.add_step(rest, torch.full((self._count,), length))
         return noisy

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn.attacks import guessing
+from pl_privknn.attacks.alone import Alone
+from pl_privknn.attacks.events import refutes_at_midpoint
 from pl_privknn.attacks.guessing import SHARES, Guesses
 from pl_privknn.attacks.many_runs import Sides
 from pl_privknn.attacks.one_run import Scored
@@ -17,10 +19,8 @@ from pl_privknn.privacy.accounting.tradeoff import TradeOff
 from pl_privknn.privacy.auditing.lower_bound import (
     claimed_profile,
     epsilon_lower_bound,
-    lower_probability,
     mu_lower_bound,
     profile_excess,
-    upper_probability,
 )
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
@@ -34,8 +34,6 @@ POWER = 0.95
 _RESAMPLINGS = 59
 # Standard normal quantile of 95 %, for the least signal that the scores are compatible with.
 _QUANTILE = 1.645
-# Share of many runs that say where the middle of their scores is.
-_FINDING = 0.15
 # Shares of the stated ε at which the claimed profile is tested.
 _PROFILE = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
@@ -93,20 +91,47 @@ def judge_one_run(
     enough = functools.cache(lambda place, made: _enough(refuted, len(scored.scores), place, made))
 
     def found(scores: Floats, present: NDArray[np.bool_]) -> bool:
+        if scored.apart:
+            return refutes_at_midpoint(scores[present], scores[~present], claim, confidence=each)
         guesses = Guesses.of(scores, present)
         return any(
             right >= enough(place, made)
             for place, (made, right) in enumerate(zip(guesses.made, guesses.right, strict=True))
         )
 
+    sized = {"epsilon_estimate": guessing.gaussian_epsilon_of_guesses(seen, **options) if natural else None}
+    if scored.alone is not None:
+        sized |= _judged_alone(stated, scored, scored.alone, epsilon, claim, confidence)
+    else:
+        violated = any(
+            found(scores, scored.present) for scores in (scored.scores, scored.contrast)[: 1 + shared]
+        )
+        sized |= {"violated": violated, "smallest_breach": _smallest_of_one_run(scored, found)}
     return {
         "released": scored.released,
         "epsilon_lower": lower(scored.scores, scored.present),
-        "epsilon_estimate": guessing.gaussian_epsilon_of_guesses(seen, **options) if natural else None,
         "epsilon_lower_labels": lower(scored.from_labels, scored.present),
         "epsilon_lower_student": lower(scored.from_students, scored.present[: len(scored.from_students)]),
-        "violated": refuted(seen) or (shared and refuted(Guesses.of(scored.contrast, scored.present))),
-        "smallest_breach": _smallest_of_one_run(scored, found),
+        **sized,
+    }
+
+
+def _judged_alone(
+    stated: Stated, scored: Scored, alone: Alone, epsilon: float, claim: TradeOff, confidence: float
+) -> dict[str, Any]:
+    """What canaries say that share nothing, neither draws nor noise: each is a run of its own."""
+    shared = bool(np.any(scored.contrast))
+    each = 1 - (1 - VERDICT) / (1 + shared)
+
+    def noticed(factor: float, random: np.random.Generator) -> bool:
+        again, present = alone.again(factor, random)
+        return again.refutes(present, epsilon, claim, confidence=each)
+
+    contrast = scored.contrast[scored.present], scored.contrast[~scored.present]
+    violated = alone.refutes(scored.present, epsilon, claim, confidence=each)
+    return {
+        "violated": violated or (shared and refutes_at_midpoint(*contrast, claim, confidence=each)),
+        "smallest_breach": _smallest(noticed),
     }
 
 
@@ -117,8 +142,8 @@ def judge_many_runs(
     reach = epsilon if np.isfinite(epsilon) else 0.0
     profile = claimed_profile(stated.plan, reach * _PROFILE, stated.adjacency)
     # All tests share the error: two of each score.
-    shared = any(bool(np.any(side)) for side in sides.contrast)
-    each = 1 - (1 - VERDICT) / (2 * (1 + shared))
+    contrasts = [pair for pair in sides.contrasts if any(bool(np.any(side)) for side in pair)]
+    each = 1 - (1 - VERDICT) / (2 * (1 + len(contrasts)))
     options = {"delta": stated.delta, "confidence": confidence}
 
     def refuted(present: Floats, absent: Floats) -> bool:
@@ -133,29 +158,9 @@ def judge_many_runs(
         "epsilon_estimate": estimate,
         "epsilon_lower_labels": epsilon_lower_bound(*sides.labels, **options),
         "epsilon_lower_student": epsilon_lower_bound(*sides.student, **options),
-        "violated": refuted(sides.present, sides.absent) or (shared and refuted(*sides.contrast)),
+        "violated": any(refuted(*pair) for pair in ((sides.present, sides.absent), *contrasts)),
         "smallest_breach": _smallest_of_many(sides.present, sides.absent, refuted),
     }
-
-
-def refutes_at_midpoint(present: Floats, absent: Floats, claim: TradeOff, *, confidence: float) -> bool:
-    """Whether the score is above the middle too often with the record, and too seldom without it.
-
-    Some of the runs say where the middle is; in the others the event's probabilities are bounded, each with half of
-    the error, and held against the best true-positive rate that the claim allows.
-
-    Args:
-        present: scores with the record.
-        absent: scores without it.
-        claim: what was stated.
-        confidence: a true claim is refuted with probability at most 1 − confidence.
-    """
-    first, error = round(len(present) * _FINDING), (1 - confidence) / 2
-    middle = (present[:first].mean() + absent[:first].mean()) / 2
-    told = [side[first:] > middle for side in (present, absent)]
-    there = float(lower_probability(told[0].sum(), len(told[0]), error))
-    away = float(upper_probability(told[1].sum(), len(told[1]), error))
-    return there > float(claim.true_positive_rate(np.array([away]))[0])
 
 
 def _noisy_by_nature(stated: Stated) -> bool:

@@ -30,6 +30,7 @@ class Canaries:
         about: int64, shape ``(m,)``; the query whose answer tells most of each canary; 0 where that is none.
         spent_after: how often each query is asked until nothing is left of a canary's own budget; 0 where records
             have no budgets of their own, and each query is asked once.
+        apart: canaries share neither queries nor noise, so that each counts as a run of its own.
 
     Example:
         >>> import torch
@@ -46,6 +47,7 @@ class Canaries:
     queries: Tensor
     about: Tensor
     spent_after: int = 0
+    apart: bool = False
 
 
 def one_in_each_cell(public: Tensor, num_classes: int) -> Canaries:
@@ -70,7 +72,12 @@ def one_in_each_pair(public: Tensor, num_classes: int) -> Canaries:
 
 
 def in_directions(
-    public: Tensor, num_classes: int, directions: Tensor, origin: Tensor | None = None, length: float = 100.0
+    public: Tensor,
+    num_classes: int,
+    directions: Tensor,
+    origin: Tensor | None = None,
+    length: float = 100.0,
+    each_class: bool = True,
 ) -> Canaries:
     """One canary for each direction and class, so that the gradients of a linear model are almost at right angles.
 
@@ -82,13 +89,15 @@ def in_directions(
         directions: at right angles, ``(r, d)``; as many are taken as make 500 canaries.
         origin: where they start, ``(d,)``; 0 by default.
         length: of a canary over that of a public example.
+        each_class: False takes one class for each direction, so that they are at right angles, but fewer.
     """
-    rows = torch.nn.functional.normalize(directions[: max(1, _MOST // num_classes)], dim=1).float()
+    each = num_classes if each_class else 1
+    rows = torch.nn.functional.normalize(directions[: max(1, _MOST // each)], dim=1).float()
     features = rows * public.norm(dim=1).median().clamp(min=1e-6) * length
     if origin is not None:
         features = features + origin
-    which = torch.arange(len(rows)).repeat_interleave(num_classes)
-    labels = torch.arange(num_classes).repeat(len(rows))
+    which = torch.arange(len(rows)).repeat_interleave(each)
+    labels = torch.arange(len(which)) % num_classes
     return Canaries(
         "one_run", features[which], labels, (labels + 1) % num_classes, public, torch.zeros_like(labels)
     )
@@ -170,3 +179,7 @@ class Evidence:
         """Estimates of all coins less ½, float64 ``(m,)``."""
         penalty = 4 * torch.eye(len(self._matches), dtype=torch.float64)
         return torch.linalg.solve(self._products + penalty, self._matches)
+
+    def contrast(self) -> Tensor:
+        """What sums do not share, float64 ``(m,)``; 0 where that is not looked at."""
+        return torch.zeros(len(self._matches), dtype=torch.float64)

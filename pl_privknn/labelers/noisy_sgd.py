@@ -20,6 +20,7 @@ from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
+from pl_privknn.labelers.sampled_evidence import SampledEvidence
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (
@@ -132,7 +133,7 @@ class NoisySGDTeacher(Labeler):
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         #: Keep what every step released, for :meth:`evidence`.
         self.keeps_steps = False
-        self._path: tuple[PublicWhitening, list[tuple[Tensor, Tensor]]] | None = None
+        self._path: tuple[PublicWhitening, list[tuple[Tensor, Tensor, Tensor]]] | None = None
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._vectors = torch.empty(0)  # of this process's records, changed
 
@@ -179,25 +180,27 @@ class NoisySGDTeacher(Labeler):
         return Release(released, scores.softmax(dim=1).float() if self.soft else None)
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """With gradients in directions of their own."""
+        """With gradients at right angles: one for each direction of the features."""
         change = self._change(public)
         directions = change.directions.T if self.components is not None else torch.eye(public.shape[1])
-        return in_directions(public, num_classes, directions, change.mean)
+        return in_directions(public, num_classes, directions, change.mean, each_class=False)
 
     def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
         """By the weights of every step, if :attr:`keeps_steps`; see :meth:`Labeler.evidence`."""
         assert isinstance(known, NoisySGDTeacher)
         if self._path is None or known._table is None:
             return None
-        found, (change, steps) = Evidence(len(canaries.labels)), self._path
+        found, (change, steps) = SampledEvidence(len(canaries.labels), self.mechanism), self._path
         features, labels, _ = known._table
-        others, own = change(features), change(canaries.features)
-        rate, norm = self.mechanism.sampling_rate, self.mechanism.l2_sensitivity
-        for weights, noisy in steps:
-            rest = noisy - rate * clipped_softmax_gradients(weights, others, labels, norm)
+        others, own, norm = change(features), change(canaries.features), self.mechanism.l2_sensitivity
+        for weights, noisy, drawn in steps:
+            # The attacker knows all other records, and which of them the step drew; canaries come after them.
+            among = drawn[drawn < len(others)]
+            rest = noisy - clipped_softmax_gradients(weights, others[among], labels[among], norm)
             errors, inputs = clipped_factors(weights, own, canaries.labels, norm)
-            each = errors[:, :, None] * inputs[:, None, :]
-            found.add(rest.flatten(), rate * each.flatten(1), self.mechanism.sigma)
+            lengths = errors.norm(dim=1) * inputs.norm(dim=1)
+            along = torch.einsum("mc,cd,md->m", errors.double(), rest, inputs.double())
+            found.add_step(along / lengths.double().clamp(min=1e-12), lengths)
         return found
 
     def _change(self, queries: Tensor) -> PublicWhitening:
@@ -229,6 +232,8 @@ class NoisySGDTeacher(Labeler):
         # The system's generator is each process's own; seeded streams must differ between shards.
         coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
         drawn = poisson_sample(len(self._vectors), self.mechanism.sampling_rate, coins)
+        if self.keeps_steps:
+            self._drawn = drawn
         norm = self.mechanism.l2_sensitivity
         return clipped_softmax_gradients(weights, self._vectors[drawn], self._table[1][drawn], norm).double()
 
@@ -250,7 +255,7 @@ class NoisySGDTeacher(Labeler):
             share = 1 - steps.left / self.steps
             noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
             if self._path is not None:
-                self._path[1].append((weights.float(), noisy))
+                self._path[1].append((weights.float(), noisy, self._drawn))
             velocity = self.momentum * velocity + noisy / self.batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
         return weights

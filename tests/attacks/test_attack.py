@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.faulty import DELTA, QUERIES, LessNoise, SharedNoise, table
+from benchmarks.faulty import DELTA, QUERIES, table
+from benchmarks.faulty_noise import LessNoise, SharedNoise
 from pl_privknn import Gaussian
 from pl_privknn.attacks import many_runs, verdicts
 from pl_privknn.attacks.attack import attack_labeler
+from pl_privknn.attacks.events import refutes_at_midpoint
 from pl_privknn.attacks.guessing import Guesses, refutes_epsilon
 from pl_privknn.attacks.one_run import score_canaries
 from pl_privknn.attacks.target import ledger
-from pl_privknn.attacks.verdicts import refutes_at_midpoint
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import (
     GNMAX,

@@ -37,7 +37,7 @@ FAULTS = (
         "An attack looks at sums over queries alone, in which noise that they share hides.",
         "pl_privknn.attacks.verdicts",
         {
-            "shared = any(bool(np.any(side)) for side in sides.contrast)": "shared = False",
+            "contrasts = [pair for pair in sides.contrasts if any(bool(np.any(side)) for side in pair)]": "contrasts: list[Any] = []",
             "natural, shared = _noisy_by_nature(stated), bool(np.any(scored.contrast))": "natural, shared = _noisy_by_nature(stated), False",
         },
         ("test_attack::test_noise_that_queries_share_is_found",),
@@ -68,6 +68,42 @@ FAULTS = (
             "_LENGTH = 100.0": "_LENGTH = 1.0",
         },
         ("test_training_attack::test_missing_clipping_and_shared_noise_are_found",),
+    ),
+    Fault(
+        "attack-knows-no-draws",
+        "An attack on a training leaves in what the other records add to its sums.",
+        "pl_privknn.attacks.training",
+        {
+            "self._others = self._sum(inputs[others], targets[others], *rest).cpu()": "self._others = torch.zeros(self._gradients.size)",
+        },
+        ("test_training_attack::test_without_noise_every_coin_of_a_canary_that_was_drawn_is_seen[NoisySGD]",),
+    ),
+    Fault(
+        "attack-event-of-a-known-rate",
+        "A test of two shares takes the false-positive rate for that which was seen, and accuses the honest.",
+        "pl_privknn.attacks.events",
+        {
+            "edges = np.linspace(low, high, _PIECES + 1)": "edges = np.full(_PIECES + 1, away / absent)",
+        },
+        ("test_events::test_a_true_claim_is_refuted_seldom_at_every_false_positive_rate[60-60-0.5]",),
+    ),
+    Fault(
+        "attack-suspects-honest-noise",
+        "Too little noise is looked for by the likelihood of the stated noise alone.",
+        "pl_privknn.labelers.sampled_evidence",
+        {
+            "_SUSPECTED = 0.5": "_SUSPECTED = 1.0",
+        },
+        ("test_events::test_scores_are_log_likelihood_ratios_of_the_mixture[0.1]",),
+    ),
+    Fault(
+        "attack-accuses-honest-trainings",
+        "An attack on a training tests each score at three times the error.",
+        "pl_privknn.attacks.alone",
+        {
+            "each = 1 - (1 - confidence) / len(_LEVELS)": "each = 1 - 3 * (1 - confidence)",
+        },
+        ("test_events::test_an_honest_training_is_accused_in_the_stated_share_of_repetitions[1.0]",),
     ),
     Fault(
         "attack-spends-real-budgets",

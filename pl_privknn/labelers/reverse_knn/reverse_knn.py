@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -221,7 +222,10 @@ class ReverseKNN(Labeler):
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """One in each cell of the table; where labels are exchanged in sums, one in each pair of cells."""
         swaps = self.adjacency == "replace_one" and self.trust != "local"
-        return (one_in_each_pair if swaps else one_in_each_cell)(public, num_classes)
+        placed = (one_in_each_pair if swaps else one_in_each_cell)(public, num_classes)
+        # Shares make the noise of each cell by itself; single messages leave out one cell for another.
+        shares = self._channel is not None and self._channel.randomizer == "shares"
+        return dataclasses.replace(placed, apart=swaps and shares)
 
     def exact_votes(self, queries: Tensor) -> Tensor:
         """:meth:`counts`."""
