@@ -19,8 +19,9 @@ from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries
 from pl_privknn.attacks.attack import attack_labeler, attack_training
 from pl_privknn.attacks.configuration import target_of_config
-from pl_privknn.attacks.training_configuration import is_training, training_of_config
+from pl_privknn.attacks.training_configuration import training_of_config
 from pl_privknn.comparison.marks import SEEDED, stated
+from pl_privknn.comparison.trainings import is_training
 from pl_privknn.documents import read_document
 from pl_privknn.planning.configuration_plan import plan_with_setting
 from pl_privknn.planning.setting_search import Calibrate

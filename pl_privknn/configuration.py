@@ -32,6 +32,7 @@ ROOMS = (
     "privacy.mechanisms",
     "privacy.noise",
     "students",
+    "training",
 )
 
 

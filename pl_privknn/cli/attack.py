@@ -30,8 +30,9 @@ def run_attack(parsed: argparse.Namespace) -> int:
         )
     from pl_privknn.attacks.attack import CANARIES, attack_labeler, attack_training
     from pl_privknn.attacks.configuration import target_of_config
-    from pl_privknn.attacks.training_configuration import is_training, training_of_config
+    from pl_privknn.attacks.training_configuration import training_of_config
     from pl_privknn.cli.training_words import importable
+    from pl_privknn.comparison.trainings import is_training
     from pl_privknn.documents import read_document
     from pl_privknn.privacy.noise import SeededNoise
 

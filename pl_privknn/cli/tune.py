@@ -16,7 +16,7 @@ def add_tune(commands: Any) -> None:
         "tune",
         help="find settings of a private training on the private records, with the whole search paid for (resumable)",
     )
-    parser.add_argument("config", help="YAML of a training by NoisySGD")
+    parser.add_argument("config", help="YAML of a training by NoisySGD or PrivateTraining")
     parser.add_argument("--epsilon", type=float, required=True, help="ε of the whole search")
     parser.add_argument(
         "--set",

@@ -10,28 +10,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentError
-from pytorch_lightning import LightningDataModule, LightningModule
 from scipy.optimize import brentq
 
 from pl_privknn._checks import check_finite, check_int, check_positive, shown
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.comparison.spec import SpecError
-from pl_privknn.configuration import ReadsFlatArguments, class_named, known_classes, made_by, one_line
+from pl_privknn.comparison.trainings import made_data, made_training, training_sections, trains_itself
+from pl_privknn.configuration import class_named, one_line
 from pl_privknn.nested_settings import get, merged, put
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.accounting.rdp import ORDERS, epsilon_improved
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, RepeatAndSelect
 from pl_privknn.privacy.noisy_steps import step_mechanism, steps_per_epoch
 from pl_privknn.training.network_checks import EXAMPLES, made_up
-from pl_privknn.training.paid_accuracy import check_rows
+from pl_privknn.training.paid_accuracy import check_predictions, check_rows
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
 
 _MOST_NOISE = 1e6
 _TOLERANCE = 2e-4
-_SETTINGS = "model.init_args."
+_MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
 #: What the cost of a candidate depends on, and the places of its files.
 _FIXED = ("batches", "budget", "files", "steps_per_charge", "noise_source")
+_FIXED_OF_CALLBACK = (
+    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "expected_records", "adaptive_clipping",
+    "accuracy", "groups", "files", "steps_per_charge", "noise_source",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Tuning:
     def plan(self) -> dict[str, Any]:
         """In plain types, for the ledger's reader and to know the search again."""
         return {
-            "tuning": "NoisySGD",
+            "tuning": "NoisySGD" if trains_itself(self.document) else "PrivateTraining",
             "document": self.document,
             "settings": list(self.settings),
             "steps": self.steps,
@@ -90,8 +93,10 @@ def tuning_of(
     """Read what is asked for and find the noise with which the whole search costs ``epsilon``.
 
     Args:
-        document: configuration of a training by :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`.
-        values: for each dotted path below ``model.init_args`` the values to draw from.
+        document: configuration of a training by :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD` or
+            :class:`~pl_privknn.training.private_training.PrivateTraining`.
+        values: for each dotted path below ``model.init_args``, or below ``trainer.callbacks.0.init_args`` where that
+            is ``PrivateTraining``, the values to draw from.
         epsilon: of the whole search.
         mean: expected number of candidates; by default as many as there are settings.
         score_noise: parameter σ of the noise on a candidate's count of right predictions.
@@ -100,30 +105,24 @@ def tuning_of(
         SpecError: for another model, settings that change what a candidate costs, and whatever does not parse.
         CalibrationError: where no noise meets ``epsilon``.
     """
-    if class_named(str(get(document, "model.class_path"))) is not NoisySGD:
-        raise SpecError("model.class_path: tune trains candidates by NoisySGD; give a configuration of it")
-    arguments = get(document, "model.init_args") or {}
+    place = _place_of_training(document)
+    arguments = get(document, place) or {}
     if arguments.get("noise_source") is not None:
         raise SpecError(
-            "model.init_args.noise_source: a search draws from the operating system's generator; leave it out"
+            f"{place}.noise_source: a search draws from the operating system's generator; leave it out"
         )
     for path in values:
-        first = path.removeprefix(_SETTINGS).split(".")[0]
-        if not path.startswith(_SETTINGS) or first in _FIXED or first in _grouped():
-            raise SpecError(
-                f"--set {path}: want a path below model.init_args that changes nothing of a candidate's cost, so "
-                f"not of {', '.join(_FIXED)}"
-            )
+        _check_path(path, place)
     epochs = get(document, "trainer.max_epochs")
     if get(document, "trainer.max_steps") not in (None, -1) or epochs is None:
         raise SpecError(
             "trainer.max_epochs: the number of steps is part of the guarantee; give it, and no max_steps"
         )
+    batches, budget = _batches_and_budget(arguments, place)
     try:
-        rate = PoissonBatches(**(arguments.get("batches") or {})).rate
-        delta = TrainingBudget(**(arguments.get("budget") or {})).delta
+        rate, delta = PoissonBatches(**batches).rate, TrainingBudget(**budget).delta
     except (TypeError, ValueError) as error:
-        raise SpecError(f"model.init_args: {one_line(error)}") from error
+        raise SpecError(f"{place}: {one_line(error)}") from error
     steps = check_int("trainer.max_epochs", epochs) * steps_per_epoch(rate)
     settings = tuple(dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
     expected = float(len(settings)) if mean is None else check_finite("--mean", mean)
@@ -133,25 +132,34 @@ def tuning_of(
         return RepeatAndSelect((Charge(step_mechanism(noise, 1.0, rate), steps), score), expected)
 
     noise = _noise_within(check_positive("--epsilon", epsilon), delta, search)
-    kept = {name: value for name, value in arguments.items() if name not in ("budget", "files")}
-    budget = {"noise_multiplier": noise, "delta": delta}
+    base: dict[str, Any] = {name: merged(document.get(name) or {}, None) for name in ("data", "model")}
     trainer = {name: get(document, f"trainer.{name}") for name in ("accelerator", "precision")}
-    base = {
-        "data": dict(document.get("data") or {}),
-        "model": {"class_path": "NoisySGD", "init_args": {**kept, "budget": budget}},
-        "trainer": {
-            "max_epochs": epochs,
-            "devices": 1,
-            **{name: given for name, given in trainer.items() if given},
-        },
+    base["trainer"] = {
+        "max_epochs": epochs,
+        "devices": 1,
+        **{name: given for name, given in trainer.items() if given},
     }
+    if place == _MODEL:
+        kept = {name: value for name, value in arguments.items() if name not in ("budget", "files")}
+        put(base, place, {**kept, "budget": {"noise_multiplier": noise, "delta": delta}})
+    else:
+        kept = {name: value for name, value in arguments.items() if name not in ("epsilon", "files")}
+        settled = {
+            "class_path": "PrivateTraining",
+            "init_args": {**kept, "noise_multiplier": noise, "delta": delta},
+        }
+        base["trainer"]["callbacks"] = [settled]
     found = Tuning(base, settings, steps, delta, noise, search(noise))
     data = made_data(base["data"])
     for setting in settings:  # a setting that can't be read is found out before anything is paid
-        module = made_model(found.candidate(setting), data, shown(setting))
-        twin = copy.deepcopy(module.network).double().eval()
-        inputs = made_up((EXAMPLES, *module.input_shape(data.image_shape)), torch.float64)
-        check_rows(twin, inputs, data.num_classes, "network:")
+        module, callback = made_training(found.candidate(setting), data, shown(setting))
+        if callback is None:
+            assert isinstance(module, NoisySGD)
+            twin = copy.deepcopy(module.network).double().eval()
+            inputs = made_up((EXAMPLES, *module.input_shape(data.image_shape)), torch.float64)
+            check_rows(twin, inputs, data.num_classes, "network:")
+        else:
+            check_predictions(module, data)
     return found
 
 
@@ -177,31 +185,50 @@ def _noise_within(epsilon: float, delta: float, search: Callable[[float], Repeat
     return math.exp(found)
 
 
-def made_data(section: Mapping[str, Any]) -> Any:
-    """The data module of a configuration."""
-    known_classes()
-    parser = ReadsFlatArguments(exit_on_error=False)
-    parser.add_subclass_arguments(LightningDataModule, "data")
-    try:
-        return made_by(parser, {"data": merged(section, None)}).data
-    except (ArgumentError, TypeError, ValueError) as error:
-        raise SpecError(f"data: {one_line(error)}") from error
+def _place_of_training(document: Mapping[str, Any]) -> str:
+    """Where the arguments of the private training stand."""
+    if class_named(str(get(document, "model.class_path"))) is NoisySGD:
+        return _MODEL
+    own, others = training_sections(document)
+    if len(own) != 1 or trains_itself(document):
+        raise SpecError(
+            "model.class_path: tune trains candidates by NoisySGD or by the callback PrivateTraining"
+        )
+    if others:
+        raise SpecError(
+            "trainer.callbacks: a search trains with PrivateTraining alone; leave other callbacks out"
+        )
+    arguments = own[0].get("init_args") or {}
+    if given := [
+        name for name in ("adaptive_clipping", "accuracy", "groups") if arguments.get(name) is not None
+    ]:
+        raise SpecError(f"{_CALLBACK}.{given[0]}: a search pays for steps and scores alone; leave it out")
+    return _CALLBACK
 
 
-def made_model(document: Mapping[str, Any], data: Any, name: str) -> NoisySGD:
-    """The module of a candidate's configuration, of the data's classes and shape where it does not say."""
-    section = merged(document["model"], None)
-    stated = {
-        "num_classes": data.num_classes, "in_channels": data.image_shape[0], "image_size": data.image_shape[-1],
-    }  # fmt: skip
-    section["init_args"] = {**stated, **section["init_args"]}
-    parser = ReadsFlatArguments(exit_on_error=False)
-    parser.add_subclass_arguments(LightningModule, "model")
-    try:
-        made: NoisySGD = made_by(parser, {"model": section}).model
-    except (ArgumentError, ArithmeticError, TypeError, ValueError) as error:
-        raise SpecError(f"{name}: {one_line(error)}") from error
-    return made
+def _check_path(path: str, place: str) -> None:
+    for where, fixed in ((_CALLBACK, _FIXED_OF_CALLBACK), (_MODEL, (*_FIXED, *_grouped()))):
+        if where in (_MODEL, place) and path.startswith(f"{where}."):
+            # The module that a callback trains has no say in what a candidate costs.
+            if where == place and path.removeprefix(f"{where}.").split(".")[0] in fixed:
+                break
+            return
+    below = _MODEL if place == _MODEL else f"{_MODEL} or {_CALLBACK}"
+    names = ", ".join(_FIXED if place == _MODEL else _FIXED_OF_CALLBACK)
+    raise SpecError(
+        f"--set {path}: want a path below {below} that changes nothing of a candidate's cost, so not of {names}"
+    )
+
+
+def _batches_and_budget(arguments: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of both groups."""
+    if place == _MODEL:
+        return dict(arguments.get("batches") or {}), dict(arguments.get("budget") or {})
+    batches = {"batch_size": "expected_batch_size", "expected_records": "expected_records"}
+    return (
+        {name: arguments[given] for name, given in batches.items() if given in arguments},
+        {name: arguments[name] for name in ("delta",) if name in arguments},
+    )
 
 
 def _grouped() -> set[str]:

@@ -14,7 +14,8 @@ import yaml
 
 from pl_privknn._files import replaced_durably, write_durably
 from pl_privknn._quiet import TRAINS_ALONE
-from pl_privknn.comparison.tuning import Tuning, made_data, made_model
+from pl_privknn.comparison.trainings import made_data, made_training
+from pl_privknn.comparison.tuning import Tuning
 from pl_privknn.nested_settings import merged
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -120,18 +121,18 @@ class TuningRun:
         folder = self.output / _SECRET / "run"
         shutil.rmtree(folder, ignore_errors=True)
         document = self.tuning.candidate(self.tuning.settings[state["drawn"][place]])
-        module = made_model(document, data, "a candidate")
-        module.run_dir = folder
-        module.session.noise_source = self.noise.stream("candidate", place)
+        module, callback = made_training(document, data, "a candidate")
+        owner: Any = module if callback is None else callback
+        owner.run_dir = folder
+        owner.session.noise_source = self.noise.stream("candidate", place)
+        callbacks = [] if callback is None else [callback]
         trainer = pl.Trainer(
-            **document["trainer"],
-            default_root_dir=folder,
-            **TRAINS_ALONE,
+            **{**document["trainer"], "callbacks": callbacks}, default_root_dir=folder, **TRAINS_ALONE
         )
         trainer.fit(module, data)
-        if module.planned_steps != self.tuning.steps:
+        if owner.planned_steps != self.tuning.steps:
             raise ValueError(
-                f"trainer: a candidate planned {module.planned_steps} steps, the search {self.tuning.steps}"
+                f"trainer: a candidate planned {owner.planned_steps} steps, the search {self.tuning.steps}"
             )
         right = privately(_right, module, data)
         score = int(self.tuning.score.add_noise(right, self.noise.stream("score", place)))

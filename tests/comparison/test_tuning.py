@@ -5,12 +5,17 @@ import json
 
 import pytest
 import torch
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+from training_setup import Lit
 
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.cli.main import main
 from pl_privknn.comparison.spec import SpecError
-from pl_privknn.comparison.tuning import made_data, made_model, tuning_of
+from pl_privknn.comparison.trainings import made_data, made_training
+from pl_privknn.comparison.tuning import tuning_of
 from pl_privknn.comparison.tuning_run import TuningRun
+from pl_privknn.documents import read_document
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
@@ -73,7 +78,7 @@ def test_the_noise_is_found_for_the_whole_search():
     step, score = tuning.mechanism.candidate
     assert step == Charge(Gaussian(tuning.noise_multiplier, 1.0, 0.5), 4)
     assert score == Charge(DiscreteGaussian(50.0, 1.0, 1.0))
-    one = made_model(tuning.candidate(tuning.settings[1]), made_data(tuning.document["data"]), "x")
+    one, _ = made_training(tuning.candidate(tuning.settings[1]), made_data(tuning.document["data"]), "x")
     assert one.session.budget.noise_multiplier == tuning.noise_multiplier
     assert one.optimization.lr == 0.5
 
@@ -152,6 +157,72 @@ def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeyp
 def test_settings_that_change_the_cost_or_can_t_be_are_refused(path, values, message):
     with pytest.raises(SpecError, match=message):
         tuning_of(document(), {path: values}, epsilon=4.0)
+
+
+class Linear(Lit):
+    """A person's own module, for images of 20 by 20 pixels."""
+
+    def __init__(self, lr=0.5):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(400, 10)), lr)
+        self.accuracy = MulticlassAccuracy(10)
+
+
+def of_a_module(**arguments):
+    training = {"epsilon": 1.0, "expected_batch_size": 100, "expected_records": 200, **arguments}
+    return {
+        **{name: document()[name] for name in ("data", "trainer")},
+        "model": {"class_path": f"{__name__}.Linear"},
+        "trainer": {
+            **document()["trainer"],
+            "callbacks": [{"class_path": "PrivateTraining", "init_args": training}],
+        },
+    }
+
+
+CALLBACK = "trainer.callbacks.0.init_args"
+
+
+def test_candidates_of_any_module_cost_what_those_of_noisy_sgd_do(tmp_path):
+    values = {"model.init_args.lr": [0.0, 2.0, 1.0], f"{CALLBACK}.max_grad_norm": [0.5]}
+    tuning = tuning_of(of_a_module(), values, 50.0, score_noise=3.0)
+    same = tuning_of(document(), {"model.init_args.optimization.lr": [0.5, 2.0, 1.0]}, 50.0, score_noise=3.0)
+    assert tuning.mechanism == same.mechanism
+    result = TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
+    assert result["setting"]["model.init_args.lr"] > 0  # without a step nothing is learned
+    assert 49.0 < result["epsilon"] <= 50.0
+    best = read_document(tmp_path / "best.yaml")
+    (section,) = best["trainer"]["callbacks"]
+    assert section["init_args"]["noise_multiplier"] == tuning.noise_multiplier
+    assert section["init_args"]["max_grad_norm"] == 0.5
+    module, callback = made_training(best, made_data(best["data"]), "best")
+    module.load_state_dict(torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"])
+    assert callback.max_grad_norm == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "message"),
+    [
+        (of_a_module(), f"{CALLBACK}.expected_batch_size", "changes nothing of a candidate's cost"),
+        (of_a_module(), f"{CALLBACK}.noise_multiplier", "changes nothing of a candidate's cost"),
+        (of_a_module(), "trainer.callbacks.1.init_args.decay", "changes nothing of a candidate's cost"),
+        (of_a_module(accuracy={"every_n_steps": 1}), "model.init_args.lr", "accuracy: a search pays for"),
+        (document(), f"{CALLBACK}.max_grad_norm", "changes nothing of a candidate's cost"),
+        (
+            {**document(), "model": {"class_path": "VAT"}},
+            "model.init_args.lr",
+            "by NoisySGD or by the callback",
+        ),
+    ],
+)
+def test_what_a_search_can_t_pay_for_is_refused(given, path, message):
+    with pytest.raises(SpecError, match=message):
+        tuning_of(given, {path: [1.0, 2.0]}, epsilon=4.0)
+    if given is not document() and "callbacks" in given["trainer"]:
+        more = [*given["trainer"]["callbacks"], {"class_path": "EMAWeightAveraging"}]
+        with pytest.raises(SpecError, match="leave other callbacks out"):
+            tuning_of(
+                {**given, "trainer": {**given["trainer"], "callbacks": more}}, {path: [1.0]}, epsilon=4.0
+            )
 
 
 def test_the_command_says_what_was_found_and_what_it_cost(tmp_path, capsys):
