@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attack_pages
+from benchmarks import attack_pages, scale
 from benchmarks.record import DOCS, entries, results
 from benchmarks.render import explained, guarantee, row, runs, spread
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
@@ -260,6 +260,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "membership", attack_pages.membership),
     ("guides/private_training.md", "private training", private_training),
     ("methods/statistics.md", "statistics", statistics_teacher),
+    ("scale.md", "scale", scale.table),
     ("methods/students.md", "students", students),
     ("methods/students.md", "noisy labels", noisy_labels),
     ("methods/reverse_knn.md", "curator", curator),

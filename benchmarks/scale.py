@@ -48,7 +48,8 @@ class Scaled(NamedTuple):
     Attributes:
         make: with few processes, and one or two teachers of PATE in each.
         settings: in words.
-        products: multiplications and additions of matrix products a record, from dimensions and queries.
+        products: multiplications and additions of matrix products a record, from dimensions and queries; 0 where
+            they don't grow with the records.
         table: numbers of four bytes a record that lie in memory, from dimensions.
     """
 
@@ -199,7 +200,7 @@ def table() -> str:
             f"`{name}`",
             teacher.settings,
             f"{4 * share * teacher.table(d) / 1e9:.1f}",
-            f"{share * teacher.products(d, m) / 1e12:.3g}",
+            f"{share * products / 1e12:.3g}" if (products := teacher.products(d, m)) else "–",
             _bytes(found["bytes_sent_a_round"]),
             f"{seconds / 3600:.2g}",
             f"{1e6 * found['seconds_a_record']:.3g}, {found['seconds_a_round']:.2g}",
