@@ -75,7 +75,8 @@ class Classifier(pl.LightningModule):
         if extractor is not None:
             width = _feature_size(extractor, in_channels, image_size)
             self.whitening = PublicWhitening(width, head.components, head.whitening)
-            network = build_head(head.head, self.whitening.out_features, self.num_classes, head.hidden_size)
+            width = self.whitening.out_features
+            network = build_head(head.head, width, self.num_classes, head.hidden_size, head.bias)
         elif isinstance(network, str):
             network = build_network(network, self.num_classes, in_channels, image_size)
         self.network = with_group_norm(network) if group_norm else network

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import (
+    check_choice,
     check_finite,
     check_int,
     check_non_negative,
@@ -58,7 +60,7 @@ class NoisySGDTeacher(Labeler):
         delta: δ of ``epsilon``.
         rounds: number of rounds that ``epsilon`` is for.
         clip_norm: L2 bound of each record's gradient.
-        lr: peak learning rate; falls to 0 along half a cosine.
+        lr: peak learning rate.
         noise_limit: lower the rate where there is more noise than this, see
             :func:`~pl_privknn.privacy.noisy_steps.quiet_lr`; None never lowers it.
         momentum: of SGD.
@@ -66,6 +68,9 @@ class NoisySGDTeacher(Labeler):
             None keeps the features and only centres them.
         whitening: divide each direction by its standard deviation to this power.
         soft: release class probabilities too.
+        bias: let the model have one. It takes as much of the clipping norm as the features, and a larger rate than it
+            bears; without it few large steps learn more.
+        scheduler: ``"cosine"``, by which the rate falls to 0 along half a cosine, or ``"none"``.
         steps_per_charge: steps paid by one row of the ledger.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
@@ -99,6 +104,8 @@ class NoisySGDTeacher(Labeler):
         components: int | None = 200,
         whitening: float = 0.5,
         soft: bool = False,
+        bias: bool = True,
+        scheduler: str = "cosine",
         steps_per_charge: int = 50,
         noise_source: NoiseSource | None = None,
     ) -> None:
@@ -130,11 +137,15 @@ class NoisySGDTeacher(Labeler):
         self.components = None if components is None else check_int("components", components)
         self.whitening = check_non_negative("whitening", whitening)
         self.soft = check_switch("soft", soft)
+        #: What stands beside the features: 1, or 0 where there is no bias.
+        self.constant = float(check_switch("bias", bias))
+        self.scheduler = check_choice("scheduler", scheduler, ("none", "cosine"))
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         #: Keep what every step released, for :meth:`evidence`.
         self.keeps_steps = False
         self._path: tuple[PublicWhitening, list[tuple[Tensor, Tensor, Tensor]]] | None = None
         self._table: tuple[Tensor, Tensor, int] | None = None
+        self._head: dict[str, Tensor] | None = None
         self._vectors = torch.empty(0)  # of this process's records, changed
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -174,10 +185,28 @@ class NoisySGDTeacher(Labeler):
             self.shard.exchange.tell(change)
         self._take_change(change)
         weights = self._train(self._table[2], ledger)
-        scores = _with_ones(change(queries)).double() @ weights.T
+        self._head = {"weights": weights, **change.state_dict()}
+        scores = _with_constant(change(queries), self.constant).double() @ weights.T
         answered = torch.arange(len(queries))[:max_answers]
         released[answered] = scores[answered].argmax(dim=1)
         return Release(released, scores.softmax(dim=1).float() if self.soft else None)
+
+    def head_state(self) -> dict[str, Tensor] | None:
+        """Weights, float64 ``(c, d + 1)``, and what public features were learned; see :meth:`Labeler.head_state`."""
+        return self._head
+
+    def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """The model of a state, apart from this labeler and its private table; see :meth:`Labeler.head`."""
+        learned, constant = dict(state), self.constant
+        weights = learned.pop("weights")
+        kept = None if self.components is None else learned["directions"].shape[1]
+        change = PublicWhitening(len(learned["mean"]), kept, self.whitening)
+        change.load_state_dict(learned)
+
+        def predict(features: Tensor) -> Tensor:
+            return (_with_constant(change(features), constant).double() @ weights.T).softmax(dim=1)
+
+        return predict
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """With gradients at right angles: one for each direction of the features."""
@@ -196,8 +225,10 @@ class NoisySGDTeacher(Labeler):
         for weights, noisy, drawn in steps:
             # The attacker knows all other records, and which of them the step drew; canaries come after them.
             among = drawn[drawn < len(others)]
-            rest = noisy - clipped_softmax_gradients(weights, others[among], labels[among], norm)
-            errors, inputs = clipped_factors(weights, own, canaries.labels, norm)
+            rest = noisy - clipped_softmax_gradients(
+                weights, others[among], labels[among], norm, self.constant
+            )
+            errors, inputs = clipped_factors(weights, own, canaries.labels, norm, self.constant)
             lengths = errors.norm(dim=1) * inputs.norm(dim=1)
             along = torch.einsum("mc,cd,md->m", errors.double(), rest, inputs.double())
             found.add_step(along / lengths.double().clamp(min=1e-12), lengths)
@@ -235,7 +266,8 @@ class NoisySGDTeacher(Labeler):
         if self.keeps_steps:
             self._drawn = drawn
         norm = self.mechanism.l2_sensitivity
-        return clipped_softmax_gradients(weights, self._vectors[drawn], self._table[1][drawn], norm).double()
+        vectors, labels = self._vectors[drawn], self._table[1][drawn]
+        return clipped_softmax_gradients(weights, vectors, labels, norm, self.constant).double()
 
     def _gradients(self, *step: Any) -> Tensor:
         """:meth:`_own_gradients` of the whole batch, on process 0."""
@@ -252,7 +284,7 @@ class NoisySGDTeacher(Labeler):
         while steps.left:
             steps.pay(self.noise_source)
             total = self._gradients(weights.float(), steps.row, steps.left)
-            share = 1 - steps.left / self.steps
+            share = 1 - steps.left / self.steps if self.scheduler == "cosine" else 0.0
             noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
             if self._path is not None:
                 self._path[1].append((weights.float(), noisy, self._drawn))
@@ -261,7 +293,9 @@ class NoisySGDTeacher(Labeler):
         return weights
 
 
-def clipped_softmax_gradients(weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float) -> Tensor:
+def clipped_softmax_gradients(
+    weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float, constant: float = 1.0
+) -> Tensor:
     """Sum of the clipped per-example gradients of the cross-entropy of a softmax regression.
 
     Args:
@@ -269,22 +303,23 @@ def clipped_softmax_gradients(weights: Tensor, vectors: Tensor, labels: Tensor, 
         vectors: float32 ``(b, d)``; ``b`` may be 0.
         labels: int64 ``(b,)``.
         clip_norm: L2 bound of each example's gradient.
+        constant: stands beside each vector; 0 for no bias.
 
     Returns:
         ``(c, d + 1)``.
     """
-    errors, inputs = clipped_factors(weights, vectors, labels, clip_norm)
+    errors, inputs = clipped_factors(weights, vectors, labels, clip_norm, constant)
     return errors.T @ inputs
 
 
 def clipped_factors(
-    weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float
+    weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float, constant: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Errors ``(b, c)`` and inputs ``(b, d + 1)`` whose outer products are the clipped gradients of the examples.
 
     Arguments as for :func:`clipped_softmax_gradients`. Where a gradient is not finite both are 0.
     """
-    inputs = _with_ones(vectors)
+    inputs = _with_constant(vectors, constant)
     errors = (inputs @ weights.T).softmax(dim=1)
     errors[torch.arange(len(labels)), labels] -= 1
     # The gradient is errors ⊗ inputs, and the norm of an outer product is the product of the norms.
@@ -295,5 +330,5 @@ def clipped_factors(
     return errors * clip_factors(norms, clip_norm)[:, None], inputs
 
 
-def _with_ones(vectors: Tensor) -> Tensor:
-    return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)
+def _with_constant(vectors: Tensor, constant: float) -> Tensor:
+    return torch.cat([vectors, vectors.new_full((len(vectors), 1), constant)], dim=1)

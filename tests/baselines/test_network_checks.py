@@ -8,7 +8,7 @@ from noisy_sgd_setup import NoNoise, fit, literal_sum, losses, make, make_data
 from torch import nn
 from torch.nn import functional as F
 
-from pl_privknn.baselines.heads import build_head
+from pl_privknn.baselines.heads import FeatureHead, build_head
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.networks import available_networks, build_network
 from pl_privknn.training.clipping import ClippedGradients
@@ -33,6 +33,13 @@ def test_all_named_networks_pass(name, method):
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_heads_pass(kind, method):
     check(build_head(kind, 12, 3, hidden_size=8), (12,), method)
+    check(build_head("linear", 12, 3, bias=False), (12,), method)
+
+
+def test_only_a_linear_head_may_have_no_bias():
+    assert [name for name, _ in build_head("linear", 12, 3, bias=False).named_parameters()] == ["weight"]
+    with pytest.raises(ValueError, match='bias=False: head="mlp" has biases'):
+        FeatureHead(head="mlp", bias=False)
 
 
 class Net(nn.Module):

@@ -40,11 +40,11 @@ def table(n=300, d=6, classes=3, seed=0, apart=2.0):
     return torch.randn(n, d, generator=generator) + apart * F.one_hot(labels, d), labels
 
 
-def literal_sum(weights, vectors, labels, clip_norm):
+def literal_sum(weights, vectors, labels, clip_norm, constant=1.0):
     total = torch.zeros_like(weights)
     for x, y in zip(vectors, labels, strict=True):
         w = weights.clone().requires_grad_()
-        F.cross_entropy((w @ torch.cat([x, torch.ones(1)]))[None], y[None]).backward()
+        F.cross_entropy((w @ torch.cat([x, torch.full((1,), constant)]))[None], y[None]).backward()
         total += w.grad * min(1.0, clip_norm / float(w.grad.norm()))
     return total
 
@@ -83,14 +83,16 @@ def test_a_record_that_is_not_finite_contributes_nothing():
     assert torch.equal(clipped_softmax_gradients(weights, broken, labels, 1.0), sound)
 
 
-def test_without_noise_it_is_plain_gradient_descent():
+@pytest.mark.parametrize(("bias", "scheduler"), [(True, "cosine"), (False, "none")])
+def test_without_noise_it_is_plain_gradient_descent(bias, scheduler):
     features, labels = table()
     queries, _ = table(40, seed=1)
     teacher = NoisySGDTeacher(
         sampling_rate=1.0, batch_size=300, steps=12, noise_multiplier=1.0, clip_norm=0.5, lr=3.0, momentum=0.8,
-        noise_limit=None, components=None, soft=True, noise_source=Silent(),
+        noise_limit=None, components=None, soft=True, bias=bias, scheduler=scheduler, noise_source=Silent(),
     )  # fmt: skip
     teacher.fit(features, labels, 3)
+    assert teacher.head_state() is None
     release = teacher.label(queries, FreeLedger())
 
     # Centred by the queries and scaled to unit length, in the words of PublicWhitening's docstring.
@@ -100,11 +102,15 @@ def test_without_noise_it_is_plain_gradient_descent():
 
     weights, velocity = torch.zeros(3, 7), torch.zeros(3, 7)
     for step in range(12):
-        velocity = 0.8 * velocity + literal_sum(weights, change(features), labels, 0.5) / 300
-        weights = weights - 3.0 * 0.5 * (1 + math.cos(math.pi * step / 12)) * velocity
-    scores = torch.cat([change(queries), torch.ones(40, 1)], dim=1) @ weights.T
+        velocity = 0.8 * velocity + literal_sum(weights, change(features), labels, 0.5, float(bias)) / 300
+        fall = 0.5 * (1 + math.cos(math.pi * step / 12)) if scheduler == "cosine" else 1.0
+        weights = weights - 3.0 * fall * velocity
+    scores = torch.cat([change(queries), torch.full((40, 1), float(bias))], dim=1) @ weights.T
     assert torch.allclose(release.soft, scores.softmax(dim=1), atol=1e-4)
     assert torch.equal(release.labels, scores.argmax(dim=1))
+    # The head is the same model, in a teacher that has no table.
+    head = NoisySGDTeacher(noise_multiplier=1.0, components=None, bias=bias).head(teacher.head_state())
+    torch.testing.assert_close(head(queries).float(), release.soft)
 
 
 def test_every_step_is_paid_before_its_noise_and_nothing_else():
