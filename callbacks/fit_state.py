@@ -65,7 +65,7 @@ def shard_of(
         adjacency: neighbouring relation of the ledger.
 
     Raises:
-        ValueError: for shards that the labeler can't look at.
+        ValueError: for shards that the labeler can't look at, or processes that hold different records.
     """
     if group.size == 1 or not (sharded or data.private_in_shards):
         return None
@@ -85,6 +85,7 @@ def shard_of(
             "the rows of others move; give each process a file of its own (private_embeddings: x-{rank:05d}.npy)"
         )
     if not data.private_in_shards:
+        data.private.check_same(group.agree)
         return Shard(group, group.rank, group.size, len(data.private))
     counts = torch.zeros(group.size, dtype=torch.int64)
     counts[group.rank] = len(data.private)

@@ -117,6 +117,13 @@ class LabelingGroup:
         self.sent += part.nbytes
         return total
 
+    def agree(self, value: bytes) -> bool:
+        """Whether all processes give the same bytes, of which there are a multiple of eight."""
+        values = torch.zeros(self.size, len(value) // 8, dtype=torch.int64)
+        values[self.rank] = torch.frombuffer(bytearray(value), dtype=torch.int64)
+        values = self.sum(values)
+        return bool((values == values[0]).all())
+
     def _await(self, work: Any) -> None:
         """Wait for a collective of labelling, and no longer than the others live."""
         while not work.is_completed():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from pl_privknn.datamodules.formats.images import ImageStore, as_indices
 from pl_privknn.datamodules.formats.targets import TASKS, check_soft, check_targets, known_rows
 
 ImageShape = tuple[int, int, int]
+_COMPARED = 256  # images of which processes compare a digest
 
 
 class LabeledImages(Dataset[Any]):
@@ -65,6 +67,27 @@ class LabeledImages(Dataset[Any]):
     def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
         """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
         return self.store.read(as_indices(indices, len(self)))
+
+    def check_same(self, agree: Callable[[bytes], bool]) -> None:
+        """Refuse processes of one training that hold different images, where each is to read a share of them.
+
+        Args:
+            agree: whether all processes give the same bytes; here a digest of the number of images, of all labels
+                and of some images spread over them, as private as these.
+
+        Raises:
+            ValueError: where they differ, in every process.
+        """
+        digest = hashlib.sha256(f"{len(self)}|".encode())
+        digest.update(self.labels.contiguous().numpy().tobytes())
+        if len(self):
+            some = torch.arange(min(len(self), _COMPARED)) * len(self) // min(len(self), _COMPARED)
+            digest.update(self.images(some).contiguous().numpy().tobytes())
+        if not agree(digest.digest()):
+            raise ValueError(
+                "private set: the processes of this training hold different records, or in another order, so that "
+                "some would be read by several; seed what splits or shuffles them, or give each process its own file"
+            )
 
 
 class LabelTable(Dataset[Tensor]):

@@ -43,6 +43,13 @@ class Processes:
             torch.distributed.reduce(total, dst=0)
         return total
 
+    def agree(self, value: bytes) -> bool:
+        """Whether all processes give the same bytes."""
+        if self.count == 1:
+            return True
+        same: bool = self._strategy.reduce_boolean_decision(self._strategy.broadcast(value) == value)
+        return same
+
     def from_first(self, work: Callable[[], Made]) -> Made:
         """Let the first process work, and give its result to all.
 

@@ -87,6 +87,8 @@ class PrivateSession:
         self._processes = Processes(trainer)
         # Where each process loads records of its own, it draws from all of them.
         share = (0, 1) if data.private_in_shards else (self._processes.rank, self._processes.count)
+        if share[1] > 1:
+            data.private.check_same(self._processes.agree)
         self.private = data.train_privately(self.sampling_rate, lambda: self.coins("batches"), share)
 
     def open(self, trainer: pl.Trainer, clip_norm: float) -> None:

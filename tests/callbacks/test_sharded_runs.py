@@ -197,6 +197,9 @@ class Pretended:
     def sum(self, part):
         return 2 * part
 
+    def agree(self, value):
+        return True
+
 
 @pytest.mark.parametrize(
     "teacher",
@@ -236,6 +239,39 @@ def test_teachers_whose_shards_must_last_want_a_file_for_each_process():
     # What replaces a record may belong in another shard.
     with pytest.raises(ValueError, match=r"adjacency='replace_one' is not among those of PATE in shards"):
         shard_of(PATE(3), data, Pretended(), True, "replace_one")
+
+
+@needs_fork
+def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_refused(tmp_path):
+    """Rows of different orders overlap: a record would be in several shards, and count several times."""
+
+    def told(orders):
+        def member(rank):
+            dist.init_process_group("gloo")
+            group = LabelingGroup(rank, 2)
+            order = orders[rank]
+            data = ArraysDataModule(
+                torch.arange(12.0).div(12).view(12, 1, 1, 1).expand(12, 1, 4, 4)[order],
+                torch.zeros(len(order), dtype=torch.int64), torch.rand(3, 1, 4, 4), num_classes=2, batch_size=2,
+            )  # fmt: skip
+            data.setup("fit")
+
+            try:
+                found = str(shard_of(PrivateKNN(), data, group, sharded=True).total)
+            except ValueError as error:
+                found = str(error)
+            (tmp_path / f"{rank}.txt").write_text(found)
+            group.close()
+
+        assert in_group(2, member) == [0, 0]
+        return [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+
+    same, other = list(range(12)), [3, 1, 2, 0, *range(4, 12)]
+    assert told([same, same]) == ["12", "12"]
+    for message in told([same, other]):
+        assert message.startswith("private set: the processes of this training hold different records")
+        assert "\n" not in message
+    assert all(message.startswith("private set") for message in told([same, same[:11]]))
 
 
 def test_whole_tables_are_asked_for_where_there_is_a_shard_alone():

@@ -48,7 +48,8 @@ def test_each_process_reads_its_own_file(tmp_path):
 
 def test_a_private_training_draws_from_all_of_a_process_s_own_records(tmp_path):
     write(tmp_path, [8, 8])
-    trainer = types.SimpleNamespace(global_rank=1, world_size=2, strategy=None)
+    alike = types.SimpleNamespace(broadcast=lambda value: value, reduce_boolean_decision=bool)
+    trainer = types.SimpleNamespace(global_rank=1, world_size=2, strategy=alike)
     for data, wanted in ((data_of(tmp_path, 1), 8), (data_of(tmp_path, 1, **TABLE), 2)):
         batches = PoissonBatches(batch_size=2, expected_records=8)
         budget = TrainingBudget(noise_multiplier=1.0)

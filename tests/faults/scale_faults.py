@@ -192,4 +192,22 @@ FAULTS = (
         },
         ("test_sharded_runs::test_teachers_of_one_process_refuse_shards",),
     ),
+    Fault(
+        "shards-of-different-orders",
+        "Processes that shuffled the records each in its own way read some of them several times.",
+        "pl_privknn.callbacks.fit_state",
+        {"        data.private.check_same(group.agree)\n": ""},
+        (
+            "test_sharded_runs::test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_refused",
+        ),
+    ),
+    Fault(
+        "shares-of-different-orders",
+        "A private training draws from shares that overlap: a record takes part in several processes, and is paid for once.",
+        "pl_privknn.training.session",
+        {"            data.private.check_same(self._processes.agree)\n": "            pass\n"},
+        (
+            "test_processes::test_processes_that_shuffled_the_records_each_in_its_own_way_are_refused_before_a_charge",
+        ),
+    ),
 )

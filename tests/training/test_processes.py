@@ -9,10 +9,13 @@ import pytorch_lightning as pl
 import torch
 from forked import in_child, in_group
 from ledger_setup import needs_fork
-from noisy_sgd_setup import PRIVATE, charged, keep_last, make, make_data, make_trainer
+from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make, make_data, make_trainer
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 from training_setup import Lit, fit, training
 
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.formats.images import TensorImages
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -158,6 +161,26 @@ def test_what_stops_the_first_process_stops_all_before_noise(tmp_path):
             return super().stream(*key)
 
     assert in_group(2, one) == [0, 0]
+
+
+@needs_fork
+def test_processes_that_shuffled_the_records_each_in_its_own_way_are_refused_before_a_charge(tmp_path):
+    """Shares of different orders overlap: a record would take part in several processes, and be paid for once."""
+
+    class Shuffled(ArraysDataModule):
+        def load_private(self):
+            private = super().load_private()
+            order = torch.randperm(
+                len(private), generator=torch.Generator().manual_seed(self.trainer.global_rank)
+            )
+            return LabeledImages(TensorImages(private.images(order)), private.labels[order], 2)
+
+    def one(rank):
+        with pytest.raises(ValueError, match=r"private set: the processes of this training hold different"):
+            fit(Lit(), tmp_path, training(noise_source=NoNoise()), devices=2, data=make_data(Shuffled), **DDP)
+
+    assert in_group(2, one) == [0, 0]
+    assert not list(tmp_path.rglob("*.sqlite"))
 
 
 def test_shares_of_the_records_are_disjoint_and_their_coins_independent():
