@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from pl_privknn._checks import check_choice, check_int
 from pl_privknn.datamodules.formats.images import ImageStore, as_indices
 from pl_privknn.datamodules.formats.targets import TASKS, check_soft, check_targets, known_rows
+from pl_privknn.privacy.private_side import privately
 
 ImageShape = tuple[int, int, int]
 _COMPARED = 256  # images of which processes compare a digest
@@ -78,16 +79,19 @@ class LabeledImages(Dataset[Any]):
         Raises:
             ValueError: where they differ, in every process.
         """
+        if not agree(privately(self._digest)):
+            raise ValueError(
+                "private set: the processes of this training hold different records, or in another order, so that "
+                "some would be read by several; seed what splits or shuffles them, or give each process its own file"
+            )
+
+    def _digest(self) -> bytes:
         digest = hashlib.sha256(f"{len(self)}|".encode())
         digest.update(self.labels.contiguous().numpy().tobytes())
         if len(self):
             some = torch.arange(min(len(self), _COMPARED)) * len(self) // min(len(self), _COMPARED)
             digest.update(self.images(some).contiguous().numpy().tobytes())
-        if not agree(digest.digest()):
-            raise ValueError(
-                "private set: the processes of this training hold different records, or in another order, so that "
-                "some would be read by several; seed what splits or shuffles them, or give each process its own file"
-            )
+        return digest.digest()
 
 
 class LabelTable(Dataset[Tensor]):

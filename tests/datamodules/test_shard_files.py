@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pl_privknn.datamodules import EmbeddingsDataModule
+from pl_privknn.privacy.private_side import PrivateSideError
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
@@ -93,3 +94,23 @@ def test_names_that_do_not_fit_are_refused(tmp_path, named, said):
     write(tmp_path, [5, 8])
     with pytest.raises(ValueError, match=said):
         data_of(tmp_path, **named)
+
+
+def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
+    write(tmp_path, [8, 8])
+    data = data_of(tmp_path, 0, **TABLE)
+
+    def broken(indices):
+        raise OSError("patient-17.png is truncated")
+
+    monkeypatch.setattr(data.private, "images", broken)
+    with pytest.raises(PrivateSideError) as caught:
+        data.private.check_same(lambda digest: True)
+    assert "17" not in str(caught.value)
+    monkeypatch.undo()
+    digests = []
+    for labels in (data.private.labels, data.private.labels.flip(0)):
+        data.private.labels = labels
+        data.private.check_same(lambda digest: digests.append(digest) or True)
+    assert len(set(digests)) == 2
+    assert {len(digest) for digest in digests} == {32}
