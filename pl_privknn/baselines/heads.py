@@ -21,8 +21,8 @@ class FeatureHead(ArgumentGroup):
         hidden_size: width of the hidden layer of ``"mlp"``.
         components: keep this many principal directions of the public features; all if None.
         whitening: divide each direction by its public standard deviation to this power.
-        bias: whether the ``"linear"`` head has one. It takes as much of the clipping norm as the features, and bears no large
-            learning rate; without it few large steps learn more.
+        bias: whether the ``"linear"`` head has one. It takes as much of the clipping norm as the features do,
+            and bears no large learning rate; without it few large steps learn more.
 
     Raises:
         ValueError: for an argument out of its range.
