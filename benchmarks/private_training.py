@@ -70,7 +70,7 @@ class Setting(NamedTuple):
 
 HEAD = Setting()
 PIXELS = Setting(
-    "convolutions", "pixels", 6_000, 5, 1.0, 0.9, 1.0, True, 0.9, standardised=True, patches=True
+    "convolutions", "pixels", 4_096, 20, 8.0, 0.9, 0.1, averaging=0.95, standardised=True, patches=True
 )
 #: Name of a setting: what it is, and the values of ε at which it is measured.
 SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
@@ -82,7 +82,7 @@ SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
     "pixels, no average": (PIXELS._replace(averaging=0.0), (2.0,)),
     "pixels, no standardised weights": (PIXELS._replace(standardised=False), (2.0,)),
     "pixels, random first filters": (PIXELS._replace(patches=False), (2.0,)),
-    "pixels, small batches": (PIXELS._replace(batch_size=1_000, lr=0.5, averaging=0.98), (2.0,)),
+    "pixels, small batches": (PIXELS._replace(batch_size=1_000, epochs=5, lr=4.0, averaging=0.98), (2.0,)),
     "pixels, 4 views": (PIXELS._replace(views=4), (2.0,)),
 }
 
