@@ -61,7 +61,7 @@ def faults() -> str:
         if one["fault"] == NONE:
             name = "none"
         elif one["size_found"] is None:
-            cell += "; not at any size"
+            cell += "" if one["size"] == 1 else "; not at any size"
         elif one["size_found"] != one["size"]:
             cell += f"; all at {one['size_found']:g} times"
         rows.setdefault((one["method"], name), {})[one["epsilon"]] = cell
