@@ -31,7 +31,7 @@ from pl_privknn.datamodules import EmbeddingsDataModule, FashionMNISTDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features import PublicKernelPCA, PublicPCA, Scattering
 from pl_privknn.privacy.noise import SystemNoise
-from pl_privknn.training import PrivateTraining
+from pl_privknn.training import BandedNoise, PrivateTraining
 
 NAME = "private_training"
 DELTA, RECORDS = 1e-5, 60_000
@@ -52,6 +52,7 @@ class Setting(NamedTuple):
         views: of an image in a step.
         standardised: convolutions with standardised weights and group normalisation.
         patches: the first filters are levelled patches of public images.
+        bands: of correlated noise; 1 for independent noise.
     """
 
     network: str = "head"
@@ -66,6 +67,7 @@ class Setting(NamedTuple):
     views: int = 1
     standardised: bool = False
     patches: bool = False
+    bands: int = 1
 
 
 HEAD = Setting()
@@ -83,6 +85,7 @@ SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
     "pixels, no standardised weights": (PIXELS._replace(standardised=False), (2.0,)),
     "pixels, random first filters": (PIXELS._replace(patches=False), (2.0,)),
     "pixels, small batches": (PIXELS._replace(batch_size=1_000, epochs=5, lr=4.0, averaging=0.98), (2.0,)),
+    "pixels, correlated noise": (PIXELS._replace(bands=5), (2.0,)),
     "pixels, 4 views": (PIXELS._replace(views=4), (2.0,)),
 }
 
@@ -136,6 +139,7 @@ def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataMod
         physical_batch_size=4096 if setting.network == "head" else max(1, 128 // setting.views),
         augment=shifted if setting.views > 1 else None,
         views=setting.views,
+        correlated_noise=BandedNoise(setting.bands) if setting.bands > 1 else None,
         noise_source=SystemNoise(),
     )
     callbacks: list[pl.Callback] = [private]

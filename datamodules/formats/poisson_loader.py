@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,43 @@ from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
 
 _IMAGES_AT_ONCE = 1024
+
+
+class Sample(list[int]):
+    """Places of a Poisson sample.
+
+    Args:
+        places: ascending.
+        step: the step that it was drawn for; None where it may be any one.
+    """
+
+    def __init__(self, places: Iterable[int] = (), step: int | None = None) -> None:
+        super().__init__(places)
+        self.step = step
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """Each step draws from one of some subsets of the records alone, one after the other.
+
+    Attributes:
+        subsets: that of each record, int64 ``(n,)``.
+        count: how many there are.
+        sampling_rate: at which a step draws from its subset.
+        next_step: number of the step to come, of all that were paid for.
+    """
+
+    subsets: Tensor
+    count: int
+    sampling_rate: float
+    next_step: Callable[[], int]
+
+    def samples(self, steps: int, coins: NoiseSource) -> Iterator[Sample]:
+        """Samples for the next ``steps`` steps."""
+        first = self.next_step()
+        for step in range(first, first + steps):
+            rows = torch.nonzero(self.subsets == step % self.count).flatten()
+            yield Sample(rows[poisson_sample(len(rows), self.sampling_rate, coins)].tolist(), step)
 
 
 class PoissonBatches(DistributedSampler[list[int]]):
@@ -43,12 +81,16 @@ class PoissonBatches(DistributedSampler[list[int]]):
         self.coins = coins
         #: Group of each record, and the rate of each group, where they differ.
         self.groups: tuple[Tensor, Sequence[float]] | None = None
+        self.turns: Turns | None = None
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         coins = self.coins()
+        if self.turns is not None:
+            yield from self.turns.samples(self.steps, coins)
+            return
         if self.groups is not None:
             for _ in range(self.steps):
                 yield poisson_sample_by_group(*self.groups, coins).tolist()
@@ -154,11 +196,12 @@ class _Samples(Dataset[Any]):
     def __init__(self, records: PrivateRecords) -> None:
         self._records = records
 
-    def __getitem__(self, indices: list[int]) -> tuple[Tensor | BatchRows, Tensor]:
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor | BatchRows, Tensor, int | None]:
+        step = getattr(indices, "step", None)
         if get_worker_info() is not None:
-            return self._records[indices]
+            return *self._records[indices], step
         places = torch.tensor(indices, dtype=torch.int64)
-        return BatchRows(self._records, places), privately(self._records.labels, places)
+        return BatchRows(self._records, places), privately(self._records.labels, places), step
 
 
 class PrivateBatch:
@@ -168,10 +211,11 @@ class PrivateBatch:
         records: images or vectors, float32 ``(b, …)``, or what gives slices of them; ``b`` may be 0 and is private
             like all of it.
         labels: int64 ``(b,)``.
+        step: the step that it was drawn for, see :class:`Sample`.
     """
 
-    def __init__(self, records: Tensor | BatchRows, labels: Tensor) -> None:
-        self.records, self.labels = records, labels
+    def __init__(self, records: Tensor | BatchRows, labels: Tensor, step: int | None = None) -> None:
+        self.records, self.labels, self.step = records, labels, step
         self._is_taken = False
 
     def taken(self) -> tuple[Tensor | BatchRows, Tensor]:
@@ -190,7 +234,7 @@ class PrivateBatch:
         return records, labels
 
 
-def _as_private_batch(batch: tuple[Tensor | BatchRows, Tensor]) -> PrivateBatch:
+def _as_private_batch(batch: tuple[Tensor | BatchRows, Tensor, int | None]) -> PrivateBatch:
     return PrivateBatch(*batch)
 
 
@@ -230,6 +274,12 @@ class PoissonTraining:
             ValueError: unless each private record has a group.
         """
         self.batches.groups = self.records.own(members), rates
+
+    def draw_in_turns(
+        self, subsets: Tensor, count: int, sampling_rate: float, next_step: Callable[[], int]
+    ) -> None:
+        """Draw each step's sample from one subset of the records from now on, see :class:`Turns`; in one process."""
+        self.batches.turns = Turns(subsets, count, sampling_rate, next_step)
 
     def loader(self, **options: Any) -> LateStartLoader:
         """A :class:`PrivateBatch` a step.

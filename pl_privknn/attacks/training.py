@@ -189,7 +189,7 @@ class _Planting(pl.Callback):
         run = self._owner.session.run
         if self.statement is None:
             assert isinstance(run, TrainingRun)
-            charges = [Charge(run.mechanism, run.planned), *run.plan.accuracies(run.planned)]
+            charges = run.plan.charges(run.mechanism, run.planned)
             self.statement = Statement(charges, run.plan.delta)
             self.evidence = SampledEvidence(self._count, run.mechanism)
 

@@ -37,7 +37,7 @@ _LISTS: dict[Where, dict[str, str]] = {
     "summary": {
         **dict.fromkeys(("delta", "adjacency", "max_epsilon", "queried", "labeler"), _PUBLIC),
         **dict.fromkeys(("epochs", "student", "data", "versions", "seconds"), _PUBLIC),
-        **dict.fromkeys(("sampling_rate", "batch_size", "clip_norm"), _PUBLIC),
+        **dict.fromkeys(("sampling_rate", "batch_size", "clip_norm", "bands"), _PUBLIC),
         **dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld"), _PLAN),
         **dict.fromkeys(("epsilon_exact", "guarantee", "reason", "conditional"), _PLAN),
         **dict.fromkeys(("tpr_at_fpr_0.001", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1"), _PLAN),

@@ -131,13 +131,25 @@ class PaidSteps:
         mechanism: the release of one step, which also draws it.
         steps: how many steps there may be.
         steps_per_charge: how many are paid together. A crash wastes at most this many.
+        steps_per_release: steps of which each record is in one at most, beginning with the first: a cycle of so many
+            costs one release, and rows are for whole cycles (``steps_per_charge`` is rounded up).
     """
 
-    def __init__(self, ledger: ChargesLedger, mechanism: Gaussian, steps: int, steps_per_charge: int) -> None:
+    def __init__(
+        self,
+        ledger: ChargesLedger,
+        mechanism: Gaussian,
+        steps: int,
+        steps_per_charge: int,
+        steps_per_release: int = 1,
+    ) -> None:
         self.mechanism = mechanism
         self.left = check_int("steps", steps, 0)
         self._ledger = ledger
-        self._together = check_int("steps_per_charge", steps_per_charge)
+        self._cycle = steps_per_release
+        self._together = (
+            math.ceil(check_int("steps_per_charge", steps_per_charge) / self._cycle) * self._cycle
+        )
         self._paid = 0
         #: Position of the last row paid; 0 before the first.
         self.row = 0
@@ -156,7 +168,8 @@ class PaidSteps:
             raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
         if self._paid == 0:
             count = min(self._together, self.left)
-            self.row = self._ledger.charge(self.mechanism, count, noise=noise, adjacencies=("add_remove",))
+            releases = math.ceil(count / self._cycle)
+            self.row = self._ledger.charge(self.mechanism, releases, noise=noise, adjacencies=("add_remove",))
             self._paid = count
 
     def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:

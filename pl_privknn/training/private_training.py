@@ -18,6 +18,7 @@ from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping, MovingNorm
 from pl_privknn.training.clipping import CLIPPING
+from pl_privknn.training.correlated_noise import BandedNoise
 from pl_privknn.training.layer_checks import replace_batch_norms
 from pl_privknn.training.module_checks import check_module, check_readers
 from pl_privknn.training.module_guard import ModuleGuard
@@ -26,7 +27,7 @@ from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.reporting import ReportsTraining
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
-from pl_privknn.training.step_checks import step_loss
+from pl_privknn.training.step_checks import made_up_labels, step_loss
 from pl_privknn.training.step_gradients import StepGradients
 from pl_privknn.training.trainer_checks import check_data, check_precision, check_trainer
 
@@ -75,6 +76,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         adaptive_clipping: let the bound follow a quantile of the gradients' norms, from ``max_grad_norm`` on.
         accuracy: release the accuracy on the private records at times; ``epsilon`` is for all together.
         groups: of records that have an ε of their own, in the place of ``epsilon``.
+        correlated_noise: let a step's noise take back part of that of the steps before it (DP-FTRL).
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
@@ -112,6 +114,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         adaptive_clipping: AdaptiveClipping | None = None,
         accuracy: PaidAccuracy | None = None,
         groups: PrivacyGroups | None = None,
+        correlated_noise: BandedNoise | None = None,
         files: RunFiles = RunFiles(),
         steps_per_charge: int = 20,
         noise_source: NoiseSource | None = None,
@@ -163,6 +166,9 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         self.session = PrivateSession(_KIND, batches, budget, files, steps_per_charge, noise_source)
         self.session.adaptive_clipping, self.session.accuracy = adaptive_clipping, accuracy
         self.session.groups = groups
+        if correlated_noise is not None:
+            correlated_noise.check_beside(batches.rate, groups=groups, adaptive_clipping=adaptive_clipping)
+        self.session.correlated_noise = correlated_noise
         self._norm: MovingNorm | None = None
         self._reached: float | None = None
         self._guard: ModuleGuard | None = None
@@ -199,7 +205,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             replace_batch_norms(pl_module)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")
-            data.public.set_labels(slice(None), _labels(data, len(data.public)))
+            data.public.set_labels(slice(None), made_up_labels(data, len(data.public)))
         else:
             self.session.draw_from(data, trainer)
 
@@ -223,7 +229,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         """Check the module on made-up batches, then state the plan and take the place of its training_step."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         gradients = StepGradients(pl_module, self.max_grad_norm, self.clipping, self.physical_batch_size)
-        logged = gradients.check_step(pl_module, tuple(data.image_shape), _labels(data, 3))
+        logged = gradients.check_step(pl_module, tuple(data.image_shape), made_up_labels(data, 3))
         check_readers(trainer, logged)
         if self.session.accuracy is not None:
             check_predictions(pl_module, data)
@@ -291,6 +297,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             images, labels = batch["labeled"]
             total = self._private_sum(images, labels, batch_idx)
             return {"loss": self._gradients.surrogate(total / self.session.batch_size)}
+        self.session.check_turn(batch.step)
         images, labels = batch.taken()
         total = privately(self._private_sum, images, labels, batch_idx)
         released = self.session.release(total)
@@ -338,11 +345,3 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         noisy = self.session.release_counts(privately(count))
         self._logged = (-1, {})  # more was spent
         return accuracy_of(noisy)
-
-
-def _labels(data: Any, count: int) -> Tensor:
-    """Labels of made-up examples, of all kinds that there are."""
-    if data.task == "multilabel":
-        places = torch.arange(count)[:, None] + torch.arange(data.num_classes)
-        return places % 2
-    return torch.arange(count) % int(data.num_classes)

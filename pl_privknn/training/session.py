@@ -16,13 +16,15 @@ from pl_privknn.privacy.noisy_steps import noise_for_steps
 from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
+from pl_privknn.training.correlated_noise import BandedNoise
 from pl_privknn.training.group_members import check_members
 from pl_privknn.training.paid_accuracy import PaidAccuracy
 from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.processes import FollowedRun, Processes
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
 from pl_privknn.training.trainer_checks import check_data
-from pl_privknn.training.training_run import TrainingPlan, TrainingRun, run_folder
+from pl_privknn.training.training_plan import TrainingPlan
+from pl_privknn.training.training_run import TrainingRun, run_folder
 
 
 class PrivateSession:
@@ -45,6 +47,7 @@ class PrivateSession:
         adaptive_clipping: how the clipping norm moves; part of the plan.
         accuracy: what is released beside the steps; part of the plan.
         groups: of records, each with an ε of its own, or None.
+        correlated_noise: how the noise of different steps hangs together, or None; part of the plan.
         loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
 
     Raises:
@@ -71,6 +74,7 @@ class PrivateSession:
         self.adaptive_clipping: AdaptiveClipping | None = None
         self.accuracy: PaidAccuracy | None = None
         self.groups: PrivacyGroups | None = None
+        self.correlated_noise: BandedNoise | None = None
         self._processes: Processes | None = None
         self.loaded: dict[str, Any] | None = None
 
@@ -85,6 +89,11 @@ class PrivateSession:
                 "groups: members are of all private records in one table, and these come in shards"
             )
         self._processes = Processes(trainer)
+        if self.correlated_noise is not None and (self._processes.count > 1 or data.private_in_shards):
+            raise ValueError(
+                "correlated_noise: subsets are of all private records in one process, and these are shared among "
+                "several, or come in shards; use devices=1 and one table"
+            )
         # Where each process loads records of its own, it draws from all of them.
         share = (0, 1) if data.private_in_shards else (self._processes.rank, self._processes.count)
         if share[1] > 1:
@@ -132,6 +141,11 @@ class PrivateSession:
 
         told = self._processes.from_first(open_run)
         self.run = opened[0] if opened else FollowedRun(**told)
+        if self.correlated_noise is not None:
+            coins = self.noise_source.stream("subsets", self.run.num_charges)
+            subsets = self.correlated_noise.subsets(len(self.private.records), coins)
+            bands, rate = self.correlated_noise.bands, plan.sampling_rate
+            self.private.draw_in_turns(subsets, bands, rate, lambda: self.next_step)
         if self.run.lost:
             rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
 
@@ -144,7 +158,27 @@ class PrivateSession:
         if self.groups is not None:
             return self.groups.noise_for(self.sampling_rate, budget.delta, steps, others)
         assert budget.epsilon is not None
-        return noise_for_steps(budget.epsilon, budget.delta, self.sampling_rate, steps, others)
+        releases, rate = steps, self.sampling_rate
+        if self.correlated_noise is not None:
+            releases, rate = self.correlated_noise.releases(steps), self.correlated_noise.rate(rate)
+        return noise_for_steps(budget.epsilon, budget.delta, rate, releases, others)
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step to come, of all that were paid for; those that a crash lost count too."""
+        return 0 if self.run is None else self.run.planned - self.run.steps.left
+
+    def check_turn(self, step: int | None) -> None:
+        """Raise ``RuntimeError`` for a sample that was drawn for another step than the one to come.
+
+        Args:
+            step: that it was drawn for.
+        """
+        if self.correlated_noise is not None and step != self.next_step:
+            raise RuntimeError(
+                "correlated_noise: a Poisson batch was passed over, and each is drawn for one step; let every batch "
+                "of the loader be one step of the optimizer"
+            )
 
     def ended(self, trainer: pl.Trainer) -> bool:
         """Whether all planned steps are done; the trainer is told to stop then."""
@@ -219,6 +253,8 @@ class PrivateSession:
             # The ledger promises what holds for all: the ε of the records that take part most often.
             rate, target = max(rates), None
             self.private.draw_by_group(self.groups.members, rates)
+        if self.correlated_noise is not None:
+            rate = self.correlated_noise.rate(rate)
         return TrainingPlan(
             steps=count,
             sampling_rate=rate,
@@ -230,6 +266,7 @@ class PrivateSession:
             adaptive_clipping=self.adaptive_clipping,
             accuracy=self.accuracy,
             rates=rates,
+            correlated_noise=self.correlated_noise,
         )
 
     def _released(self, values: Tensor, draw: Callable[[TrainingRun, Tensor], Tensor]) -> Tensor:

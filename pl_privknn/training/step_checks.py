@@ -160,3 +160,11 @@ def _above(module: nn.Module, place: str) -> Iterator[nn.Module]:
 
 
 _OF_TORCH = {*vars(nn.Module()), "_trainer", "_current_fx_name", "_metric_attributes"}
+
+
+def made_up_labels(data: Any, count: int) -> Tensor:
+    """Labels of made-up examples, of all kinds that there are."""
+    if data.task == "multilabel":
+        places = torch.arange(count)[:, None] + torch.arange(data.num_classes)
+        return places % 2
+    return torch.arange(count) % int(data.num_classes)

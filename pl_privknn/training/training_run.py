@@ -22,53 +22,11 @@ from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs
-from pl_privknn.training.adaptive_clipping import AdaptiveClipping
-from pl_privknn.training.paid_accuracy import PaidAccuracy
+from pl_privknn.training.correlated_noise import CorrelatedSteps
+from pl_privknn.training.training_plan import TrainingPlan
 
 #: Name of the run's own file, for each kind of training.
 _FILES = {"NoisySGD": "noisy_sgd.json", "PrivateTraining": "private_training.json"}
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingPlan:
-    """What a training asks for, before anything is known of the budget; all of it public.
-
-    Attributes:
-        steps: number of steps, known beforehand.
-        sampling_rate: Poisson rate of a step.
-        batch_size: what the noisy sum of gradients is divided by.
-        clip_norm: bound of each example's gradient.
-        delta: δ of the guarantee.
-        noise_multiplier: noise over ``clip_norm``, or None where ``target_epsilon`` decides.
-        target_epsilon: ε that all steps together may cost, or None.
-        adaptive_clipping: how ``clip_norm`` moves, which is then only the first; None where it stays.
-        accuracy: what is released beside the steps, or None.
-        rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
-    """
-
-    steps: int
-    sampling_rate: float
-    batch_size: int
-    clip_norm: float
-    delta: float
-    noise_multiplier: float | None
-    target_epsilon: float | None
-    adaptive_clipping: AdaptiveClipping | None = None
-    accuracy: PaidAccuracy | None = None
-    rates: list[float] | None = None
-
-    def accuracies(self, steps: int) -> list[Charge]:
-        """What accuracies cost in so many steps."""
-        return [] if self.accuracy is None else self.accuracy.charges(steps)
-
-    def described(self) -> dict[str, Any]:
-        """In plain types; what was not asked for is left out where older plans do not have it."""
-        found = dataclasses.asdict(self)
-        return {
-            name: value
-            for name, value in found.items()
-            if value is not None or name not in ("adaptive_clipping", "accuracy", "rates")
-        }
 
 
 def run_folder(
@@ -191,7 +149,12 @@ class TrainingRun:
         self._run = self.ledger.run(self.run_id)
         before = self.charged
         self._check_progress(checkpoint, before)
-        self.steps = PaidSteps(self._run, self.mechanism, max(0, self.planned - before), steps_per_charge)
+        left, correlated = max(0, self.planned - before), plan.correlated_noise
+        self.steps = (
+            PaidSteps(self._run, self.mechanism, left, steps_per_charge)
+            if correlated is None
+            else CorrelatedSteps(self._run, self.mechanism, left, steps_per_charge, correlated)
+        )
         #: Steps that were paid for and are not in the weights that training starts from.
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
@@ -199,7 +162,8 @@ class TrainingRun:
     def charged(self) -> int:
         """Steps that this run has paid for."""
         charges = self._run.report().charged if self._run.num_charges else ()
-        return sum(charge.count for charge in charges if charge.mechanism == self.mechanism)
+        releases = sum(charge.count for charge in charges if charge.mechanism == self.mechanism)
+        return self.plan.steps_of(releases, self.planned)
 
     @property
     def num_charges(self) -> int:
@@ -259,6 +223,7 @@ class TrainingRun:
             "batch_size": self.plan.batch_size,
             "noise_multiplier": self.noise_multiplier,
             "clip_norm": self.plan.clip_norm,
+            **({} if self.plan.correlated_noise is None else {"bands": self.plan.correlated_noise.bands}),
             **self._of_groups(report.guaranteed, self.planned),
             "ledger_head": report.head,
             "run": self.run_id,
@@ -276,15 +241,16 @@ class TrainingRun:
             return plan.noise_multiplier
         assert plan.target_epsilon is not None
         others = plan.accuracies(plan.steps)
-        return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, plan.steps, others)
+        releases = plan.releases(plan.steps)
+        return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, releases, others)
 
     def _state_plan(self, stop_at_budget: bool) -> int:
         description = {"training": self.kind, **self.plan.described()}
-        charges = [Charge(self.mechanism, self.plan.steps), *self.plan.accuracies(self.plan.steps)]
+        charges = self.plan.charges(self.mechanism, self.plan.steps)
         description |= self._of_groups(charges, self.plan.steps)  # the ledger's own ε is the largest group's
 
         def state(steps: int) -> int:
-            charges = [Charge(self.mechanism, steps), *self.plan.accuracies(steps)]
+            charges = self.plan.charges(self.mechanism, steps)
             marked = [dataclasses.replace(charge, mark=self._noise_mark) for charge in charges]
             self.ledger.run(self.run_id, marked, description)
             return steps
@@ -297,12 +263,13 @@ class TrainingRun:
             assert self.ledger.max_epsilon is not None
             others = [*self.ledger.report().guaranteed, *self.plan.accuracies(self.plan.steps)]
             try:
+                most = self.plan.releases(self.plan.steps)
                 fitting = steps_within(
-                    self.mechanism, self.plan.steps, self.ledger.max_epsilon, self.ledger.delta, others
+                    self.mechanism, most, self.ledger.max_epsilon, self.ledger.delta, others
                 )
             except CalibrationError:
                 raise refused from None
-            return state(fitting)
+            return state(self.plan.steps_of(fitting, self.plan.steps))
 
     def _read(self, checkpoint: dict[str, Any] | None) -> dict[str, Any]:
         found = _content(self._file)

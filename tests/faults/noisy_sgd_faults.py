@@ -37,7 +37,7 @@ FAULTS = (
         "A row of the ledger pays for one step and covers twenty.",
         "pl_privknn.privacy.noisy_steps",
         {
-            "self._ledger.charge(self.mechanism, count, noise": "self._ledger.charge(self.mechanism, 1, noise",
+            "self._ledger.charge(self.mechanism, releases, noise": "self._ledger.charge(self.mechanism, 1, noise",
         },
         ("test_noisy_sgd_steps::test_one_object_draws_and_accounts_and_rows_add_up_to_the_steps",),
     ),

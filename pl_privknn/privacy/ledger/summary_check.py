@@ -119,6 +119,11 @@ def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Bal
         found |= {name: counts[name] for name in _COUNTED if name in counts}
     if "steps_planned" in summary:
         found |= _training(totals.planned.values(), totals.charged.values())
+        if described and (correlated := described[-1].get("correlated_noise")):
+            # A release is for a cycle of steps, of which the last one may be cut off by the plan.
+            found["bands"] = bands = correlated["bands"]
+            found["steps_planned"] = min(described[-1]["steps"], bands * found["steps_planned"])
+            found["steps"] = min(found["steps_planned"], bands * found["steps"])
     if described and (rates := described[-1].get("rates")):
         steps = next(
             c for c in totals.planned.values() if getattr(c.mechanism, "sampling_rate", 0) == max(rates)
