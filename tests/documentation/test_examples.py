@@ -8,11 +8,11 @@ import warnings
 import pytest
 
 import pl_privknn
-from pl_privknn import labelers, privacy, students
+from pl_privknn import labelers, privacy, students, training
 from pl_privknn.privacy import mechanisms
 from pl_privknn.privacy.accounting import accountant
 
-ROOMS = (pl_privknn, privacy, mechanisms, labelers, students)
+ROOMS = (pl_privknn, privacy, mechanisms, labelers, students, training)
 FINDER = doctest.DocTestFinder(exclude_empty=True)
 
 
