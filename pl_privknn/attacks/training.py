@@ -105,6 +105,10 @@ def _one_run(
 ) -> tuple[list[Floats], Evidence, Statement]:
     module, training = target.make()
     owner: Any = module if training is None else training
+    if owner.session.correlated_noise is not None:
+        raise ValueError(
+            "correlated_noise: canaries are scored as if each step had noise of its own; leave it out of the attack"
+        )
     owner.session.noise_source = noise.stream("owner")
     size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     # Half of the weights at most, those on which the other records depend least.

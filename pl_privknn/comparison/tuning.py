@@ -32,9 +32,11 @@ _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
 #: What the cost of a candidate depends on, and the places of its files.
 _FIXED = ("batches", "budget", "files", "steps_per_charge", "noise_source")
 _FIXED_OF_CALLBACK = (
-    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "expected_records", "adaptive_clipping",
-    "accuracy", "groups", "files", "steps_per_charge", "noise_source",
+    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "expected_records", "files",
+    "steps_per_charge", "noise_source",
 )  # fmt: skip
+#: What changes what the steps cost, or costs something beside them.
+_UNPAID = ("adaptive_clipping", "accuracy", "groups", "correlated_noise")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,15 +201,13 @@ def _place_of_training(document: Mapping[str, Any]) -> str:
             "trainer.callbacks: a search trains with PrivateTraining alone; leave other callbacks out"
         )
     arguments = own[0].get("init_args") or {}
-    if given := [
-        name for name in ("adaptive_clipping", "accuracy", "groups") if arguments.get(name) is not None
-    ]:
+    if given := [name for name in _UNPAID if arguments.get(name) is not None]:
         raise SpecError(f"{_CALLBACK}.{given[0]}: a search pays for steps and scores alone; leave it out")
     return _CALLBACK
 
 
 def _check_path(path: str, place: str) -> None:
-    for where, fixed in ((_CALLBACK, _FIXED_OF_CALLBACK), (_MODEL, (*_FIXED, *_grouped()))):
+    for where, fixed in ((_CALLBACK, (*_FIXED_OF_CALLBACK, *_UNPAID)), (_MODEL, (*_FIXED, *_grouped()))):
         if where in (_MODEL, place) and path.startswith(f"{where}."):
             # The module that a callback trains has no say in what a candidate costs.
             if where == place and path.removeprefix(f"{where}.").split(".")[0] in fixed:

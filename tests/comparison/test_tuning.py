@@ -206,6 +206,8 @@ def test_candidates_of_any_module_cost_what_those_of_noisy_sgd_do(tmp_path):
         (of_a_module(), f"{CALLBACK}.noise_multiplier", "changes nothing of a candidate's cost"),
         (of_a_module(), "trainer.callbacks.1.init_args.decay", "changes nothing of a candidate's cost"),
         (of_a_module(accuracy={"every_n_steps": 1}), "model.init_args.lr", "accuracy: a search pays for"),
+        (of_a_module(correlated_noise={"bands": 2}), "model.init_args.lr", "correlated_noise: a search pays"),
+        (of_a_module(), "trainer.callbacks.0.init_args.correlated_noise.bands", "changes nothing of"),
         (document(), f"{CALLBACK}.max_grad_norm", "changes nothing of a candidate's cost"),
         (
             {**document(), "model": {"class_path": "VAT"}},

@@ -420,4 +420,13 @@ FAULTS = (
             "test_correlated_noise::test_workers_hand_on_the_step_of_a_batch_and_one_that_was_passed_over_is_refused",
         ),
     ),
+    Fault(
+        "a-search-at-another-rate",
+        "Candidates draw from subsets at their rate, and a search pays for them at that of all records.",
+        "pl_privknn.comparison.tuning",
+        {
+            '"groups", "correlated_noise")': '"groups")',
+        },
+        ("test_tuning::test_what_a_search_can_t_pay_for_is_refused",),
+    ),
 )

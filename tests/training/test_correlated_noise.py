@@ -8,6 +8,7 @@ import pickle
 import dp_accounting
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from dp_accounting.pld import PLDAccountant
 from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make_data, power_cut_at
@@ -236,8 +237,19 @@ def test_a_record_s_subset_hangs_on_no_other_record():
     assert torch.equal(banded.subsets(count + 1, SeededNoise(0))[:count], one)
 
 
+class Drawn(pl.Callback):
+    """Each batch that training gets is of the subset whose turn it is."""
+
+    def __init__(self, training):
+        self.session, self.count = training.session, 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        turns = self.session.private.batches.turns
+        assert bool((turns.subsets[batch.records._places] == self.session.next_step % turns.count).all())
+        self.count += len(batch.records)
+
+
 def test_a_training_draws_each_subset_in_its_turn_through_epochs_and_power_cuts(tmp_path, monkeypatch):
-    """What is drawn is asked of the loader of each part of the training, and the steps of the ledger."""
     seen = []
 
     def watched():
@@ -263,7 +275,11 @@ def test_a_training_draws_each_subset_in_its_turn_through_epochs_and_power_cuts(
     kept = torch.load(last, weights_only=True)["private_training"]
     assert {type(value) for value in kept.values()} <= {str, int}
     first, seen[:] = seen[0][3], []
-    callback, trainer = fit(Lit(), tmp_path, watched(), 5, callbacks=[keep_last(tmp_path)], ckpt_path=last)
+    callback = watched()
+    turns = Drawn(callback)
+    _, trainer = fit(Lit(), tmp_path, callback, 5, callbacks=[keep_last(tmp_path), turns], ckpt_path=last)
+    # 210 are expected of seven batches; of a binomial deviation below 15.
+    assert 135 < turns.count < 285
     # The training begins with a cycle of its own, and correlates nothing with the steps before.
     assert [one[:2] for one in seen] == [(step, step) for step in range(8, 15)]
     assert [one[2] for one in seen] == [0, 1, 1, 1, 1, 1, 1]
