@@ -61,6 +61,19 @@ class Release:
         return self.labels >= 0 if self.labels.ndim == 1 else (self.labels >= 0).all(dim=1)
 
 
+@dataclasses.dataclass
+class _NotedRow:
+    """A ledger whose last charge is remembered."""
+
+    ledger: ChargesLedger
+    row: int = 0
+
+    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
+        """See :class:`~pl_privknn.privacy.ledger.run.ChargesLedger`."""
+        self.row = self.ledger.charge(mechanism, count, **stated)
+        return self.row
+
+
 class Labeler(Constructed, abc.ABC):
     """A private teacher: holds a private table of features and labels, answers queries about public ones.
 
@@ -220,8 +233,15 @@ class Labeler(Constructed, abc.ABC):
             BudgetExceeded: if the charge would pass the budget; nothing was drawn.
             ValueError: where the ledger counts under another adjacency.
         """
-        adjacencies = self.adjacencies if self.shard is None else self.adjacencies_in_shards
-        return paid(ledger, self.noise_source, mechanism, count, key, adjacencies)
+        if self.shard is None:
+            return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
+        noted = _NotedRow(ledger)
+        noise = paid(noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards)
+        self.tell_row(noted.row)
+        return noise
+
+    def tell_row(self, row: int) -> None:
+        """Take note of the ledger's row that pays for what is released next; called where records lie in shards."""
 
     def head_state(self) -> dict[str, Tensor] | None:
         """The model that this labeler's releases make, as tensors; None where they make none, or nothing is released.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.aggregation import Aggregation, Neighbors, NeighborVoting, Screening
-from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.neighbors import CellNeighbors, Cells, Coins, PoissonNeighbors, ShardedNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -21,19 +19,6 @@ __all__ = ["PrivateKNN", "Screening"]
 #: A record that enters the k nearest pushes another one out: a vote leaves one class and joins another.
 KNN_VOTES_L2 = math.sqrt(2.0)
 KNN_VOTES_L1 = 2.0
-
-
-@dataclasses.dataclass
-class _NotedRow:
-    """A ledger whose last charge is remembered."""
-
-    ledger: ChargesLedger
-    row: int = 0
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
-        """See :class:`~pl_privknn.privacy.ledger.run.ChargesLedger`."""
-        self.row = self.ledger.charge(mechanism, count, **stated)
-        return self.row
 
 
 class PrivateKNN(NeighborVoting):
@@ -127,13 +112,10 @@ class PrivateKNN(NeighborVoting):
             raise RuntimeError("PrivateKNN.serve needs a shard: call fit(features, labels) first")
         self._neighbors.serve(order)
 
-    def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
-        """See :meth:`Labeler.paid`; shards learn of the row, so that none tosses the coins of another release."""
-        noted = _NotedRow(ledger)
-        noise = super().paid(noted, mechanism, count, key)
+    def tell_row(self, row: int) -> None:
+        """Shards learn of the row, so that none tosses the coins of another release; see :meth:`Labeler.tell_row`."""
         if isinstance(self._neighbors, ShardedNeighbors):
-            self._neighbors.release = noted.row
-        return noise
+            self._neighbors.release = row
 
     def _own_coins(self, release: int) -> Coins:
         # The system's generator is each process's own; seeded streams must differ between shards.

@@ -288,7 +288,7 @@ FAULTS = (
         "Labelers state that their plan holds under any neighbouring relation.",
         "pl_privknn.labelers.base",
         {
-            "return paid(ledger, self.noise_source, mechanism, count, key, adjacencies)": 'return paid(ledger, self.noise_source, mechanism, count, key, ("add_remove", "replace_one"))',
+            "return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)": 'return paid(ledger, self.noise_source, mechanism, count, key, ("add_remove", "replace_one"))',
         },
         ("test_charges::test_labelers_refuse_a_ledger_of_another_adjacency_before_they_draw[private_knn]",),
     ),

@@ -69,7 +69,7 @@ FAULTS = (
         "shards-toss-the-same-coins-in-later-rounds",
         "Seeded coins of a shard fall again in a later round or a resumed run.",
         "pl_privknn.labelers.private_knn",
-        {"            self._neighbors.release = noted.row\n": "            pass\n"},
+        {"            self._neighbors.release = row\n": "            pass\n"},
         ("test_checks_in_shards::test_teachers_in_shards_keep_their_promises[knn sampled]",),
     ),
     Fault(
