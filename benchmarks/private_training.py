@@ -45,7 +45,7 @@ class Setting(NamedTuple):
         features: of the head.
         batch_size: expected size of a batch.
         epochs: of ⌈records / batch_size⌉ steps.
-        lr: falls to 0 in a straight line where ``falls``.
+        lr: learning rate.
         momentum: of SGD.
         clip_norm: bound of a record's gradient.
         averaging: decay of the weights' moving average; 0 for none.
@@ -62,7 +62,6 @@ class Setting(NamedTuple):
     lr: float = 200.0
     momentum: float = 0.7
     clip_norm: float = 0.5
-    falls: bool = False
     averaging: float = 0.0
     views: int = 1
     standardised: bool = False
@@ -128,7 +127,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataModule) -> dict[str, Any]:
     pl.seed_everything(seed, verbose=False)
-    module = Lit(setting, network(setting, data))
+    module = training_speed.Lit(network(setting, data), setting.lr, setting.momentum)
     private = PrivateTraining(
         epsilon,
         DELTA,
@@ -173,23 +172,6 @@ def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataMod
         "test_accuracy": _accuracy(module, data.test.images(), data.test.labels),
         "processor_seconds": round(time.process_time() - started),
     }
-
-
-class Lit(training_speed.Lit):
-    """A classifier whose learning rate may fall over the trainer's steps."""
-
-    def __init__(self, setting: Setting, network: nn.Module) -> None:
-        super().__init__(network, setting.lr, setting.momentum)
-        self.falls = setting.falls
-
-    def configure_optimizers(self) -> Any:
-        """SGD; the scheduler knows the step alone."""
-        optimizer = super().configure_optimizers()
-        if not self.falls:
-            return optimizer
-        steps = int(self.trainer.estimated_stepping_batches)
-        falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falling, "interval": "step"}}
 
 
 def network(setting: Setting, data: PrivatePublicDataModule) -> nn.Module:

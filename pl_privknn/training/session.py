@@ -98,6 +98,10 @@ class PrivateSession:
         share = (0, 1) if data.private_in_shards else (self._processes.rank, self._processes.count)
         if share[1] > 1:
             data.private.check_same(self._processes.agree)
+            if self.groups is not None and not self._processes.agree(self.groups.members.numpy().tobytes()):
+                raise ValueError(
+                    "groups: the processes of this training hold different members; read them from one file"
+                )
         self.private = data.train_privately(self.sampling_rate, lambda: self.coins("batches"), share)
 
     def open(self, trainer: pl.Trainer, clip_norm: float) -> None:

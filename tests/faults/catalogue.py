@@ -18,6 +18,7 @@ from . import (
     scale_faults,
     statistics_faults,
     training_faults,
+    training_parts_faults,
 )
 from .fault import Fault
 
@@ -37,4 +38,5 @@ FAULTS: tuple[Fault, ...] = (
     *scale_faults.FAULTS,
     *statistics_faults.FAULTS,
     *training_faults.FAULTS,
+    *training_parts_faults.FAULTS,
 )

@@ -210,4 +210,11 @@ FAULTS = (
             "test_processes::test_processes_that_shuffled_the_records_each_in_its_own_way_are_refused_before_a_charge",
         ),
     ),
+    Fault(
+        "groups-of-different-members",
+        "Processes that read different members of groups train on, and a record is drawn at another group's rate.",
+        "pl_privknn.training.session",
+        {"self._processes.agree(self.groups.members.numpy().tobytes())": "True"},
+        ("test_processes::test_processes_that_read_different_members_of_groups_are_refused_before_a_charge",),
+    ),
 )

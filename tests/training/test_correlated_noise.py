@@ -342,11 +342,6 @@ def two_processes(self, trainer):
 def test_a_training_goes_on_with_its_own_bands_alone(tmp_path):
     fit(Lit(), tmp_path, training(correlated_noise=BandedNoise(2)), callbacks=[keep_last(tmp_path)])
     for chosen in (BandedNoise(3), None):
+        again = training(correlated_noise=chosen)
         with pytest.raises(ValueError, match="correlated_noise="):
-            fit(
-                Lit(),
-                tmp_path,
-                training(correlated_noise=chosen),
-                2,
-                ckpt_path=tmp_path / "ckpt" / "last.ckpt",
-            )
+            fit(Lit(), tmp_path, again, 2, ckpt_path=tmp_path / "ckpt" / "last.ckpt")

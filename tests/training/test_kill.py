@@ -3,13 +3,14 @@
 import signal
 
 import pytest
+import pytorch_lightning as pl
 from ledger_setup import needs_fork
-from noisy_sgd_setup import charged, in_a_dying_child, keep_last
+from noisy_sgd_setup import charged, in_a_dying_child, keep_last, power_cut_at
 from training_setup import Lit, fit, training
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
 
 
 def train_in_a_child(folder, dies=0):
@@ -32,3 +33,34 @@ def test_a_killed_training_ends_at_the_epsilon_of_the_uninterrupted_one(tmp_path
     assert drawn <= count == 9
     report = Ledger.open_readonly(tmp_path / "ledger.sqlite").report()
     assert report.epsilon == pytest.approx(account([Charge(mechanism, 9)], delta=1e-5).epsilon)
+
+
+def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_path, monkeypatch):
+    drawn = power_cut_at(8, monkeypatch)  # in the third of five epochs, of three steps each
+    last, plan = tmp_path / "ckpt" / "last.ckpt", account([Charge(Gaussian(1.0, 1.0, 1 / 3), 15)], delta=1e-5)
+    with pytest.raises(OSError, match="power cut"):
+        fit(Lit(), tmp_path, training(steps_per_charge=2), 5, callbacks=[keep_last(tmp_path)])
+    assert sum(count for _, count in charged(tmp_path)) == 8
+    seen = []
+
+    class Spent(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(callback.epsilon_spent)
+
+    callback = training(steps_per_charge=2)
+    _, trainer = fit(Lit(), tmp_path, callback, 5, callbacks=[keep_last(tmp_path), Spent()], ckpt_path=last)
+    eight = account([Charge(Gaussian(1.0, 1.0, 1 / 3), 8)], delta=1e-5).epsilon
+    assert seen == [pytest.approx(eight)]  # of the steps that were run, and not of those planned
+    assert callback.epsilon == pytest.approx(plan.epsilon)
+    assert callback.epsilon_spent == pytest.approx(plan.epsilon)
+    # Two steps were lost with the third epoch: six are in the checkpoint, eight were paid, seven are left.
+    assert len(drawn) == 8 + 7
+    assert trainer.global_step == 6 + 7
+    fit(
+        Lit(), tmp_path, training(steps_per_charge=2), 5, ckpt_path=last
+    )  # nothing is left, and nothing drawn
+    assert len(drawn) == 15
+    with pytest.raises(ValueError, match="no checkpoint continues it"):
+        fit(Lit(), tmp_path, training(steps_per_charge=2), 5)
+    with pytest.raises(ValueError, match="other parameters"):
+        fit(Lit(), tmp_path, training(noise_multiplier=2.0, steps_per_charge=2), 5, ckpt_path=last)

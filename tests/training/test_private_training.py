@@ -5,7 +5,7 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, literal_sum, losses, make_data, power_cut_at
+from noisy_sgd_setup import PRIVATE, NoNoise, charged, literal_sum, losses, make_data
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional as F
 from training_setup import Lit, Silent, fit, training
@@ -336,34 +336,3 @@ def test_loggers_are_told_the_noise(tmp_path):
     told = run_settings(trainer, trainer.lightning_module)
     assert told["noise"]["gaussian"]["count"] == 6
     assert told["epsilon"] == callback.epsilon > 0
-
-
-def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_path, monkeypatch):
-    drawn = power_cut_at(8, monkeypatch)  # in the third of five epochs, of three steps each
-    last, plan = tmp_path / "ckpt" / "last.ckpt", account([Charge(Gaussian(1.0, 1.0, 1 / 3), 15)], delta=1e-5)
-    with pytest.raises(OSError, match="power cut"):
-        fit(Lit(), tmp_path, training(steps_per_charge=2), 5, callbacks=[keep_last(tmp_path)])
-    assert sum(count for _, count in charged(tmp_path)) == 8
-    seen = []
-
-    class Spent(pl.Callback):
-        def on_train_start(self, trainer, pl_module):
-            seen.append(callback.epsilon_spent)
-
-    callback = training(steps_per_charge=2)
-    _, trainer = fit(Lit(), tmp_path, callback, 5, callbacks=[keep_last(tmp_path), Spent()], ckpt_path=last)
-    eight = account([Charge(Gaussian(1.0, 1.0, 1 / 3), 8)], delta=1e-5).epsilon
-    assert seen == [pytest.approx(eight)]  # of the steps that were run, and not of those planned
-    assert callback.epsilon == pytest.approx(plan.epsilon)
-    assert callback.epsilon_spent == pytest.approx(plan.epsilon)
-    # Two steps were lost with the third epoch: six are in the checkpoint, eight were paid, seven are left.
-    assert len(drawn) == 8 + 7
-    assert trainer.global_step == 6 + 7
-    fit(
-        Lit(), tmp_path, training(steps_per_charge=2), 5, ckpt_path=last
-    )  # nothing is left, and nothing drawn
-    assert len(drawn) == 15
-    with pytest.raises(ValueError, match="no checkpoint continues it"):
-        fit(Lit(), tmp_path, training(steps_per_charge=2), 5)
-    with pytest.raises(ValueError, match="other parameters"):
-        fit(Lit(), tmp_path, training(noise_multiplier=2.0, steps_per_charge=2), 5, ckpt_path=last)

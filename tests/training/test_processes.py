@@ -22,6 +22,7 @@ from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import poisson_sample
+from pl_privknn.training import PrivacyGroups
 from pl_privknn.training.processes import check_strategy
 
 DDP = {"strategy": "ddp"}
@@ -178,6 +179,22 @@ def test_processes_that_shuffled_the_records_each_in_its_own_way_are_refused_bef
     def one(rank):
         with pytest.raises(ValueError, match=r"private set: the processes of this training hold different"):
             fit(Lit(), tmp_path, training(noise_source=NoNoise()), devices=2, data=make_data(Shuffled), **DDP)
+
+    assert in_group(2, one) == [0, 0]
+    assert not list(tmp_path.rglob("*.sqlite"))
+
+
+@needs_fork
+def test_processes_that_read_different_members_of_groups_are_refused_before_a_charge(tmp_path):
+    """A record whose process has it in another group than the plan would be drawn at a rate that nobody charged."""
+
+    def one(rank):
+        members = (torch.arange(PRIVATE) + rank) % 2
+        groups = PrivacyGroups(members, (1.0, 4.0), (0.5, 0.5))
+        with pytest.raises(
+            ValueError, match=r"groups: the processes of this training hold different members"
+        ):
+            fit(Lit(), tmp_path, training(groups=groups, noise_source=NoNoise()), devices=2, **DDP)
 
     assert in_group(2, one) == [0, 0]
     assert not list(tmp_path.rglob("*.sqlite"))

@@ -197,8 +197,10 @@ class IndKNN(Labeler):
         digests, self.private_digests = self.private_digests, None
         state = self._open_state()
         ids = state.identify(self.private_ids if self.ids is None else self.ids, digests, features, labels)
+        limits = self._limits(len(labels))
+        state.hold_limits(ids, limits)
         engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], state.budgets)
-        engine.add(ids, features, labels.numpy(), self._limits(len(labels)))
+        engine.add(ids, features, labels.numpy(), limits)
         if (then := self._engine) is not None:
             if torch.equal(then.table.vectors, engine.table.vectors):
                 engine.answered, engine.reference = then.answered, then.reference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import secrets
 import zipfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.identities import changed_numbers, read_ids
 from pl_privknn.labelers.ind_knn.stream import StreamState, make_private, write_private
+from pl_privknn.privacy.per_record.budgets import BUDGET_SPREAD
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 from pl_privknn.privacy.per_record.journal import JournalError
 from pl_privknn.privacy.per_record.record_key import RecordKey, as_bytes
@@ -28,7 +30,8 @@ class LabelerState(StreamState):
     """A stream whose budgets belong to records, wherever those stand in the table.
 
     The folder holds ``budgets`` (the filter's file, locked while it is open), ``state.json`` with the key of the
-    digests, and where the owner numbers the records ``digests.npz``, by which changed numbers are noticed.
+    digests, where the owner numbers the records ``digests.npz``, by which changed numbers are noticed, and where
+    groups have an ε of their own ``limits.npz``, by which changed members are.
 
     Args:
         parameters: public constants of the stream.
@@ -43,6 +46,7 @@ class LabelerState(StreamState):
     def __init__(self, parameters: IndKNNParameters, folder: Path | None, openings: int = 0) -> None:
         self.folder = None if folder is None else folder.resolve()
         self._known: dict[int, bytes] = {}
+        self._limits: dict[int, float] = {}
         path = file = None
         if self.folder is not None:
             path, file = self.folder / "budgets", self.folder / "state.json"
@@ -60,6 +64,7 @@ class LabelerState(StreamState):
                 self.content["identities"] = _BY_NUMBER
             self.key = RecordKey(bytes.fromhex(self.content["key"]))
             self._read_digests()
+            self._read_limits()
         except BaseException:
             budgets.close()
             raise
@@ -100,6 +105,34 @@ class LabelerState(StreamState):
             self.content["identities"] = wanted
             self.save()
         return numbers
+
+    def hold_limits(self, numbers: NDArray[np.int64], limits: NDArray[np.float64] | None) -> None:
+        """Hold every record to what it may spend in all: once a query was answered, to what it might then.
+
+        Args:
+            numbers: of :meth:`identify`.
+            limits: what each may spend, ``(n,)``; None for the whole budget.
+
+        Raises:
+            ValueError: where a record may spend more or less than before.
+        """
+        now = {} if limits is None else dict(zip(numbers.tolist(), limits.tolist(), strict=True))
+        if self.budgets.begun and (bool(now) != bool(self._limits) or not self._are_held(now)):
+            raise ValueError(
+                "groups: some private records are in another group than before, or groups have other ε, or the "
+                "stream began without or with groups; go back to those, or start a new run or state_dir, which "
+                "charges a new stream"
+            )
+        known = self._limits | now if self.budgets.begun else now
+        if known != self._limits:
+            self._limits = known
+            self._write_table("limits", limits=np.array(list(known.values())), numbers=_keys(known))
+
+    def _are_held(self, now: dict[int, float]) -> bool:
+        known = self._limits
+        return all(
+            math.isclose(known.get(n, limit), limit, rel_tol=BUDGET_SPREAD) for n, limit in now.items()
+        )
 
     def _check_digests(self, numbers: NDArray[np.int64], following: NDArray[np.int64]) -> None:
         if not self.budgets.begun:
@@ -143,20 +176,34 @@ class LabelerState(StreamState):
             self._write_digests()
 
     def _read_digests(self) -> None:
-        if self.folder is not None and (path := self.folder / "digests.npz").exists():
-            try:
-                with np.load(path, allow_pickle=False) as stored:
-                    digests = as_bytes(torch.from_numpy(stored["digests"]))
-                    self._known = dict(zip(stored["numbers"].tolist(), digests, strict=True))
-            except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
-                raise JournalError(
-                    f"{path} is damaged; put back an undamaged copy that is up to date"
-                ) from None
+        if stored := self._read_table("digests", "digests"):
+            digests = as_bytes(torch.from_numpy(stored[1]))
+            self._known = dict(zip(stored[0].tolist(), digests, strict=True))
 
     def _write_digests(self) -> None:
+        digests = np.frombuffer(b"".join(self._known.values()), np.uint8).reshape(len(self._known), -1)
+        self._write_table("digests", numbers=_keys(self._known), digests=digests)
+
+    def _read_limits(self) -> None:
+        if stored := self._read_table("limits", "limits"):
+            self._limits = dict(zip(stored[0].tolist(), stored[1].tolist(), strict=True))
+
+    def _read_table(self, name: str, values: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Numbers of records and what a file holds of them; None where there is none."""
+        if self.folder is None or not (path := self.folder / f"{name}.npz").exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                return stored["numbers"], stored[values]
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            raise JournalError(f"{path} is damaged; put back an undamaged copy that is up to date") from None
+
+    def _write_table(self, name: str, **arrays: Any) -> None:
         if self.folder is not None:
-            numbers = np.fromiter(self._known, np.int64, len(self._known))
-            digests = np.frombuffer(b"".join(self._known.values()), np.uint8).reshape(len(numbers), -1)
             buffer = io.BytesIO()
-            np.savez(buffer, numbers=numbers, digests=digests)
-            write_private(self.folder / "digests.npz", buffer.getvalue())
+            np.savez(buffer, **arrays)
+            write_private(self.folder / f"{name}.npz", buffer.getvalue())
+
+
+def _keys(known: dict[int, Any]) -> NDArray[np.int64]:
+    return np.fromiter(known, np.int64, len(known))

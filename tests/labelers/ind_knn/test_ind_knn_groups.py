@@ -74,17 +74,55 @@ def test_the_stream_costs_the_largest_and_each_record_at_most_its_own():
     assert (spent(labeler) > 0.9 * limits).mean() > 0.9
 
 
-def test_a_record_that_comes_back_in_another_group_never_spends_both_budgets(tmp_path):
+def test_a_resumed_stream_goes_on_with_what_each_record_has_left(tmp_path):
     queries = torch.rand(600, 4, generator=torch.Generator().manual_seed(2))
     first, ledger = made(state_dir=tmp_path / "state"), FreeLedger()
-    first.label(queries[:4], ledger)
+    first.label(queries[:5], ledger)
     before = spent(first)
     first.close()
-    again = made(1 - MEMBERS, state_dir=tmp_path / "state")
+    again = made(state_dir=tmp_path / "state")
+    np.testing.assert_array_equal(spent(again), before)
     again.label(queries, ledger)
-    now = BUDGETS[(1 - MEMBERS).numpy()]
-    assert (spent(again) <= np.maximum(now, before)).all()
+    assert (spent(again) <= BUDGETS[MEMBERS.numpy()]).all()
     assert (spent(again) > before).any()
+
+
+@pytest.mark.parametrize("by_number", [True, False])
+def test_every_record_keeps_its_group_once_something_was_answered(tmp_path, by_number):
+    """Members in another order than the records, other ε, or no groups any more: a promise would be broken."""
+    state = tmp_path / "state"
+
+    def go_on(members=MEMBERS, order=slice(None), epsilons=EPSILONS, **settings):
+        ids = np.arange(COUNT)[order] if by_number else None
+        groups = None if members is None else RecordGroups(members, epsilons)
+        labeler = IndKNN(
+            0.2, 1.0, num_queries=200, delta=DELTA, noise_source=SeededNoise(0),
+            budgets=RecordBudgets(groups=groups), records=Records(ids=ids, state_dir=state), **settings,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(0)
+        features, labels = torch.rand(COUNT, 4, generator=generator), torch.arange(COUNT) % CLASSES
+        try:
+            labeler.fit(features[order], labels[order], CLASSES)
+            labeler.label(features[:4], FreeLedger())
+        finally:
+            labeler.close()
+
+    go_on()
+    noted = state / "limits.npz"
+    assert noted.stat().st_mode & 0o77 == 0
+    order = torch.arange(COUNT).roll(1)
+    for wrong in (
+        {"members": 1 - MEMBERS},
+        {"order": order},  # and the members as they were
+        {"epsilons": (1.5, 2.0)},
+        {"members": None, "epsilon": max(EPSILONS)},
+    ):
+        with pytest.raises(ValueError, match="groups: some private records are in another group than before"):
+            go_on(**wrong)
+    go_on(MEMBERS[order], order)  # each keeps its group
+    noted.unlink()
+    with pytest.raises(ValueError, match="began without or with groups"):
+        go_on()
 
 
 def test_what_does_not_fit_is_refused():
