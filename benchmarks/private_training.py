@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import statistics
 import tempfile
 import time
 import warnings
@@ -107,7 +106,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     options.cache.mkdir(parents=True, exist_ok=True)
     if "speed" in options.only:
-        yield from _speed(options)
+        yield from training_speed.measured(options, set(entries(NAME)))
     sources: dict[str, PrivatePublicDataModule] = {}
     for seed in options.seeds:
         for name in (name for name in options.only if name != "speed"):
@@ -295,41 +294,3 @@ def _scattering(options: argparse.Namespace) -> dict[str, Tensor]:
         saved(found, path)
     loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
     return loaded
-
-
-# ------------------------------------------------------------------ speed
-
-
-def _speed(options: argparse.Namespace) -> Iterator[Measured]:
-    """Both loops by turns, each in a process of its own."""
-    for clipping in ("flat", "ghost"):
-        part = f"speed, {clipping}"
-        if part in entries(NAME):
-            continue
-        turns = [
-            {who: training_speed.run(who, clipping, options.records, 1024, 64) for who in training_speed.WHO}
-            for _ in range(options.turns)
-        ]
-        ratios = [turn["opacus"]["processor_seconds"] / turn["ours"]["processor_seconds"] for turn in turns]
-        memory = [turn["ours"]["bytes"] / turn["opacus"]["bytes"] for turn in turns]
-        results: dict[str, Any] = {
-            "speed_ratio": round(statistics.median(ratios), 3),
-            "speed_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-            "memory_ratio": round(statistics.median(memory), 3),
-            "memory_ratio_range": [round(min(memory), 3), round(max(memory), 3)],
-        }
-        for who in training_speed.WHO:
-            seconds = statistics.median(turn[who]["processor_seconds"] for turn in turns)
-            results[who] = {
-                "examples_per_processor_second": round(options.records / seconds),
-                "peak_megabytes": round(statistics.median(turn[who]["bytes"] for turn in turns) / 1e6, 1),
-            }
-        settings = {
-            "network": "tanh_cnn",
-            "records": options.records,
-            "batch_size": 1024,
-            "physical_batch_size": 64,
-            "turns": options.turns,
-            "threads": 1,
-        }
-        yield Measured(results, [0], part, settings)

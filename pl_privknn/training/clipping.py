@@ -37,8 +37,8 @@ class ClippedGradients:
         network: maps inputs ``(b, …)`` to logits, each example by itself.
         clip_norm: the bound ``C``.
         method: ``"flat"`` keeps the gradients of a physical batch in memory; ``"ghost"`` computes their norms
-            without them and then the sum by a second backward pass (Li et al. 2022; Opacus' fast gradient
-            clipping), which needs less memory and is faster for wide linear layers; ``"per_layer"`` clips each of
+            without them and then the sum from what each layer saw (Li et al. 2022, and Bu et al. 2023), which needs
+            less memory and is faster for wide linear layers; ``"per_layer"`` clips each of
             ``L`` layers' parts to ``clip_norm / √L`` (McMahan et al. 2018).
         physical_batch_size: examples at once; a batch of any size is worked off in such parts. By default 64 on
             a CPU, whose caches larger parts leave (a third of the speed at 1,024), and 512 elsewhere.
@@ -124,7 +124,7 @@ class ClippedGradients:
         options: dict[str, Any] = {"batch_first": True, "loss_reduction": "sum"}
         try:
             if self.method == "ghost":
-                self._hooks = GhostHooks(self.network, keeps=self.of_means, **options)
+                self._hooks = GhostHooks(self.network, **options)
             else:
                 self._hooks = FlatHooks(self.network, **options)
         except NotImplementedError as error:
@@ -230,20 +230,17 @@ class ClippedGradients:
 
     def _of_each(self, count: int, losses: Losses) -> list[Tensor]:
         """Each example's gradient before it is clipped, ``(count, size)`` for each parameter."""
-        _total(losses(None), count * self.views).backward()
+        self._hooks.backward(
+            _total(losses(None), count * self.views), zip(self._names, self.parameters, strict=True)
+        )
         gradients: list[Tensor] = []
         for name, parameter in zip(self._names, self.parameters, strict=True):
             gradient: Any = parameter.grad_sample  # type: ignore[attr-defined]
-            if gradient is None and parameter.grad is not None:
-                raise ValueError(
-                    f"network: Opacus gave no per-example gradients for {name!r}; freeze it (requires_grad=False) "
-                    "or use layers that Opacus supports"
-                )
             if gradient is None:  # took no part in the forward pass
                 gradient = torch.zeros(count * self.views, *parameter.shape, device=parameter.device)
             rows = _in_full(_of_batch(name, gradient, count * self.views).flatten(1))
             gradients.append(rows if self.views == 1 else rows.view(count, self.views, -1).mean(dim=1))
-            parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
+            parameter.grad_sample = None  # type: ignore[attr-defined]
         return gradients
 
     def _by_layer(self, gradients: list[Tensor], norms: Tensor) -> list[Tensor]:
@@ -257,8 +254,7 @@ class ClippedGradients:
         return [factors[layer] @ gradient for layer, gradient in zip(layers, gradients, strict=True)]
 
     def _ghost(self, count: int, losses: Losses) -> tuple[list[Tensor], Tensor]:
-        made = losses(None)
-        _total(made, count).backward(retain_graph=bool(made.ndim))
+        self._hooks.backward(_total(losses(None), count), zip(self._names, self.parameters, strict=True))
         missing = [
             n for n, p in zip(self._names, self.parameters, strict=True) if not hasattr(p, "_norm_sample")
         ]
@@ -273,27 +269,16 @@ class ClippedGradients:
             ]
         )
         norms = by_parameter.norm(dim=0)
-        for parameter in self.parameters:
-            parameter.grad = None
-        usable = torch.isfinite(norms)
+        sums = {id(parameter): torch.zeros_like(parameter) for parameter in self.parameters}
         self._hooks.disable_hooks()
         try:
-            if made.ndim:
-                if not bool(usable.all()):  # a factor of 0 would still bring NaN into the sum
-                    made = losses(usable)
-                (made * clip_factors(norms, self.clip_norm)[usable]).sum().backward()
-            else:  # a mean has no place for factors; the layers' own gradients have
-                for parameter, piece in self._hooks.weighted(clip_factors(norms, self.clip_norm), usable):
-                    parameter.grad = piece if parameter.grad is None else parameter.grad + piece
+            for parameter, piece in self._hooks.weighted(
+                clip_factors(norms, self.clip_norm), torch.isfinite(norms)
+            ):
+                sums[id(parameter)] += piece
         finally:
             self._hooks.enable_hooks()
-        pieces = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in self.parameters
-        ]
-        for parameter in self.parameters:
-            parameter.grad = None
-        return pieces, by_parameter
+        return list(sums.values()), by_parameter
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:

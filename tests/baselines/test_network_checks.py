@@ -135,7 +135,8 @@ def test_last_weights_of_zero_hide_nothing():
         check(tied, method="ghost")
 
 
-def test_the_refused_weight_used_twice_would_pass_the_bound():
+def test_the_refused_weight_used_twice_would_lose_a_part_and_keep_to_the_bound():
+    """The sum is made of what the norms were taken of: what a network does beside its layers isn't in it."""
     torch.manual_seed(0)
     network = Net(MIXING["weight again"][0])
     for parameter in network.parameters():
@@ -146,7 +147,7 @@ def test_the_refused_weight_used_twice_would_pass_the_bound():
     moved = max(
         float(clipped.sum(x[None], y[None], losses).norm()) for x, y in zip(*examples(64), strict=True)
     )
-    assert moved > 1.2
+    assert 0.99 < moved <= 1 + 1e-5
     clipped.detach()
     clipped._checked.clear()
     with pytest.raises(ValueError, match=r"'enc\.weight'"):

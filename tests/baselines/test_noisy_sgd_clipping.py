@@ -39,6 +39,28 @@ def test_clipped_sum_equals_a_loop_over_examples(name, method, clip_norm):
     clipped.detach()
 
 
+CONVOLUTIONS = {
+    "one dimension": (nn.Conv1d(2, 3, 3, stride=2), (2, 9)),
+    "three dimensions": (nn.Conv3d(2, 3, 2, padding=1), (2, 4, 4, 4)),
+    "groups": (nn.Conv2d(4, 8, 3, stride=2, padding=(2, 1), dilation=2, groups=2, bias=False), (4, 9, 9)),
+    "same": (nn.Conv2d(2, 3, 3, padding="same"), (2, 7, 7)),
+    "frozen bias": (nn.Conv2d(2, 3, 3), (2, 7, 7)),
+}
+CONVOLUTIONS["frozen bias"][0].bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_ghost_sums_of_all_kinds_of_convolutions_equal_a_loop_over_examples(name):
+    layer, shape = CONVOLUTIONS[name]
+    network = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.LazyLinear(5))
+    x, y = torch.rand(6, *shape), torch.arange(6) % 5
+    network(x)
+    expected = literal_sum(network, x, y, 0.5)
+    clipped = ClippedGradients(network, 0.5, "ghost", physical_batch_size=4)
+    clipped.attach()
+    torch.testing.assert_close(clipped.sum(x, y, losses), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("method", ["flat", "ghost"])
 def test_no_example_moves_the_sum_by_more_than_the_clipping_norm(method):
     clipped = ClippedGradients(build_network("tanh_cnn", 5, 1, 20), 0.7, method)

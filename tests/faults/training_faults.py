@@ -132,15 +132,6 @@ FAULTS = (
         ),
     ),
     Fault(
-        "kept-inputs-without-factors",
-        "Ghost clipping of a mean sums gradients as they are.",
-        "pl_privknn.training.hooks",
-        {
-            "gradients[usable] * weights, allow": "gradients[usable], allow",
-        },
-        ("test_private_training::test_a_noiseless_update_is_that_of_each_example_clipped",),
-    ),
-    Fault(
         "ghost-norms-in-sixteen-bits",
         "Ghost clipping goes by norms that were rounded to 16 bits.",
         "pl_privknn.training.trainer_checks",
