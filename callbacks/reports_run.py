@@ -9,14 +9,14 @@ import pytorch_lightning as pl
 
 from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.callbacks.round_settings import RoundFeatures
-from pl_privknn.constructed import Constructed
+from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.guarantee import Level
 from pl_privknn.privacy.ledger.ledger import Ledger
 
 
-class ReportsRun(Constructed, pl.Callback):
+class ReportsRun(HasInitArguments, pl.Callback):
     """Reads a run's ledger and labels; part of :class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`."""
 
     labeler: Labeler | None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive
 from pl_privknn.callbacks.spreading import Spread, kernel_spread
-from pl_privknn.constructed import Constructed
+from pl_privknn.init_arguments import HasInitArguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def select_uncertain(pool: PublicPool, count: int, generator: torch.Generator) -
     return Selection(order[:count])
 
 
-class ClusterSelection(Constructed):
+class ClusterSelection(HasInitArguments):
     """One query for each cluster of public features; the public examples take over, or mix, the answers.
 
     k-means with k-means++ seeding (Arthur and Vassilvitskii 2007) on the features' leading principal

@@ -10,8 +10,8 @@ from pytorch_lightning.cli import SaveConfigCallback
 
 from pl_privknn._files import write_durably
 from pl_privknn.callbacks.reports_run import ReportsRun
-from pl_privknn.constructed import Constructed, as_section
 from pl_privknn.documents import write_yaml
+from pl_privknn.init_arguments import HasInitArguments, as_section
 from pl_privknn.training.reporting import ReportsTraining
 
 #: The file in a run's folder.
@@ -40,7 +40,7 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
         elif isinstance(callback, ReportsTraining):
             parts.append(("trainer.callbacks", callback))
     for name, part in parts:
-        if not isinstance(part, Constructed):
+        if not isinstance(part, HasInitArguments):
             left_out.append(name)
             continue
         section, missing = as_section(part)

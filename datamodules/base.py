@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.constructed import Constructed
 from pl_privknn.datamodules.datasets import ImageShape, LabeledImages, PublicDataset
 from pl_privknn.datamodules.formats.images import ImageStore, common_images
 from pl_privknn.datamodules.formats.loaders import (
@@ -32,6 +31,7 @@ from pl_privknn.datamodules.formats.partition_checks import (
 )
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.datamodules.formats.targets import TASKS, known_rows
+from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.privacy.noise import NoiseSource
 
 Overlap = Literal["error", "warn", "ignore"]
@@ -39,7 +39,7 @@ _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability f
 _OVERLAP: tuple[Overlap, ...] = ("error", "warn", "ignore")
 
 
-class PrivatePublicDataModule(Constructed, pl.LightningDataModule):
+class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     """Splits a data set into a private, a public and a test part, and serves the public part for training.
 
     A data module for new data is a subclass with three methods: :meth:`load_private`, :meth:`load_public`

@@ -160,9 +160,7 @@ def instantiate(sections: Mapping[str, Any], classes: Mapping[str, type]) -> Nam
             raise ConfigurationError(f"{name}={shown(sections.get(name))} must be a section of arguments")
     parser = _parser_of(tuple(classes.items()))
     try:
-        return parser.instantiate_classes(
-            parser.parse_object({name: dict(sections[name]) for name in classes})
-        )
+        return made_by(parser, {name: dict(sections[name]) for name in classes})
     except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(one_line(error)) from error
 

@@ -21,7 +21,8 @@ from pl_privknn.comparison.table import (
     titles_of,
     weakened,
 )
-from pl_privknn.figures import (
+from pl_privknn.privacy.guarantee import UNCONDITIONAL, weakest
+from pl_privknn.themed_figures import (
     FAINT,
     INK,
     LINES,
@@ -32,7 +33,6 @@ from pl_privknn.figures import (
     save_png,
     save_svg,
 )
-from pl_privknn.privacy.guarantee import UNCONDITIONAL, weakest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

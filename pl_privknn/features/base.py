@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from pl_privknn.constructed import Constructed
+from pl_privknn.init_arguments import HasInitArguments
 
 
-class Extractor(Constructed, abc.ABC):
+class Extractor(HasInitArguments, abc.ABC):
     """Maps images of shape ``(n, channels, height, width)``, float32 in [0, 1], to ``(n, d)`` float32.
 
     An extractor learns nothing from the images that it is given: its output for one image never depends on

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn.constructed import as_section
 from pl_privknn.features.base import Extractor
+from pl_privknn.init_arguments import as_section
 
 _Table = dict[bytes, Tensor]
 #: By what an extractor is and learned from: the extractor as it learned, and vectors by their images' digests.

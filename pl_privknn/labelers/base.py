@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
-from pl_privknn.constructed import Constructed
+from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.neighbors.shards import Shard
 from pl_privknn.privacy.guarantee import noise_guarantee
@@ -74,7 +74,7 @@ class _NotedRow:
         return self.row
 
 
-class Labeler(Constructed, abc.ABC):
+class Labeler(HasInitArguments, abc.ABC):
     """A private teacher: holds a private table of features and labels, answers queries about public ones.
 
     A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from

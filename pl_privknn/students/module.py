@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import check_int
 from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
-from pl_privknn.constructed import Constructed
+from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.students.augment import WeakAugmentation
 from pl_privknn.students.ema import EMA
@@ -20,7 +20,7 @@ from pl_privknn.students.optim import StudentOptimization, lr_factor
 from pl_privknn.students.reset import fresh_weights
 
 
-class StudentModule(Constructed, pl.LightningModule):
+class StudentModule(HasInitArguments, pl.LightningModule):
     """Trains a network on public images; subclasses say on what batches, and by what loss.
 
     In evaluation mode :meth:`forward` and :meth:`features` use the moving average of the weights where

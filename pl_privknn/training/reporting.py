@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.constructed import Constructed
+from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.privacy.guarantee import strength
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.training.session import PrivateSession
 
 
-class ReportsTraining(Constructed):
+class ReportsTraining(HasInitArguments):
     """Reports ε of a training; part of whatever holds its session."""
 
     session: PrivateSession

@@ -11,9 +11,9 @@ import yaml
 
 from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.cli.main import main
-from pl_privknn.constructed import Constructed, as_section
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG
+from pl_privknn.init_arguments import HasInitArguments, as_section
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.settings import RunFiles
@@ -182,7 +182,7 @@ def test_no_data_is_kept_of_arguments():
 
 def test_a_class_without_arguments_still_takes_none():
     with pytest.raises(TypeError, match="Plain"):
-        type("Plain", (Constructed,), {})(1)
+        type("Plain", (HasInitArguments,), {})(1)
 
 
 def test_groups_and_parts_are_written_as_yaml_says_them():
@@ -190,7 +190,7 @@ def test_groups_and_parts_are_written_as_yaml_says_them():
     class Holder:
         tensor: torch.Tensor
 
-    class Outer(Constructed):
+    class Outer(HasInitArguments):
         def __init__(self, *parts, budget=None, scale=1.0, holder=None):
             pass
 

@@ -35,7 +35,7 @@ FAULTS = (
     Fault(
         "numbers-of-records-in-the-configuration",
         "What tells private records apart is written into a run's config.yaml.",
-        "pl_privknn.constructed",
+        "pl_privknn.init_arguments",
         {
             "    if not (field.repr or given is None or isinstance(given, str | Path)):": "    if False:",
         },

@@ -15,7 +15,7 @@ from pl_privknn.argument_groups import ArgumentGroup
 LONGEST = 100
 
 
-class Constructed:
+class HasInitArguments:
     """Remembers the arguments that it was made with, as far as a configuration can say them.
 
     Of arrays, modules and other objects it keeps the argument's name alone, so that no data is held, and none is
@@ -36,7 +36,7 @@ class Constructed:
         return made
 
 
-def as_section(made: Constructed) -> tuple[dict[str, Any], list[str]]:
+def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
     """An object as the section of a configuration.
 
     Returns:
@@ -53,7 +53,7 @@ class _NotPlain(Exception):
 
 
 def _noted(
-    cls: type[Constructed], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    cls: type[HasInitArguments], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters
@@ -82,7 +82,7 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
         return float(value)
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Constructed):
+    if isinstance(value, HasInitArguments):
         if "<" in type(value).__qualname__:
             raise _NotPlain
         section, missing = as_section(value)
