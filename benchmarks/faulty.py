@@ -275,7 +275,7 @@ def _budget(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any
         literal(self, *given)
         self.table.left *= size
 
-    with mock.patch.object(IndKNNEngine, "add", added), mock.patch.object(IndKNNEngine, "_pay"):
+    with mock.patch.object(IndKNNEngine, "add", added), mock.patch.object(IndKNNEngine, "pay"):
         yield made
 
 

@@ -13,8 +13,8 @@ from pl_privknn.privacy.mechanisms import Adjacency
 
 #: Teachers that take shards, in words.
 SHARDED = (
-    "PrivateKNN without cells, ReverseKNN with trust='central', NoisySGDTeacher, PATE with RandomPartition and no "
-    "groups, or one of sums"
+    "PrivateKNN without cells, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition "
+    "and no groups, or one of sums"
 )
 
 

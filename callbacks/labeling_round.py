@@ -225,7 +225,10 @@ class LabelingRound:
     def _fit_labeler(self, data: PrivatePublicDataModule, folder: Path, progress: ProgressHook) -> None:
         if self.labeler.shard is None and not len(data.private):
             raise ValueError("the data module's private set is empty; a teacher needs private records")
-        self.labeler.private_groups, self.labeler.private_ids = data.private_groups, data.private_ids
+        rows = self._rows(data)
+        self.labeler.private_groups, self.labeler.private_ids = (
+            None if given is None else given[rows] for given in (data.private_groups, data.private_ids)
+        )
         if self.labeler.streams:
             # Features are extracted as the teacher looks at them, and held no longer than that.
             self.labeler.fit_blocks(functools.partial(self._blocks, data), data.num_classes)

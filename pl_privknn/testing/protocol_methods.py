@@ -97,7 +97,7 @@ def _through_ask(
     public_votes: Floats,
     num_public: int,
     draws: Floats,
-    copies: int = 1,
+    **further: Any,
 ) -> tuple[list[Entered], Votes]:
     source = watch.claim(np.asarray(draws))
     if source is None:
@@ -108,7 +108,7 @@ def _through_ask(
 
     def asked(first: float, others: float, budgets: Floats) -> Votes:
         given = np.concatenate([[first], np.full(len(draws) - 1, others)])
-        return original(parameters, near, kappa, labels, budgets, public_votes, num_public, given, copies)
+        return original(parameters, near, kappa, labels, budgets, public_votes, num_public, given, **further)
 
     high = _FAR / parameters.sigma1
     far = asked(high, 0.0, left.copy()).count
@@ -119,7 +119,7 @@ def _through_ask(
         first = -high if floor else high + (earlier.count - far) / count_deviation
     quiet, loud = (asked(first, others, left.copy()).noisy for others in (0.0, 1.0))
     given = np.concatenate([[first], draws[1:]])
-    outcome = original(parameters, near, kappa, labels, left, public_votes, num_public, given, copies)
+    outcome = original(parameters, near, kappa, labels, left, public_votes, num_public, given, **further)
     return [
         Entered(Gaussian(count_deviation * source.parameter), torch.tensor([far], dtype=torch.float64)),
         Entered(Gaussian(float((loud - quiet).min()) * source.parameter), torch.from_numpy(quiet)),

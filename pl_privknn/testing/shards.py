@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -114,16 +114,31 @@ class InShards(Labeler):
         """As a run does it: process 0 alone takes public features."""
         self.members[0].fit_public(features)
 
+    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
+        """Those of each shard, by a key of its own, in the table's order; see :meth:`Labeler.record_digests`."""
+        found = [
+            member.record_digests(images[rows], labels[rows]) for member, rows in self._dealt(len(labels))
+        ]
+        known = [part for part in found if part is not None]
+        return torch.cat(known) if known else None
+
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Deal the table out; see :meth:`Labeler.fit`."""
+        digests, self.private_digests = self.private_digests, None
+        for member, rows in self._dealt(len(labels)):
+            member.private_digests = None if digests is None else digests[rows]
+            member.fit(features[rows].clone(), labels[rows].clone(), num_classes)
+
+    def _dealt(self, records: int) -> Iterator[tuple[Labeler, slice]]:
+        """Each member, one after another at work, and which rows of the table are its own."""
         size, lacks = len(self.members), self.removed
         for rank, member in enumerate(self.members):
-            rows = rows_of(len(labels) + (lacks is not None), rank, size)
+            rows = rows_of(records + (lacks is not None), rank, size)
             start, stop = (place - (lacks is not None and lacks < place) for place in (rows.start, rows.stop))
             self.exchange.turn = rank
             member.noise_source = self.noise_source
-            member.shard = Shard(self.exchange.end(rank), start, 1, len(labels))
-            member.fit(features[start:stop].clone(), labels[start:stop].clone(), num_classes)
+            member.shard = Shard(self.exchange.end(rank), start, 1, records)
+            yield member, slice(start, stop)
         self.exchange.turn = 0
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:

@@ -20,6 +20,7 @@ from pl_privknn.labelers import (
     PATE,
     ClassBalancedPartition,
     ClassSums,
+    IndKNN,
     LinearTeachers,
     MultiLabelPATE,
     NoisySGDTeacher,
@@ -27,6 +28,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
+from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.neighbors import Cells, PoissonNeighbors, Shard
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -49,6 +51,9 @@ TEACHERS = {
     "noisy sgd": lambda: NoisySGDTeacher(
         1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True, noise_source=noise()
     ),
+    "ind knn": lambda: IndKNN(
+        0.9, 0.5, budgets=RecordBudgets(budget=1.0, sigma1=4.0), soft=True, noise_source=noise()
+    ),
     "pate": lambda: PATE(
         4,
         LinearTeachers(60),
@@ -58,7 +63,7 @@ TEACHERS = {
     ),
 }
 #: Two unless said otherwise.
-PROCESSES = {"class sums": 3, "noisy sgd": 4}
+PROCESSES = {"class sums": 3, "ind knn": 3, "noisy sgd": 4}
 
 
 def fit(folder, name, devices):
@@ -118,7 +123,9 @@ def test_two_processes_answer_as_one(tmp_path, name):
     charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
     assert charged[0] == charged[1]
     assert {path.name for path in alone.iterdir()} == {path.name for path in both.iterdir()}
-    kept = {f"{folder}.private" for folder in ("alone", "both")} if name == "class sums" else set()
+    kept = (
+        {f"{folder}.private" for folder in ("alone", "both")} if name in ("class sums", "ind knn") else set()
+    )
     written = {"alone", "both", *(f"{rank}.json" for rank in range(count))}
     assert {path.name for path in tmp_path.iterdir()} == written | kept
 

@@ -188,12 +188,11 @@ FAULTS = (
         "A batch whose budgets could not be written is let out.",
         "pl_privknn.labelers.ind_knn.prediction",
         {
-            "            self._pay(before)\n        except BaseException:\n": (
+            "            self.pay(before)\n": (
                 "            try:\n"
-                "                self._pay(before)\n"
+                "                self.pay(before)\n"
                 "            except RuntimeError:\n"
                 "                pass\n"
-                "        except BaseException:\n"
             ),
         },
         ("test_ind_knn_saved::test_nothing_comes_out_when_the_budgets_cannot_be_written",),

@@ -203,9 +203,9 @@ def stream(**settings):
 def test_stream_with_a_fault_is_caught(monkeypatch, change, message):
     original = ind_knn_engine.ask
 
-    def ask(parameters, near, kappa, labels, left, public_votes, num_public, draws, copies=1):
+    def ask(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further):
         left, draws = change(left, draws)
-        return original(parameters, near, kappa, labels, left, public_votes, num_public, draws, copies)
+        return original(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further)
 
     check_labeler(stream())
     monkeypatch.setattr(ind_knn_engine, "ask", ask)

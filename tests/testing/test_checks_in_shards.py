@@ -7,6 +7,7 @@ from pl_privknn.labelers import (
     GNMAX,
     PATE,
     ClassSums,
+    IndKNN,
     LinearTeachers,
     NoisySGDTeacher,
     PrivateKNN,
@@ -16,6 +17,7 @@ from pl_privknn.labelers import (
     Screening,
     SoftVotes,
 )
+from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.labelers.reverse_knn.reverse_knn import decide
 from pl_privknn.neighbors import Cells
 from pl_privknn.privacy.noise import SeededNoise
@@ -23,6 +25,8 @@ from pl_privknn.testing import LabelerCheckError, audit_labeler, check_labeler
 from pl_privknn.testing.scenes import SCENES
 
 ROOT2 = 2**0.5
+STREAM = "stream of gaussian releases (sum of squares of move / sigma)"
+BUDGETS = {"budgets": RecordBudgets(budget=0.08, sigma1=4.0)}
 SUMS = {"noise_multiplier": 2.0, "expected_records": 30}
 
 
@@ -43,6 +47,7 @@ HONEST = {
     "soft votes": (SoftVotes(**SUMS), 3, {"gaussian (L2)": 1.0}),
     "curvature": (PublicCurvature(releases=2, **SUMS), 4, {"gaussian (L2)": 0.5}),
     "prototypes": (PublicPrototypes(1.0, components=3), 3, {"exponential_argmax (answers)": 1.0}),
+    "ind knn": (IndKNN(0.5, 2.0, **BUDGETS), 3, {STREAM: 0.16}),
     "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
     "pate": (PATE(6, LinearTeachers(2), aggregator=GNMAX(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
 }
@@ -59,7 +64,8 @@ def test_teachers_in_shards_keep_their_promises(name):
     for what, bound in bounds.items():
         move = largest.moves[what]
         assert move.allowed == pytest.approx(bound, rel=1e-6)
-        assert 0.95 * bound < move.amount <= bound * (1 + 1e-6)
+        # Of a stream, a rest stays that is too little for one more answer.
+        assert (0.85 if what == STREAM else 0.95) * bound < move.amount <= bound * (1 + 1e-6)
 
 
 # ---------------------------------------------------------------------------- faults
@@ -131,7 +137,44 @@ class ClippedByShard(NoisySGDTeacher):
             super().serve(order)
 
 
+class VotesManyTimes(IndKNN):
+    """The neighbours of other shards vote eight times, and pay once."""
+
+    def serve(self, order):
+        super().serve(order)
+        if order[0] == "begin":
+            once = self._turns._votes
+            self._turns._votes = lambda count: 8 * once(count)
+
+
+class VotesForNothing(IndKNN):
+    """What is spent in other shards is forgotten at the next query."""
+
+    def serve(self, order):
+        if order[0] == "turn" and len(self._turns._near):
+            self._turns._left = self._engine.table.left[self._turns._near]
+        super().serve(order)
+
+
+class CountedAtFirst(IndKNN):
+    """The first shard counts its own neighbours once more, as if another one held them."""
+
+    def fit(self, features, labels, num_classes):
+        super().fit(features, labels, num_classes)
+        engine, others = self._engine, self._engine.others
+        turn = others.turn
+
+        def twice():
+            turn()
+            others.active += len(engine.table)
+
+        others.turn = twice
+
+
 FAULTS = {
+    "votes many times": (lambda: VotesManyTimes(0.5, 2.0, **BUDGETS), f"moves {STREAM[:10]}"),
+    "votes for nothing": (lambda: VotesForNothing(0.5, 2.0, **BUDGETS), f"moves {STREAM[:10]}"),
+    "counted at first": (lambda: CountedAtFirst(0.5, 2.0, **BUDGETS), f"moves {STREAM[:10]}"),
     "shared seeds": (lambda: sampled(SharedSeeds), "fresh noise: a later draw repeats the noise of stream"),
     "doubled rate": (lambda: sampled(DoubledRate), "tosses coins of probability 0.8, but what it charged"),
     "same coins again": (lambda: sampled(SameCoinsAgain), "fresh noise: .* repeats the noise of stream"),
@@ -182,6 +225,8 @@ class NoiseOfAShard(ReverseKNN):
 def test_audits_run_through_shards(monkeypatch):
     assert verdicts(ReverseKNN, 3) == {"counts": "OK"}
     assert verdicts(NoiseOfAShard, 3) == {"counts": "VIOLATED"}
+    assert verdicts(IndKNN, 2, 300) == {"stream": "OK"}
+    assert verdicts(VotesManyTimes, 2, 300) == {"stream": "VIOLATED"}
     # The record in question is the last one, in the last shard. One scene is enough here.
     counts = SCENES[PrivateKNN][0]
     monkeypatch.setitem(SCENES, PrivateKNN, [counts])

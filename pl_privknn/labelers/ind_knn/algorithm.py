@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn.labelers.ind_knn.others import ALONE, Alone
 from pl_privknn.neighbors.selection import compiled
 from pl_privknn.privacy.mechanisms import FixedTotal
 from pl_privknn.privacy.per_record.budgets import Conversion, budget_for_epsilon
@@ -224,6 +225,7 @@ def ask(
     num_public: int,
     draws: Floats,
     copies: int = 1,
+    others: Alone = ALONE,
 ) -> Votes:
     """One turn of Algorithm 3's loop; takes from ``left`` what the neighbours pay.
 
@@ -241,23 +243,45 @@ def ask(
         draws: 1 + c independent standard normal numbers.
         copies: how often each private record stands in the table (for tuning on a small public set); equal
             records pay equal amounts.
+        others: shards of private records in other processes.
     """
-    votes = np.zeros(len(public_votes))
-    count = _collect(
-        near,
-        kappa,
-        labels,
-        left,
-        votes,
-        float(parameters.costs(parameters.count_cost)),
-        copies,
-        num_public + parameters.sigma1 * float(draws[0]),
-        parameters.min_count,
-        parameters.sigma2,
-        parameters.quantum,
-    )
+    active = count_active(parameters, near, left)
+    noisy = num_public + parameters.sigma1 * float(draws[0])
+    count = max(copies * active + others.active + noisy, parameters.min_count)
+    votes = copies * collect(parameters, near, kappa, labels, left, count, len(public_votes))
+    votes = votes + others.votes(count)
     deviation = parameters.sigma2 * math.sqrt(count)
-    return Votes(count, copies * votes + public_votes + deviation * draws[1:])
+    return Votes(count, votes + public_votes + deviation * draws[1:])
+
+
+def count_active(parameters: IndKNNParameters, near: NDArray[np.intp], left: Floats) -> int:
+    """How many neighbours can pay for being counted; see :func:`ask`. **Private**."""
+    return _active(near, left, float(parameters.costs(parameters.count_cost)))
+
+
+def collect(
+    parameters: IndKNNParameters,
+    near: NDArray[np.intp],
+    kappa: Floats,
+    labels: NDArray[np.int64],
+    left: Floats,
+    count: float,
+    num_classes: int,
+) -> Floats:
+    """Votes of the active neighbours at their noisy number, ``(c,)``, **private**; they pay from ``left``."""
+    votes = np.zeros(num_classes)
+    cost = float(parameters.costs(parameters.count_cost))
+    _collect(near, kappa, labels, left, votes, cost, count, parameters.sigma2, parameters.quantum)
+    return votes
+
+
+@compiled()
+def _active(near: NDArray[np.intp], left: Floats, count_cost: float) -> int:
+    active = 0
+    for record in near:
+        if left[record] >= count_cost:
+            active += 1
+    return active
 
 
 @compiled()
@@ -268,13 +292,11 @@ def _collect(
     left: Floats,
     votes: Floats,
     count_cost: float,
-    copies: int,
-    others: float,
-    min_count: float,
+    count: float,
     sigma2: float,
     quantum: float,
-) -> float:
-    """Count the active neighbours, then let each vote and pay; compiled, and no sum is reordered.
+) -> None:
+    """Let each active neighbour vote and pay; compiled, and no sum is reordered.
 
     Args:
         near: as in :func:`ask`, each record once.
@@ -283,20 +305,10 @@ def _collect(
         left: as there; changed in place.
         votes: zeros, shape ``(c,)``; filled in.
         count_cost: what being counted costs, in quanta.
-        copies: as there.
-        others: what comes on top of the private neighbours: public ones, and noise.
-        min_count: floor of the noisy count.
+        count: the noisy number of neighbours.
         sigma2: noise of the votes.
         quantum: see :attr:`IndKNNParameters.quantum`.
-
-    Returns:
-        The noisy count.
     """
-    active = 0
-    for record in near:
-        if left[record] >= count_cost:
-            active += 1
-    count = max(copies * active + others, min_count)
     deviation = sigma2 * math.sqrt(count)
     for place in range(len(near)):
         record = near[place]
@@ -313,4 +325,3 @@ def _collect(
             contribution = min(contribution, deviation * math.sqrt(2 * quantum * after_count) * _CUT_MARGIN)
         left[record] = after_count - paid
         votes[labels[record]] += contribution
-    return count

@@ -14,14 +14,20 @@ from torch import Tensor
 
 from pl_privknn._checks import check_switch
 from pl_privknn.argument_groups import read_groups
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters
-from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
-from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
+from pl_privknn.labelers.ind_knn.identities import read_ids
+from pl_privknn.labelers.ind_knn.keeping import KeepsBudgets
+from pl_privknn.labelers.ind_knn.others import OtherShards
+from pl_privknn.labelers.ind_knn.prediction import (
+    IndKNNEngine,
+    IndKNNSwitches,
+    check_queries,
+    probabilities,
+)
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similarity
-from pl_privknn.labelers.ind_knn.stream import check_unpaid
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.per_record.budgets import budget_for_epsilon
@@ -30,7 +36,7 @@ from pl_privknn.privacy.per_record.budgets import budget_for_epsilon
 _MOST_ASKED = 100
 
 
-class IndKNN(Labeler):
+class IndKNN(KeepsBudgets):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -53,6 +59,9 @@ class IndKNN(Labeler):
     with unknown digests are refused, for under other preprocessing every record would look new and get a second
     budget; with ``ids``, numbers that are unknown are new records. Equal records have budgets of their own and are
     either all there or none of them, unless ``ids`` tell them apart.
+
+    *In shards* each process keeps the budgets of its own records, in a folder of its own within the first one's, and
+    its records neither come nor go once a query was answered; ``ids`` and ``members`` are lists of all records.
 
     Features are scaled to unit length, each by itself; nothing is centred by private data.
 
@@ -140,39 +149,11 @@ class IndKNN(Labeler):
         self.release_counts = check_switch("release_counts", release_counts)
         self.ids = records.ids
         self.state_dir = None if records.state_dir is None else Path(records.state_dir)
-        self._run_folder: Path | None = None
-        self._state: LabelerState | None = None
-        self._engine: IndKNNEngine | None = None
         self._public: Tensor | None = None
         self._offered: Tensor | None = None
         self._calls = 0
 
     # ------------------------------------------------------------------ the labeler's contract
-
-    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
-        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`Labeler.join_run`.
-
-        Raises:
-            JournalError: if the budgets' folder is damaged, incomplete, an older or second copy, in use, or not the
-                one from which the run has answered.
-        """
-        place = (self.state_dir or folder).resolve()
-        if self._state is None or self._state.folder != place:
-            self.close()
-            self._run_folder = None if self.state_dir is not None else place
-        if not place.exists():
-            check_unpaid(place, self.parameters.total, ledger)
-        self._open_state().check(self.parameters.total, ledger)
-
-    def leave_run(self) -> None:
-        """Close the budgets; see :meth:`Labeler.leave_run`."""
-        if self._state is not None:
-            self._state.close()
-        self._state = self._run_folder = None
-
-    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Keyed digests of private records; see :meth:`Labeler.record_digests`."""
-        return self._open_state().key.digests(images, labels)
 
     @property
     def uses_public_features(self) -> bool:
@@ -196,13 +177,19 @@ class IndKNN(Labeler):
         check_table(features, labels, num_classes)
         digests, self.private_digests = self.private_digests, None
         state = self._open_state()
-        ids = state.identify(self.private_ids if self.ids is None else self.ids, digests, features, labels)
-        limits = self._limits(len(labels))
+        rows = np.arange(len(labels))
+        if self.shard is not None:
+            rows = self.shard.first + self.shard.stride * rows
+        owned = None if self.ids is None else read_ids(self.ids, self._records(rows))[rows]
+        ids = state.identify(self.private_ids if owned is None else owned, digests, features, labels)
+        limits = self._limits(rows)
         state.hold_limits(ids, limits)
         engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], state.budgets)
         engine.add(ids, features, labels.numpy(), limits)
+        if self.shard is not None and self.shard.exchange.rank == 0:
+            engine.others = OtherShards(self.shard.exchange, num_classes)
         if (then := self._engine) is not None:
-            if torch.equal(then.table.vectors, engine.table.vectors):
+            if len(ids) and torch.equal(then.table.vectors, engine.table.vectors):
                 engine.answered, engine.reference = then.answered, then.reference
             else:
                 self._public = None  # those were public examples in other features
@@ -242,6 +229,7 @@ class IndKNN(Labeler):
             noise = self.noise_source.stream("ind_knn", opening, row, self._calls)
             self._calls += 1
             answers = engine.answer(asked, noise)
+            state.marks = engine.others.marks
             state.vouch(ledger)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
@@ -283,48 +271,21 @@ class IndKNN(Labeler):
             self._engine.reference = self._public
 
     def remaining(self) -> NDArray[np.float64]:
-        """What each private record has left of its budget. **Private**: for the owner of the data alone."""
+        """What each private record of this process has left. **Private**: for the owner of the data alone."""
         if self._engine is None:
             raise RuntimeError("IndKNN.remaining needs the private table: call fit(features, labels) first")
         return self._engine.budgets.remaining(self._engine.table.ids)
 
-    def close(self) -> None:
-        """Forget the table and let others open ``state_dir``."""
-        self.leave_run()
-        self._engine = None
+    def _records(self, rows: NDArray[np.intp]) -> int:
+        """Number of all records, of which this process holds ``rows``."""
+        return len(rows) if self.shard is None else self.shard.total
 
-    def _limits(self, count: int) -> NDArray[np.float64] | None:
+    def _limits(self, rows: NDArray[np.intp]) -> NDArray[np.float64] | None:
         """What each record may spend in all, where groups have an ε of their own. **Private**."""
         if self.groups is None:
             return None
-        if len(self.groups.members) != count:
+        if len(self.groups.members) != self._records(rows):
             raise ValueError(
                 "members: must be one group a private record, in the data module's order, and there are more or fewer"
             )
-        return np.array(self._group_budgets)[self.groups.members.numpy()]
-
-    def _open_state(self) -> LabelerState:
-        if self._state is None:
-            # Seeded noise in a run's own folder is what it is in memory, whose opening is number 0.
-            first = -1 if self.state_dir is None and self._run_folder is not None else 0
-            self._state = LabelerState(self.parameters, self.state_dir or self._run_folder, first)
-        return self._state
-
-
-def check_queries(queries: Tensor, dimension: int) -> None:
-    """Raise ``ValueError`` unless ``queries`` are finite vectors of the table's dimension."""
-    if queries.ndim != 2 or queries.shape[1] != dimension or not queries.is_floating_point():
-        raise ValueError(
-            f"queries: shape {tuple(queries.shape)}, {queries.dtype}; want float of shape (m, {dimension}), "
-            "from the same extractor as the private features"
-        )
-    if not bool(torch.isfinite(queries).all()):
-        raise ValueError("queries: some are NaN or infinite; leave those examples out")
-
-
-def probabilities(noisy: NDArray[np.float64]) -> Tensor:
-    """The non-negative part of noisy votes, normalised; uniform where there is none. Float32 ``(m, c)``."""
-    positive = np.maximum(noisy, 0.0)
-    total = positive.sum(axis=1, keepdims=True)
-    uniform = np.full_like(positive, 1 / positive.shape[1])
-    return torch.from_numpy(np.where(total > 0, positive / np.maximum(total, 1e-300), uniform)).float()
+        return np.array(self._group_budgets)[self.groups.members.numpy()[rows]]

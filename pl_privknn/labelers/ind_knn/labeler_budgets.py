@@ -14,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.identities import changed_numbers, read_ids
 from pl_privknn.labelers.ind_knn.stream import StreamState, make_private, write_private
+from pl_privknn.privacy.ledger.ledger import LedgerRun
 from pl_privknn.privacy.per_record.budgets import BUDGET_SPREAD
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 from pl_privknn.privacy.per_record.journal import JournalError
@@ -24,6 +26,8 @@ from pl_privknn.privacy.per_record.record_key import RecordKey, as_bytes
 
 #: How records are told apart: by the owner's numbers, or by keyed digests.
 _BY_NUMBER, _BY_DIGEST = "numbers", "digests"
+#: The number of the shard, and of how many, where there is one table.
+_WHOLE = (0, 1)
 
 
 class LabelerState(StreamState):
@@ -37,13 +41,28 @@ class LabelerState(StreamState):
         parameters: public constants of the stream.
         folder: where the state lives, **private**; None keeps it in memory, and a new process starts anew.
         openings: where the count of openings begins.
+        shard: number of the shard that the records are, and how many shards there are.
+        leader: name of the stream in shard 0, for the others.
+
+    Attributes:
+        begun_elsewhere: whether records of any shard have spent something.
+        marks: how far the budgets of all shards have come; for shard 0.
 
     Raises:
-        JournalError: if the folder is damaged, incomplete, an older or second copy, or in use.
+        JournalError: if the folder is damaged, incomplete, an older or second copy, or in use, or another shard's.
         ValueError: if its budgets are of another size.
     """
 
-    def __init__(self, parameters: IndKNNParameters, folder: Path | None, openings: int = 0) -> None:
+    def __init__(
+        self,
+        parameters: IndKNNParameters,
+        folder: Path | None,
+        openings: int = 0,
+        shard: tuple[int, int] = _WHOLE,
+        leader: str | None = None,
+    ) -> None:
+        self.shard, self.begun_elsewhere = shard, False
+        self.marks: tuple[str, ...] = ()
         self.folder = None if folder is None else folder.resolve()
         self._known: dict[int, bytes] = {}
         self._limits: dict[int, float] = {}
@@ -59,7 +78,15 @@ class LabelerState(StreamState):
         budgets = IndividualFilter(parameters.budget, path)
         try:
             key = secrets.token_hex(32)
-            super().__init__(budgets, file, openings=openings, key=key, identities=None)
+            is_new = file is None or not file.exists()
+            place = {"shard": list(shard), "leader": leader} if is_new and shard != _WHOLE else {}
+            super().__init__(budgets, file, openings=openings, key=key, identities=None, **place)
+            if (stored := tuple(self.content.get("shard", _WHOLE))) != shard:
+                raise JournalError(
+                    f"{folder} holds the budgets of shard {stored[0]} of {stored[1]}, and this is shard {shard[0]} "
+                    f"of {shard[1]}; start as many processes as before, or a new run or state_dir, which charges a "
+                    "new stream"
+                )
             if "paid_runs" in self.content:  # of an earlier version, which numbered records by position
                 self.content["identities"] = _BY_NUMBER
             self.key = RecordKey(bytes.fromhex(self.content["key"]))
@@ -68,6 +95,26 @@ class LabelerState(StreamState):
         except BaseException:
             budgets.close()
             raise
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was charged to any record of the stream."""
+        return self.budgets.begun or self.begun_elsewhere
+
+    def vouch(self, ledger: ChargesLedger) -> None:
+        """Note how far the budgets of all shards have come; see the base."""
+        if isinstance(ledger, LedgerRun) and self.folder is not None and self.marks:
+            ledger.note(self._shards_topic, " ".join(self.marks))
+        super().vouch(ledger)
+
+    def noted_of_shards(self, ledger: ChargesLedger) -> list[str] | None:
+        """What :meth:`vouch` noted of shards; None where it never did."""
+        noted = ledger.noted(self._shards_topic) if isinstance(ledger, LedgerRun) else None
+        return None if noted is None else noted.split()
+
+    @property
+    def _shards_topic(self) -> str:
+        return f"{self._topic} shards"
 
     def identify(
         self, ids: Any, digests: Tensor | None, features: Tensor, labels: Tensor
@@ -97,8 +144,9 @@ class LabelerState(StreamState):
             own = self.key.digests(features, labels) if digests is None else digests
             numbers, following = self.key.numbers(own)
             self._check_digests(numbers, following)
+        self._check_shard(numbers)
         wanted = _BY_DIGEST if ids is None else _BY_NUMBER
-        if not self.budgets.begun:
+        if not self.begun:
             # Nobody has spent anything: the stream may still be about other records.
             self.budgets.remove(np.setdiff1d(self.budgets.active(0.0), numbers))
         if self.content["identities"] != wanted:
@@ -117,13 +165,13 @@ class LabelerState(StreamState):
             ValueError: where a record may spend more or less than before.
         """
         now = {} if limits is None else dict(zip(numbers.tolist(), limits.tolist(), strict=True))
-        if self.budgets.begun and (bool(now) != bool(self._limits) or not self._are_held(now)):
+        if self.begun and (bool(now) != bool(self._limits) or not self._are_held(now)):
             raise ValueError(
                 "groups: some private records are in another group than before, or groups have other ε, or the "
                 "stream began without or with groups; go back to those, or start a new run or state_dir, which "
                 "charges a new stream"
             )
-        known = self._limits | now if self.budgets.begun else now
+        known = self._limits | now if self.begun else now
         if known != self._limits:
             self._limits = known
             self._write_table("limits", limits=np.array(list(known.values())), numbers=_keys(known))
@@ -134,8 +182,20 @@ class LabelerState(StreamState):
             math.isclose(known.get(n, limit), limit, rel_tol=BUDGET_SPREAD) for n, limit in now.items()
         )
 
+    def _check_shard(self, numbers: NDArray[np.int64]) -> None:
+        # Shards don't know each other's records: one that moved would get a second budget where it comes.
+        is_same = np.array_equal(np.sort(numbers), self.budgets.active(0.0))
+        if self.shard != _WHOLE and self.begun and not is_same:
+            raise self._moved()
+
+    def _moved(self) -> ValueError:
+        return ValueError(
+            f"private records: shard {self.shard[0]} of {self.shard[1]} must hold those with which the stream began, "
+            "all of them and no others; go back to those, or start a new run or state_dir, which charges a new stream"
+        )
+
     def _check_digests(self, numbers: NDArray[np.int64], following: NDArray[np.int64]) -> None:
-        if not self.budgets.begun:
+        if not self.begun:
             return
         if self.content["identities"] == _BY_NUMBER:
             raise ValueError(
@@ -156,7 +216,7 @@ class LabelerState(StreamState):
             )
 
     def _check_numbers(self, numbers: NDArray[np.int64], digests: Tensor | None) -> None:
-        begun = self.budgets.begun
+        begun = self.begun
         if begun and self.content["identities"] == _BY_DIGEST:
             raise ValueError(
                 "ids: the budgets belong to records without numbers; leave ids out, or start a new run or state_dir, "
@@ -170,6 +230,8 @@ class LabelerState(StreamState):
                 "ids: some private records come under another number than before, and would get another budget; give "
                 "the numbers in the data module's order, and every record its own"
             )
+        if begun and self.shard != _WHOLE and now != self._known:
+            raise self._moved()
         known = self._known | now if begun else now
         if known != self._known:
             self._known = known

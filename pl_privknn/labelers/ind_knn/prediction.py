@@ -13,6 +13,7 @@ from torch import Tensor
 from pl_privknn._checks import check_non_negative
 from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, PublicDensity, ask
+from pl_privknn.labelers.ind_knn.others import ALONE, Alone
 from pl_privknn.labelers.ind_knn.private_table import PublicAnswers, RecordTable, unit_rows
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
 from pl_privknn.privacy.noise import NoiseSource
@@ -89,6 +90,9 @@ class IndKNNEngine:
         num_classes: number of classes.
         dimension: of the features.
         budgets: the filter; its budget is that of ``parameters``.
+
+    Attributes:
+        others: private records in other processes; none at first.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class IndKNNEngine:
         self.answered = PublicAnswers(dimension)
         self.index = HashIndex(switches.hashing, dimension) if switches.hashing is not None else None
         self.reference = torch.empty(0, dimension)
+        self.others: Alone = ALONE
 
     def add(
         self,
@@ -154,6 +159,7 @@ class IndKNNEngine:
         """
         vectors = unit_rows(queries)
         thresholds = self._thresholds(vectors)
+        self.others.begin(vectors, thresholds)
         draws = noise.normal((len(vectors), 1 + self.num_classes), 1.0).numpy()
         answers = Answers(
             np.full(len(vectors), -1, np.int64),
@@ -162,12 +168,11 @@ class IndKNNEngine:
         )
         before = self.table.left[: len(self.table)].copy()
         known = len(self.answered)
-        step = min(_MOST_QUERIES_AT_ONCE, max(1, _BLOCK_ENTRIES // max(1, len(self.table))))
         try:
-            for start in range(0, len(vectors), step):
-                block = slice(start, min(start + step, len(vectors)))
+            for block in self._blocks(len(vectors)):
                 self._answer_block(vectors[block], thresholds[block], draws[block], answers, block)
-            self._pay(before)
+            self.pay(before)
+            self.others.pay(self.budgets.mark)
         except BaseException:
             # Answers that were not paid for must not take part later, where they would come out.
             self.answered.truncate(known)
@@ -191,6 +196,7 @@ class IndKNNEngine:
             public_labels = np.concatenate([self.answered.labels, labels[known]])[public]
             public_votes = np.zeros(self.num_classes)
             np.add.at(public_votes, public_labels, public_kappa)
+            self.others.turn()
             released = ask(
                 self.parameters,
                 near,
@@ -200,6 +206,7 @@ class IndKNNEngine:
                 public_votes,
                 len(public),
                 draws[query],
+                others=self.others,
             )
             noisy[query], counts[query] = released.noisy, released.count
             labels[query] = self._decide(released.noisy, released.count)
@@ -207,7 +214,15 @@ class IndKNNEngine:
             kept = labels >= 0
             self.answered.append(vectors[torch.from_numpy(kept)], labels[kept])
 
-    def _pay(self, before: Floats) -> None:
+    def pay(self, before: Floats) -> None:
+        """Charge the budgets what records have spent; on disk when this returns.
+
+        Args:
+            before: what they had left, in quanta, ``(n,)``.
+
+        Raises:
+            JournalError: if the budgets could not be written.
+        """
         spent = before - self.table.left[: len(before)]
         paying = np.flatnonzero(spent)
         # Whole quanta: exact as floats and in the filter's own units. Had the filter less than the table
@@ -234,6 +249,16 @@ class IndKNNEngine:
         ]
         return np.concatenate(parts) if parts else np.empty(0)
 
+    def neighborhoods(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[NDArray[np.intp], Floats]]:
+        """Private neighbours of each query and their κ, whatever they have left, block by block of queries."""
+        for block in self._blocks(len(vectors)):
+            yield from self._private_neighbors(vectors[block], thresholds[block])
+
+    def _blocks(self, num_queries: int) -> list[slice]:
+        """Queries whose similarities are held at a time."""
+        step = min(_MOST_QUERIES_AT_ONCE, max(1, _BLOCK_ENTRIES // max(1, len(self.table))))
+        return [slice(start, min(start + step, num_queries)) for start in range(0, num_queries, step)]
+
     def _private_neighbors(
         self, vectors: Tensor, thresholds: Floats
     ) -> Iterator[tuple[NDArray[np.intp], Floats]]:
@@ -248,3 +273,22 @@ class IndKNNEngine:
             similarities = chosen_products(table.numpy(), candidates, vector.numpy())
             near, kappa = self.parameters.neighbors(similarities, float(threshold))
             yield candidates[near], kappa
+
+
+def check_queries(queries: Tensor, dimension: int) -> None:
+    """Raise ``ValueError`` unless ``queries`` are finite vectors of the table's dimension."""
+    if queries.ndim != 2 or queries.shape[1] != dimension or not queries.is_floating_point():
+        raise ValueError(
+            f"queries: shape {tuple(queries.shape)}, {queries.dtype}; want float of shape (m, {dimension}), "
+            "from the same extractor as the private features"
+        )
+    if not bool(torch.isfinite(queries).all()):
+        raise ValueError("queries: some are NaN or infinite; leave those examples out")
+
+
+def probabilities(noisy: NDArray[np.float64]) -> Tensor:
+    """The non-negative part of noisy votes, normalised; uniform where there is none. Float32 ``(m, c)``."""
+    positive = np.maximum(noisy, 0.0)
+    total = positive.sum(axis=1, keepdims=True)
+    uniform = np.full_like(positive, 1 / positive.shape[1])
+    return torch.from_numpy(np.where(total > 0, positive / np.maximum(total, 1e-300), uniform)).float()

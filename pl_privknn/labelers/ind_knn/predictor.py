@@ -21,8 +21,13 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import ChargesLedger, check_table
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.identities import read_ids
-from pl_privknn.labelers.ind_knn.labeler import check_queries, probabilities
-from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches, Predictions
+from pl_privknn.labelers.ind_knn.prediction import (
+    IndKNNEngine,
+    IndKNNSwitches,
+    Predictions,
+    check_queries,
+    probabilities,
+)
 from pl_privknn.labelers.ind_knn.predictor_files import PredictorFolder
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 from pl_privknn.labelers.ind_knn.stream import StreamState

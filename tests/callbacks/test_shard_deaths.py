@@ -1,0 +1,50 @@
+"""A process that holds a shard of Ind-KNN's records, and their budgets, dies."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+
+from forked import in_group
+from ledger_setup import needs_fork
+from test_sharded_runs import fit
+
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.per_record.filter import IndividualFilter
+
+
+@needs_fork
+def test_a_shard_that_dies_once_its_budgets_are_written_lets_nothing_out(tmp_path):
+    folder, charge = tmp_path / "run", IndividualFilter.charge
+
+    def dying(*given, **named):
+        charge(*given, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def member(rank):
+        if rank == 1:
+            IndividualFilter.charge = dying
+        fit(folder, "ind knn", 2)
+
+    assert in_group(2, member) == [1, -signal.SIGKILL]
+    (run,) = Ledger.open_readonly(folder / "ledger.sqlite").runs
+    place = tmp_path / "run.private" / run
+
+    def spent(rank):
+        own = place / f"shard-{rank:05d}" if rank else place
+        with IndividualFilter(1.0, own / "budgets") as budgets:
+            records = budgets.active(0.0)
+            return len(records), len(records) - budgets.remaining(records).sum()
+
+    def answered():
+        with contextlib.closing(sqlite3.connect(folder / "labels.sqlite")) as store:
+            return store.execute("SELECT COALESCE(SUM(released), 0) FROM queries").fetchone()[0]
+
+    before = [spent(rank) for rank in range(2)]
+    assert [count for count, _ in before] == [31, 30]
+    assert before[1][1] > 0
+    assert answered() == 0
+    assert in_group(2, lambda rank: fit(folder, "ind knn", 2)) == [0, 0]
+    assert answered() == 24 - 5
+    assert all(spent(rank)[1] >= before[rank][1] for rank in range(2))  # nothing was given back
+    assert Ledger.open_readonly(folder / "ledger.sqlite").report().charged[0].count == 1

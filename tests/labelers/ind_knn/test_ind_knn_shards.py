@@ -1,0 +1,349 @@
+"""Ind-KNN whose records lie in shards: the answers and payments of one process, and nobody's budget twice."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from ind_knn_stream import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, C, D, Silent, records
+from shard_setup import by_row, in_order
+
+from pl_privknn.labelers.ind_knn import PublicDensity, RecordBudgets, RecordGroups
+from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.neighbors import Shard
+from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.per_record.filter import IndividualFilter
+from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.testing import FreeLedger
+from pl_privknn.testing.shards import PlayedEnd, PlayedExchange
+
+pytestmark = pytest.mark.filterwarnings("ignore:IndKNN. arguments stand in groups")
+
+COUNT, BUDGET = 60, 0.4
+PARTS = {
+    "one": by_row(COUNT, 1),
+    "two": by_row(COUNT, 2),
+    "three": by_row(COUNT, 3),
+    "four": by_row(COUNT, 4),
+    "unequal": in_order(1, 50, 9),
+    "empty": in_order(0, 40, 0, 20),
+}
+GROUPS = RecordBudgets(groups=RecordGroups(torch.arange(COUNT) % 2, (0.3, 2.0)))
+OTHERS = {
+    "cosine": {},
+    "rbf": {"kernel": "rbf", "bandwidth": 1.0},
+    "earlier answers": {"reuse": True, "abstain": 0.1},
+    "density": {"density": PublicDensity(10, COUNT)},
+    "hashing": {"hashing": SignProjections(3, 2)},
+    "numbers": {"ids": np.arange(COUNT) * 7 - 30},
+    "groups": {"budget": None, "sigma1": None, "budgets": GROUPS, "num_queries": 300},
+}
+
+
+def table(count=COUNT):
+    """Every record three times, so that equal ones lie in different shards."""
+    rows, labels = records(count // 3)
+    return rows.repeat(3, 1), labels.repeat(3)
+
+
+def teacher(**settings):
+    given = {
+        **SETTINGS,
+        "budget": BUDGET,
+        "noise_source": SeededNoise(3),
+        "soft": True,
+        "release_counts": True,
+        **settings,
+    }
+    if "budgets" in settings:
+        del given["budget"], given["sigma1"]
+    return IndKNN(**given)
+
+
+THREE = in_order(5, 4, 3)
+OPEN = {}  # who has a folder
+
+
+class Together:
+    """Teachers that hold a shard each, as the processes of a run use them."""
+
+    def __init__(self, make, shards, rows, labels, run=None, folder=None, end=PlayedEnd):
+        exchange = PlayedExchange(len(shards))
+        self.members = [make() for _ in shards]
+        for rank, (first, stride, _) in enumerate(shards):
+            self.members[rank].shard = Shard(end(exchange, rank), first, stride, len(labels))
+        exchange.serve = [member.serve for member in self.members[1:]]
+        self.shards, self.rows, self.labels, self.run = shards, rows, labels, run
+        if folder is not None:
+            if folder in OPEN:
+                OPEN[folder].close()
+            OPEN[folder] = self
+            self.members[0].join_run(folder, run)
+
+    def fit(self, numbers=None):
+        for member, (_, _, places) in zip(self.members, self.shards, strict=True):
+            member.private_ids = None if numbers is None else torch.as_tensor(numbers[places])
+            member.private_digests = member.record_digests(self.rows[places], self.labels[places])
+            member.fit(self.rows[places], self.labels[places], C)
+        return self
+
+    def ask(self, queries=QUERIES):
+        return self.members[0].label(queries, self.run if self.run is not None else FreeLedger())
+
+    def left(self):
+        """What every record has left, in the table's order."""
+        left = np.empty(len(self.labels))
+        for member, (_, _, places) in zip(self.members, self.shards, strict=True):
+            left[places] = member.remaining()
+        return left
+
+    def close(self):
+        for member in self.members:
+            member.close()
+
+
+@pytest.mark.parametrize("settings", OTHERS)
+@pytest.mark.parametrize("parts", PARTS)
+def test_answers_and_payments_are_those_of_one_process(parts, settings):
+    rows, labels = table()
+    queries = torch.cat([QUERIES, records(30, seed=5)[0]])
+    alone, ledgers = teacher(**OTHERS[settings]), [FreeLedger(), FreeLedger()]
+    alone.fit(rows, labels, C)
+    expected = alone.label(queries, ledgers[0])
+    shards = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], rows, labels, ledgers[1]).fit()
+    found = shards.ask(queries)
+    assert torch.equal(found.labels, expected.labels)
+    # A product in float32 depends in its last digits on the table that the row stands in.
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.soft, expected.soft, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(shards.left(), alone.remaining(), rtol=1e-5, atol=1e-5)
+    assert (shards.left() < alone.parameters.count_cost).any(), "budgets must run out"
+    assert ledgers[0].rows == ledgers[1].rows
+    # A count, votes, and once how far the budgets have come.
+    for member in shards.members:
+        assert member.shard.exchange.sent == len(queries) * 8 * (1 + C) + 64
+    again = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], rows, labels).fit().ask(queries)
+    assert torch.equal(again.scores, found.scores)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_where_products_are_exact_everything_is_equal_bit_by_bit(parts):
+    """Vectors of four numbers ±1/2: lengths, products and their sums are exact in float32."""
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(count):
+        rows = torch.zeros(count, 7)
+        for row in rows:
+            row[torch.randperm(7, generator=generator)[:4]] = 0.5
+        return rows * torch.where(torch.rand(count, 7, generator=generator) < 0.2, -1.0, 1.0)
+
+    rows, labels, queries = draw(COUNT), torch.arange(COUNT) % C, draw(50)
+    alone = teacher()
+    alone.fit(rows, labels, C)
+    expected = alone.label(queries, FreeLedger())
+    shards = Together(teacher, PARTS[parts], rows, labels).fit()
+    answers = shards.members[0]._engine.answer
+    counted = []
+
+    def noted(*given):
+        counted.append(answers(*given))
+        return counted[-1]
+
+    shards.members[0]._engine.answer = noted
+    found = shards.ask(queries)
+    assert torch.equal(found.labels, expected.labels)
+    # Votes that were cut to what is left are no round numbers, and are added up in another order.
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(shards.left(), alone.remaining())
+    assert (shards.left() < 1e-12).any()
+    again = teacher()
+    again.fit(rows, labels, C)
+    source = again.noise_source.stream("ind_knn", 0, 1, 0)
+    np.testing.assert_array_equal(counted[0].counts, again._engine.answer(queries, source).counts)
+
+
+# ---------------------------------------------------------------------------- a run, and what it must not forget
+
+
+def started(
+    folder, parts=THREE, places=ALL, numbers=NUMBERS, end=PlayedEnd, name="run", fit=True, **settings
+):
+    """The processes of a run; the same one, if it was started before."""
+    ledger = Ledger(folder / "ledger.sqlite")
+    rows, labels = ROWS[places], LABELS[places]
+    shards = Together(
+        lambda: teacher(noise_source=Silent(0), **settings), parts, rows, labels, ledger.run(name, []),
+        folder / "run.private" / name, end,
+    )  # fmt: skip
+    return shards.fit(None if numbers is None else numbers[places]) if fit else shards
+
+
+@pytest.mark.parametrize("numbers", [None, NUMBERS], ids=["digests", "numbers"])
+def test_every_shard_keeps_its_own_budgets_and_a_resumed_run_goes_on_with_them(tmp_path, numbers):
+    whole = started(tmp_path / "whole", numbers=numbers)
+    whole.ask(QUERIES[:6])
+    expected = whole.ask(QUERIES[6:])
+    run = started(tmp_path / "run", numbers=numbers)
+    run.ask(QUERIES[:6])
+    place, before = tmp_path / "run" / "run.private" / "run", run.left()
+    run.close()
+    kept = {"budgets", "budgets.lock", "state.json"} | ({"digests.npz"} if numbers is not None else set())
+    assert {path.name for path in place.iterdir()} == kept | {"shard-00001", "shard-00002"}
+    for rank, count in enumerate((5, 4, 3)):
+        own = place / f"shard-{rank:05d}" if rank else place
+        assert own.stat().st_mode & 0o777 == 0o700
+        with IndividualFilter(BUDGET, own / "budgets") as kept:
+            assert len(kept.active(0.0)) == count
+    run = started(tmp_path / "run", numbers=numbers)
+    np.testing.assert_array_equal(run.left(), before)
+    found = run.ask(QUERIES[6:])
+    torch.testing.assert_close(found.scores, expected.scores)
+    np.testing.assert_allclose(run.left(), whole.left(), rtol=1e-6)
+    assert run.run.num_charges == 1
+
+
+def refused(message, folder, error=JournalError, **how):
+    with pytest.raises(error, match=message) as caught:
+        started(folder, **how)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_name(tmp_path):
+    started(tmp_path).ask()
+    place = tmp_path / "run.private" / "run"
+    refused(
+        r"run holds the budgets of shard 0 of 3, and this is shard 0 of 2", tmp_path, parts=in_order(5, 7)
+    )
+    refused(r"run holds the budgets of shard 0 of 3, .* 0 of 4", tmp_path, parts=in_order(5, 4, 2, 1))
+    refused(r"run holds the budgets of shard 0 of 3, and this is shard 0 of 1", tmp_path, parts=in_order(12))
+    alone = teacher(noise_source=Silent(0))
+    with pytest.raises(JournalError, match=r"holds the budgets of shard 0 of 3, and this is shard 0 of 1"):
+        alone.join_run(place, Ledger(tmp_path / "ledger.sqlite").run("run"))
+    with pytest.raises(JournalError, match=r"shard-00001 holds the budgets of shard 1 of 3"):
+        teacher(state_dir=place / "shard-00001").fit(ROWS, LABELS, C)
+
+    one, two = place / "shard-00001", place / "shard-00002"
+    one.rename(place / "aside")
+    refused(r"shard-00001: the budgets of this shard are missing; put them back", tmp_path)
+    two.rename(one)
+    refused(r"shard-00001 holds the budgets of shard 2 of 3, and this is shard 1 of 3", tmp_path)
+    one.rename(two)
+    (place / "aside").rename(one)
+    for name in ("budgets", "state.json"):
+        (one / name).rename(place / f"{name}.aside")
+        refused(rf"shard-00001: the (budgets of this shard are|file '{name}' is) missing", tmp_path)
+        (place / f"{name}.aside").rename(one / name)
+    np.testing.assert_array_less(started(tmp_path).left(), BUDGET + 1)
+
+
+def test_budgets_of_another_stream_are_refused(tmp_path):
+    for name in ("first", "second"):
+        run = started(tmp_path / name)
+        run.ask()
+        run.close()
+    first, second = (tmp_path / name / "run.private" / "run" / "shard-00002" for name in ("first", "second"))
+    shutil.rmtree(second)
+    first.rename(second)
+    refused("shard-00002 does not hold this stream's budgets of the shard", tmp_path / "second")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_an_older_copy_of_one_shards_budgets_is_refused(tmp_path, rank):
+    run = started(tmp_path)
+    run.ask(QUERIES[:3])
+    run.close()
+    place = tmp_path / "run.private" / "run"
+    own = place / f"shard-{rank:05d}" if rank else place
+    old = {name: (own / name).read_bytes() for name in ("budgets", "state.json")}
+    run = started(tmp_path)
+    run.ask(QUERIES[3:])
+    run.close()
+    for name, data in old.items():
+        (own / name).write_bytes(data)
+    refused("holds an older copy of the budgets", tmp_path)
+
+
+@pytest.mark.parametrize("numbers", [None, NUMBERS], ids=["digests", "numbers"])
+@pytest.mark.parametrize(
+    "parts", [in_order(4, 5, 3), in_order(5, 4, 3)[::-1], by_row(12, 3)], ids=["borders", "order", "rows"]
+)
+def test_records_that_moved_to_another_shard_are_refused(tmp_path, numbers, parts):
+    """Where they come, a second budget would be waiting for them."""
+    started(tmp_path, numbers=numbers).ask(QUERIES[:2])
+    refused(
+        r"private records: (some|shard \d of 3)", tmp_path, ValueError, numbers=numbers,
+        parts=[(first, stride, rows) for first, stride, rows in parts],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers", [None, NUMBERS], ids=["digests", "numbers"])
+def test_records_neither_come_nor_go_once_something_was_answered(tmp_path, numbers):
+    started(tmp_path, numbers=numbers).close()  # nothing was asked: there may be others
+    started(tmp_path, parts=in_order(4, 4, 3), places=ALL[:11], numbers=numbers).ask(QUERIES[:2])
+    refused(r"private records: ", tmp_path, ValueError, numbers=numbers)
+    fewer = {"parts": in_order(4, 4, 2), "places": ALL[:10], "numbers": numbers}
+    refused(r"shard 2 of 3 must hold those with which the stream began", tmp_path, ValueError, **fewer)
+
+
+def test_records_that_changed_places_under_their_numbers_are_refused(tmp_path):
+    started(tmp_path).ask(QUERIES[:2])
+    swapped = [5, 1, 2, 3, 4, 0, *ALL[6:]]
+    numbers = np.empty_like(NUMBERS)
+    numbers[swapped] = NUMBERS  # the numbers stay where they are
+    refused(r"shard 0 of 3 must hold", tmp_path, ValueError, places=swapped, numbers=numbers)
+
+
+class Breaks(PlayedEnd):
+    """An end that breaks when the shards have written what was spent, as where a process dies."""
+
+    def gather(self, part):
+        parts = super().gather(part)
+        if self.rank == 0 and self.exchange.size > 1 and parts[0].numpy().tobytes()[1:2] == b":":
+            raise RuntimeError("another process of this training ended")
+        return parts
+
+
+def test_a_process_that_dies_after_the_budgets_were_written_lets_nothing_out_and_gives_nothing_back(tmp_path):
+    run = started(tmp_path, end=Breaks)
+    start = run.left()
+    with pytest.raises(RuntimeError, match="another process"):
+        run.ask()
+    spent = run.left()
+    assert (spent < start).any()
+    assert run.run.noted(f"ind_knn {run.members[0]._state.budgets.name}") is None
+    run.close()
+    np.testing.assert_array_equal(started(tmp_path).left(), spent)
+
+
+def test_what_one_shard_has_spent_holds_all_of_them_to_their_records(tmp_path):
+    """A process that died before it wrote anything knows of no query; a record that comes to it may have spent."""
+    run = started(tmp_path)
+    run.members[2]._state.budgets.close()
+    with pytest.raises(JournalError):
+        run.ask()
+    for member in run.members[:2]:
+        assert member._state.budgets.begun
+    run.close()
+    resumed = started(tmp_path, fit=False)
+    assert [member._state.budgets.begun for member in resumed.members] == [True, True, False]
+    assert all(member._state.begun for member in resumed.members)
+    resumed.close()
+    # Record 0, which shard 0 has charged, is now the last one's.
+    moved = {"places": [*ALL[1:], 0], "parts": in_order(4, 4, 4)}
+    refused(r"private records: ", tmp_path, ValueError, **moved)
+
+
+def test_shards_say_what_they_miss(tmp_path):
+    with pytest.raises(RuntimeError, match=r"IndKNN\.serve needs a shard"):
+        teacher().serve(("turn",))
+    with pytest.raises(RuntimeError, match="state_dir: budgets of shards are opened together; call join_run"):
+        Together(lambda: teacher(state_dir=tmp_path), THREE, ROWS, LABELS).fit()
+    shards = Together(teacher, THREE, ROWS, LABELS)
+    with pytest.raises(RuntimeError, match=r"IndKNN\.serve needs the private table"):
+        shards.members[1].serve(("begin", torch.zeros(1, D), np.ones(1)))
+    with pytest.raises(ValueError, match="ids: shape and numbers must be those of the records"):
+        Together(lambda: teacher(ids=NUMBERS[:11]), THREE, ROWS, LABELS).fit()
+    with pytest.raises(ValueError, match="members: must be one group a private record"):
+        Together(lambda: teacher(**OTHERS["groups"]), THREE, ROWS, LABELS).fit()
