@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 import torch
@@ -75,35 +77,50 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--canaries", type=int, default=3000)
     parser.add_argument("--runs", type=int, default=3000)
     parser.add_argument("--root", default=None, help="folder of Fashion-MNIST")
+    parser.add_argument("--workers", type=int, default=2, help="attacks at a time, of one thread each")
     parser.add_argument("--again", action="store_true", help="measure what is stored, too")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part for each method and ε."""
+    """One part for each method and ε, as each is done."""
     stored = {} if options.again else entries("attacks")
-    for epsilon in options.epsilons:
-        for method in options.methods:
-            part = f"{method}, ε {epsilon:g}"
-            if part in stored:
-                continue
-            document = configuration(method, epsilon, options.root)
-            settings = {"canaries": options.canaries, "runs": options.runs}
-            torch.set_num_threads(1)
-            if is_training(document):
-                training = training_of_config(document, method)
-                attack = functools.partial(attack_training, training, canaries=options.canaries)
-            else:
-                attack = functools.partial(attack_labeler, target_of_config(document, method), **settings)
-            honest = attack(noise=SeededNoise(0)).to_dict()
-            fault = attack(noise=LessNoise(2.0, SeededNoise(1))).to_dict()
-            figures = {
-                "method": method,
-                "wanted": epsilon,
-                **stated(SEEDED),
-                "honest": honest,
-                "half_noise": fault,
-            }
-            yield Measured(figures, seeds=[0, 1], part=part, settings=settings)
+    wanted = [
+        (method, epsilon)
+        for epsilon in options.epsilons
+        for method in options.methods
+        if _part(method, epsilon) not in stored
+    ]
+    # Processes of their own: their threads would share one interpreter, and seconds are told of each attack.
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as workers:
+        asked = [
+            workers.submit(_attacked, *one, options.canaries, options.runs, options.root) for one in wanted
+        ]
+        for done in as_completed(asked):
+            yield done.result()
+
+
+def _part(method: str, epsilon: float) -> str:
+    return f"{method}, ε {epsilon:g}"
+
+
+def _attacked(method: str, epsilon: float, canaries: int, runs: int, root: str | None) -> Measured:
+    """An honest run, and one with noise of half the scale."""
+    torch.set_num_threads(1)
+    document = configuration(method, epsilon, root)
+    settings = {"canaries": canaries, "runs": runs}
+    if is_training(document):
+        training = training_of_config(document, method)
+        attack = functools.partial(attack_training, training, canaries=canaries)
+    else:
+        attack = functools.partial(attack_labeler, target_of_config(document, method), **settings)
+    figures = {
+        "method": method,
+        "wanted": epsilon,
+        **stated(SEEDED),
+        "honest": attack(noise=SeededNoise(0)).to_dict(),
+        "half_noise": attack(noise=LessNoise(2.0, SeededNoise(1))).to_dict(),
+    }
+    return Measured(figures, seeds=[0, 1], part=_part(method, epsilon), settings=settings)
 
 
 def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str, Any]:
