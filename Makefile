@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-wheel names faults lint docs notebooks install clean
+.PHONY: demo test test-long test-federated test-wheel names faults lint docs notebooks install clean
 
 install: $(STAMP)
 
@@ -26,6 +26,15 @@ test: $(STAMP)
 # What make test leaves out, see tests/long_tests.py.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long
+
+# Clients and servers, in an environment of their own: Flower pins older versions of what the other one needs.
+test-federated: $(VENV)-federated/.installed
+	$(VENV)-federated/bin/python -m pytest tests/federated
+
+$(VENV)-federated/.installed: pyproject.toml
+	test -x $(VENV)-federated/bin/python || $(PYTHON) -m venv $(VENV)-federated
+	$(VENV)-federated/bin/python -m pip install --quiet --editable ".[federated]" "pytest>=8"
+	touch $@
 
 # The wheel as its users get it: with its own torch, in an empty environment outside the checkout; and the demo there.
 test-wheel: $(STAMP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     accounting_faults,
     cost_faults,
+    federated_faults,
     ind_knn_faults,
     ind_knn_shard_faults,
     knn_faults,
@@ -33,6 +34,7 @@ FAULTS: tuple[Fault, ...] = (
     *pate_faults.FAULTS,
     *multilabel_faults.FAULTS,
     *reverse_knn_faults.FAULTS,
+    *federated_faults.FAULTS,
     *ind_knn_faults.FAULTS,
     *ind_knn_shard_faults.FAULTS,
     *noisy_sgd_faults.FAULTS,

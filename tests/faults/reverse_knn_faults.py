@@ -88,7 +88,7 @@ FAULTS = (
         "As much for messages.",
         "pl_privknn.labelers.reverse_knn.reverse_knn",
         {
-            "self.k)).mechanism, rounds)]": "self.k)).mechanism, 1)]",
+            "num_classes).mechanism, rounds)]": "num_classes).mechanism, 1)]",
         },
         ("test_charges::test_rounds_stay_within_their_plan[reverse_knn_local]",),
     ),
@@ -160,7 +160,7 @@ FAULTS = (
         "All clients hash alike.",
         "pl_privknn.labelers.reverse_knn.collision",
         {
-            "keys = noise.integers((len(ones),), 1 << 62)": "keys = noise.integers((1,), 1 << 62).expand(len(ones))",
+            "keys = noise.integers((len(ones),), _KEYS)": "keys = noise.integers((1,), _KEYS).expand(len(ones))",
         },
         ("test_reverse_knn_local::test_messages_and_simulation_have_the_same_distribution",),
     ),

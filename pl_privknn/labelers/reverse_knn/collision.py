@@ -11,6 +11,8 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_positive
 from pl_privknn.privacy.noise import NoiseSource
 
+_KEYS = 1 << 62
+
 
 class Bloom:
     """The message of Collision: a public hash of its own, and one hashed value (Wang et al. 2021).
@@ -40,6 +42,11 @@ class Bloom:
         return self.gain / self.total
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """What a message's hash key and value are below."""
+        return _KEYS, self.length
+
+    @property
     def contrast(self) -> float:
         """How much likelier a one is hit than a zero: p − 1/l."""
         return self.hit - 1 / self.length
@@ -67,7 +74,7 @@ class Bloom:
 
     def messages(self, ones: Tensor, noise: NoiseSource) -> Tensor:
         """(hash key, value), int64 ``(n, 2)``."""
-        keys = noise.integers((len(ones),), 1 << 62)
+        keys = noise.integers((len(ones),), _KEYS)
         hashed = hash_cells(keys, ones, self.length)
         return torch.stack([keys, self.choose(hashed, noise)], dim=1)
 

@@ -86,6 +86,11 @@ class LocalRandomizer(abc.ABC):
             int64 ``(n, w)``, a message a row.
         """
 
+    @property
+    @abc.abstractmethod
+    def bounds(self) -> tuple[int, ...]:
+        """What each of the w numbers of a message is below; none is negative."""
+
     @abc.abstractmethod
     def aggregate(self, messages: Tensor) -> Tensor:
         """Unbiased estimates of the counts, float64 ``(s, c)``, from messages in any order."""
@@ -112,6 +117,11 @@ class UnaryRandomizer(LocalRandomizer):
         bits = torch.zeros(len(nearest), self.table.cells, dtype=torch.int64)
         bits.scatter_(1, self.table.cells_of(nearest, labels), 1)
         return self.mechanism.randomize(bits, noise)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Bits."""
+        return (2,) * self.table.cells
 
     def aggregate(self, messages: Tensor) -> Tensor:
         """(sum − n·f)/(1 − 2f)."""
@@ -145,6 +155,11 @@ class CollisionRandomizer(LocalRandomizer):
     def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Hash key and value, int64 ``(n, 2)``."""
         return self.bloom.messages(self.table.cells_of(nearest, labels), noise)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """See :attr:`Bloom.bounds`."""
+        return self.bloom.bounds
 
     def aggregate(self, messages: Tensor) -> Tensor:
         """(hits − n/l)/(p − 1/l)."""
@@ -213,6 +228,11 @@ class SeparationRandomizer(_PairRandomizer):
             [self.query_bloom.messages(nearest, noise), self.label_bloom.messages(labels, noise)], dim=1
         )
 
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Of both messages."""
+        return self.query_bloom.bounds + self.label_bloom.bounds
+
     def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
         """See the base."""
         return (
@@ -270,6 +290,11 @@ class ConcatenationRandomizer(_PairRandomizer):
     def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Hash key and value, int64 ``(n, 2)``."""
         return self.bloom.messages(self._ones(nearest, labels), noise)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """See :attr:`Bloom.bounds`."""
+        return self.bloom.bounds
 
     def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
         """See the base."""

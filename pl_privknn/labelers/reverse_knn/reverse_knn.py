@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from pl_privknn.labelers.aggregation import vote_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, RecordBlocks, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, one_in_each_cell, one_in_each_pair
 from pl_privknn.labelers.reverse_knn.channel import Channel
-from pl_privknn.labelers.reverse_knn.local import Table, make_randomizer, true_counts
+from pl_privknn.labelers.reverse_knn.decision import check_counts, decide
+from pl_privknn.labelers.reverse_knn.local import LocalRandomizer, Table, true_counts
+from pl_privknn.labelers.reverse_knn.shuffle import MultiMessage, SingleMessage
 from pl_privknn.neighbors import assign
 from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Laplace, Mechanism
@@ -136,7 +138,7 @@ class ReverseKNN(Labeler):
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One release a round; see :meth:`Labeler.plan`."""
         if self._channel is not None:
-            return [Charge(self._channel.protocol(Table(num_queries, num_classes, self.k)).mechanism, rounds)]
+            return [Charge(self.protocol(num_queries, num_classes).mechanism, rounds)]
         return [Charge(self.noise, rounds)]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -168,13 +170,45 @@ class ReverseKNN(Labeler):
             raise ValueError(
                 f"trust={self.trust!r}: nobody may see counts; use label, or the randomizer's own functions"
             )
-        if counts.ndim != 2 or counts.dtype != torch.int64 or bool((counts < 0).any()):
-            raise ValueError(
-                f"counts: shape {tuple(counts.shape)}, {counts.dtype}; want int64 (s, c), none below 0"
-            )
+        check_counts(counts)
         noise = self.paid(ledger, self.noise, 1, "counts")
         noisy = self.noise.add_noise(counts, noise).double()
         return decide(noisy, self.noise.deviation, self.abstain, self.soft, max_answers)
+
+    @property
+    def randomizer(self) -> str | None:
+        """What a client's message is made by; None with a curator."""
+        return None if self._channel is None else self._channel.randomizer
+
+    def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer | SingleMessage | MultiMessage:
+        """What clients' messages are made and added up by, for a table of this shape; without a curator only."""
+        if self._channel is None:
+            raise ValueError("trust='central': a curator counts, and there are no messages")
+        return self._channel.protocol(Table(num_queries, num_classes, self.k))
+
+    def release_messages(
+        self,
+        fetch: Callable[[], Tensor],
+        num_queries: int,
+        num_classes: int,
+        ledger: ChargesLedger,
+        max_answers: int | None = None,
+    ) -> Release:
+        """Pay for one round, have its messages fetched and decide: the server's part, without a curator.
+
+        Args:
+            fetch: asks the clients, once the round is paid, and returns messages of :meth:`protocol`, ``(n, w)``.
+            num_queries: s.
+            num_classes: c.
+            ledger: pays; see :class:`~pl_privknn.labelers.base.ChargesLedger`.
+            max_answers: as for :meth:`label`.
+        """
+        protocol = self.protocol(num_queries, num_classes)
+        self.paid(ledger, protocol.mechanism, 1, "messages")
+        messages = fetch()
+        self._check_clients(len(messages))
+        noisy, deviation = protocol.aggregate(messages), protocol.deviation(len(messages))
+        return decide(noisy, deviation, self.abstain, self.soft, max_answers)
 
     def counts(self, queries: Tensor) -> Tensor:
         """The exact counts: **private**, for the data owner and for tests only.
@@ -237,28 +271,32 @@ class ReverseKNN(Labeler):
         Raises:
             ValueError: unless ``trust`` is ``"local"``.
         """
-        if self._channel is None or self.trust != "local":
+        if self.trust != "local":
             raise ValueError(f"trust={self.trust!r}: a server sees no single message")
-        protocol = make_randomizer(self._channel.randomizer, self._channel.epsilon, self._table(queries))
-        nearest, labels = self._votes(queries)
+        protocol = self.protocol(len(queries), self._num_classes)
+        assert isinstance(protocol, LocalRandomizer)
+        nearest, labels = self.votes(queries)
         noise = self.paid(ledger, protocol.mechanism, 1, "messages")
         messages = protocol.randomize(nearest, labels, noise)
         return torch.stack([protocol.aggregate(message) for message in messages.split(1)])
+
+    def _check_clients(self, found: int) -> None:
+        assert self._channel is not None
+        self._channel.check_clients(found)
 
     def _table(self, queries: Tensor) -> Table:
         return Table(len(queries), self._num_classes, self.k)
 
     def _ask_clients(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None) -> Release:
-        assert self._channel is not None
-        nearest, labels = self._votes(queries)
-        self._channel.check_clients(len(labels))
-        protocol = self._channel.protocol(self._table(queries))
+        nearest, labels = self.votes(queries)
+        self._check_clients(len(labels))
+        protocol = self.protocol(len(queries), self._num_classes)
         noise = self.paid(ledger, protocol.mechanism, 1, "messages")
         noisy = protocol.simulate(nearest, labels, noise)
         return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
 
-    def _votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`_choices` of all records together."""
+    def votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Each record's queries, int64 ``(n, k)``, and its label ``(n, 1)``: **private**, for the data owner."""
         nearest, labels = zip(*self._choices(queries, self._prices(queries)), strict=True)
         return torch.cat(nearest), torch.cat(labels)
 
@@ -286,33 +324,3 @@ class ReverseKNN(Labeler):
             else:
                 nearest = priced_neighbors(features, queries, prices, self.k, device=self.device)
             yield nearest, labels[:, None]
-
-
-def decide(
-    noisy: Tensor, deviation: float, abstain: float, soft: bool, max_answers: int | None = None
-) -> Release:
-    """Turn noisy counts into labels; uses nothing but the released counts and public constants.
-
-    Args:
-        noisy: float64, shape ``(s, c)``.
-        deviation: standard deviation of the noise on one count.
-        abstain: refuse below this many standard deviations between the two largest counts.
-        soft: give class probabilities too.
-        max_answers: answer at most this many, the first ones.
-
-    Returns:
-        The labels, and the counts as they are, for what is to be made of them later.
-    """
-    released = noisy.float()
-    top = noisy.topk(2, dim=1).values
-    labels = noisy.argmax(dim=1)
-    labels[top[:, 0] - top[:, 1] < abstain * deviation * math.sqrt(2.0)] = -1
-    if max_answers is not None:
-        labels[torch.nonzero(labels >= 0).flatten()[max_answers:]] = -1
-    if not soft:
-        return Release(labels, scores=released, score_deviation=deviation)
-    positive = noisy.clamp(min=0)
-    total = positive.sum(dim=1, keepdim=True)
-    uniform = torch.full_like(positive, 1.0 / positive.shape[1])
-    shares = torch.where(total > 0, positive / total.clamp(min=1e-12), uniform).float()
-    return Release(labels, shares, released, deviation)

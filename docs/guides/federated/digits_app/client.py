@@ -1,0 +1,30 @@
+"""A node: the records that it has, and what it allows."""
+
+from pathlib import Path
+
+from flwr.app import Context
+
+from digits_app.data import CLASSES, private
+from pl_privknn.features import Pixels
+from pl_privknn.federated import Client, client_app
+from pl_privknn.privacy import SeededNoise
+
+
+def node(context: Context) -> Client:
+    """Of a real node the record's path and max_epsilon are its owner's, in ``--node-config``, not the server's."""
+    part, parts = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
+    images, labels = private(part, parts)
+    seed = int(context.run_config["seed"])
+    return Client(
+        images,
+        labels,
+        CLASSES,
+        Pixels(),
+        trust="local",
+        max_epsilon=8.0,
+        record=Path(str(context.run_config["folder"])) / f"answered-{part}.json",
+        noise_source=None if seed < 0 else SeededNoise(seed).stream("node", part),
+    )
+
+
+app = client_app(node)

@@ -1,0 +1,37 @@
+"""The server: what is asked, how private it is, and who pays."""
+
+from pathlib import Path
+
+from flwr.app import Context
+
+from digits_app.data import CLASSES, public
+from pl_privknn.features import Pixels
+from pl_privknn.federated import FederatedRound, server_app
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy import SeededNoise
+
+
+def asked(context: Context) -> FederatedRound:
+    """One round about the first twenty public images."""
+    run, extractor = context.run_config, Pixels()
+    folder, name, seed = Path(str(run["folder"])), str(run["round"]), int(run["seed"])
+    folder.mkdir(parents=True, exist_ok=True)
+    return FederatedRound(
+        name=name,
+        labeler=ReverseKNN(
+            epsilon=float(run["epsilon"]),
+            trust="local",
+            randomizer="collision",
+            noise_source=None if seed < 0 else SeededNoise(seed),
+        ),
+        queries=extractor(public()[0][:20]),
+        num_classes=CLASSES,
+        extractor=extractor,
+        ledger=folder / "ledger.sqlite",
+        release=folder / f"{name}.npz",
+        max_epsilon=8.0,
+        num_nodes=4,
+    )
+
+
+app = server_app(asked, timeout=600.0)

@@ -1,0 +1,20 @@
+"""Reverse kNN over clients that keep their records: what they send, and Flower to carry it (an extra)."""
+
+from pl_privknn.federated.apps import client_app, server_app
+from pl_privknn.federated.client import Client
+from pl_privknn.federated.messages import Refused, Request
+from pl_privknn.federated.sealing import new_key
+from pl_privknn.federated.server import FederatedRound, run_round
+from pl_privknn.federated.shuffler import Shuffler
+
+__all__ = [
+    "Client",
+    "FederatedRound",
+    "Refused",
+    "Request",
+    "Shuffler",
+    "client_app",
+    "new_key",
+    "run_round",
+    "server_app",
+]

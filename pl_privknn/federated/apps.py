@@ -1,0 +1,117 @@
+"""Flower's side: apps for ``flwr run`` that carry the messages of this room."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pl_privknn.federated.client import Client
+from pl_privknn.federated.messages import Fields
+from pl_privknn.federated.replies import ACTIONS, reply_to
+from pl_privknn.federated.server import FederatedRound, run_round
+from pl_privknn.federated.shuffler import Shuffler
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+_LOG = logging.getLogger(__name__)
+_RECORD = "pl_privknn"
+_PAUSE = 1.0
+
+
+def client_app(node: Callable[[Context], Client | Shuffler]) -> ClientApp:
+    """Flower's app for all nodes of a run: those with records, and the one that mixes.
+
+    Args:
+        node: called for each message with Flower's context, whose ``node_config`` says which node it is; returns
+            what this node is. Under simulation ``context.node_config["partition-id"]`` tells nodes apart.
+
+    Raises:
+        ImportError: without Flower.
+    """
+    flwr = _flower()
+    app = flwr.clientapp.ClientApp()
+
+    def registered(action: str) -> None:
+        @app.query(action)
+        def reply(message: Message, context: Context) -> Message:
+            sent = message.content.config_records.get(_RECORD)
+            made = reply_to(action, lambda: node(context), sent)
+            return flwr.app.Message(
+                flwr.app.RecordDict({_RECORD: flwr.app.ConfigRecord(made)}), reply_to=message
+            )
+
+    for action in ACTIONS:
+        registered(action)
+    return app
+
+
+def server_app(
+    config: FederatedRound | Callable[[Context], FederatedRound], timeout: float = 3600.0
+) -> ServerApp:
+    """Flower's app for the server: one round, with its ledger.
+
+    Args:
+        config: the round, or what makes it of Flower's context, whose ``run_config`` ``flwr run --run-config`` sets.
+        timeout: seconds after which nodes that did not reply are left out.
+
+    Raises:
+        ImportError: without Flower.
+    """
+    flwr = _flower()
+    app = flwr.serverapp.ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        asked = config if isinstance(config, FederatedRound) else config(context)
+        release = run_round(asked, GridTransport(grid, timeout))
+        _LOG.info("round %s: %d labels in %s", asked.name, int(release.answered.sum()), asked.release)
+
+    return app
+
+
+class GridTransport:
+    """Flower's grid as what carries a round; see :class:`~pl_privknn.federated.server.Transport`."""
+
+    def __init__(self, grid: Grid, timeout: float) -> None:
+        self._grid, self._timeout = grid, timeout
+
+    def nodes(self, least: int) -> list[int]:
+        """All nodes, once there are so many."""
+        end = time.monotonic() + self._timeout
+        while len(found := sorted(self._grid.get_node_ids())) < least:
+            if time.monotonic() > end:
+                raise ValueError(
+                    f"num_nodes={least}: {len(found)} came in {self._timeout:g} s. Nothing was charged"
+                )
+            time.sleep(_PAUSE)
+        return found
+
+    def ask(self, action: str, requests: Mapping[int, Fields]) -> Iterator[tuple[int, Any]]:
+        """Send each node its message, and take what comes before the timeout."""
+        flwr = _flower()
+        messages = [
+            flwr.app.Message(
+                flwr.app.RecordDict({_RECORD: flwr.app.ConfigRecord(fields)}),
+                dst_node_id=node,
+                message_type=f"query.{action}",
+            )
+            for node, fields in requests.items()
+        ]
+        for reply in self._grid.send_and_receive(messages, timeout=self._timeout):
+            sent = None if reply.has_error() else reply.content.config_records.get(_RECORD)
+            yield reply.metadata.src_node_id, None if sent is None else dict(sent)
+
+
+def _flower() -> Any:
+    try:
+        import flwr.app
+        import flwr.clientapp
+        import flwr.serverapp
+    except ImportError:
+        raise ImportError("clients and servers need Flower: pip install 'pl-privknn[federated]'") from None
+    return flwr

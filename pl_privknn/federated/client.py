@@ -1,0 +1,124 @@
+"""A node with private records: what it looks at before it answers, and what it sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_choice, check_int, check_positive
+from pl_privknn.features.base import Extractor
+from pl_privknn.federated.answered import AnsweredRounds
+from pl_privknn.federated.messages import TRUSTS, Refused, Request, encode, extractor_digest
+from pl_privknn.federated.sealing import seal
+from pl_privknn.labelers.base import check_table
+from pl_privknn.labelers.reverse_knn.local import make_randomizer
+from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
+from pl_privknn.privacy.noise import NoiseSource, default_noise
+
+
+class Client:
+    """One node's private records, its own budget, and its own record of what it answered.
+
+    Under ``"local"`` trust its records' privacy rests on this class alone. Whatever a server asks, each message is
+    noised here, by the ε that the request names; that ε is added up in a file here, and a request that would pass
+    ``max_epsilon``, or whose round was answered, is refused. What is refused depends on nothing private.
+
+    Args:
+        images: float32 ``(n, channels, height, width)``; features ``(n, d)`` where ``extractor`` is a name.
+        labels: int64 ``(n,)``.
+        num_classes: c. Fixed here: a server that could choose it would learn from a refusal which labels there are.
+        extractor: the public extractor that was agreed upon, or a name for the features as they are.
+        max_epsilon: the most that all answers together may cost a record, counted in pure ε of what this node sends,
+            whoever mixes it.
+        record: a file that lasts; see :class:`~pl_privknn.federated.answered.AnsweredRounds`. One for each node.
+        trust: the only kind of request that is answered: ``"local"`` or ``"shuffle"``.
+        max_message_epsilon: the most that one answer may cost; by default ``max_epsilon``.
+        shuffler_key: under ``"shuffle"``, the public key of the node that mixes, 32 bytes. Get it from whoever runs
+            that node, never by way of the server.
+        noise_source: the operating system's generator; seeded ones are for tests.
+
+    Raises:
+        ValueError: for values out of range.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pl_privknn.federated import Client, Refused, Request
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     records = torch.eye(2), torch.tensor([0, 1])
+        ...     client = Client(*records, 2, "corners", max_epsilon=0.5, record=f"{folder}/answered.json")
+        ...     asked = Request.about(torch.eye(2), round="a", epsilon=0.5, num_classes=2, extractor=client.extractor)
+        ...     print(len(client.answer(asked)), "bytes,", client.answered.spent)
+        ...
+        18 bytes, 0.5
+    """
+
+    role = "client"
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        extractor: Extractor | str,
+        *,
+        max_epsilon: float,
+        record: str | Path,
+        trust: str = "local",
+        max_message_epsilon: float | None = None,
+        shuffler_key: bytes | None = None,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        self.trust = check_choice("trust", trust, TRUSTS)
+        self.max_epsilon = check_positive("max_epsilon", max_epsilon)
+        one = self.max_epsilon if max_message_epsilon is None else max_message_epsilon
+        self.max_message_epsilon = check_positive("max_message_epsilon", one)
+        if (trust == "shuffle") != (shuffler_key is not None) or len(shuffler_key or bytes(32)) != 32:
+            raise ValueError(
+                f"trust={trust!r}: give shuffler_key, 32 bytes, with 'shuffle' and with nothing else"
+            )
+        self.shuffler_key = shuffler_key
+        self.num_classes = check_int("num_classes", num_classes, 2)
+        self.extractor = extractor_digest(extractor)
+        with torch.inference_mode():
+            self._features = images if isinstance(extractor, str) else extractor(images).cpu()
+        check_table(self._features, labels, self.num_classes)
+        self._labels = labels
+        self.answered = AnsweredRounds(record)
+        self.noise_source = noise_source if noise_source is not None else default_noise()
+
+    def answer(self, request: Request) -> bytes:
+        """The messages of this node's records, a row each, under ``"shuffle"`` in an envelope; once a round.
+
+        Raises:
+            Refused: see the class.
+        """
+        self._check(request)
+        voter = ReverseKNN(k=request.k, epsilon=request.epsilon)
+        voter.fit(self._features, self._labels, self.num_classes)
+        nearest, labels = voter.votes(request.features())
+        self.answered.spend(request.round, request.epsilon, self.max_epsilon)
+        protocol = make_randomizer(request.randomizer, request.epsilon, request.table)
+        noise = self.noise_source.stream("client", request.round)
+        sent = encode(protocol.randomize(nearest, labels, noise), protocol.bounds)
+        return sent if self.shuffler_key is None else seal(sent, self.shuffler_key, request.digest)
+
+    def _check(self, request: Request) -> None:
+        stated = {
+            "trust": (request.trust, self.trust),
+            "num_classes": (request.num_classes, self.num_classes),
+            "dimensions": (request.dimensions, self._features.shape[1]),
+            "extractor": (request.extractor, self.extractor),
+        }
+        for name, (asked, own) in stated.items():
+            if asked != own:
+                raise Refused(f"{name}={asked!r}, but this node has {own!r}; both sides must agree on it")
+        if request.epsilon > self.max_message_epsilon:
+            raise Refused(
+                f"epsilon={request.epsilon:g} is above this node's max_message_epsilon={self.max_message_epsilon:g}"
+            )
+        if not (self.noise_source.cryptographic or request.seeded):
+            raise Refused(
+                "this node's noise comes from a seed; a ledger that says so must ask for it (seeded)"
+            )

@@ -1,0 +1,235 @@
+"""What the server and its nodes say to one another: flat dictionaries of plain values, checked on arrival."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pl_privknn._checks import check_choice, check_int, check_positive, shown
+from pl_privknn.features.base import Extractor
+from pl_privknn.init_arguments import as_section
+from pl_privknn.labelers.reverse_knn.local import RANDOMIZERS, Table
+
+#: Of these messages; a node answers no other one.
+VERSION = 1
+#: Whom clients may trust: nobody, or a node that mixes.
+TRUSTS = ("local", "shuffle")
+#: Of a table: a request that names a few numbers must not fill a node's memory.
+_MOST_CELLS = 1 << 24
+#: One message: names to numbers, texts and bytes.
+Fields = dict[str, Any]
+
+
+class Refused(ValueError):
+    """A node does not answer. The reason depends on nothing private: the server may read it.
+
+    Example:
+        >>> from pl_privknn.federated import Refused, Request
+        >>> try:
+        ...     Request.from_fields({"version": 2})
+        ... except Refused as refused:
+        ...     print(refused)
+        ...
+        version=2: this node speaks version 1
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a server asks of each client, and shows to the shuffler: one round's queries.
+
+    Attributes:
+        round: its name, which a node answers once.
+        trust: ``"local"`` or ``"shuffle"``.
+        randomizer: of a message.
+        epsilon: ε of one record's message, whoever mixes it.
+        k: queries that a record votes for.
+        num_classes: c.
+        dimensions: d.
+        extractor: digest of what made the features; see :func:`extractor_digest`.
+        min_records: messages that a shuffler must have before it hands any on.
+        seeded: whether noise may come from a seed, which leaves no guarantee.
+        queries: float32, little endian, s·d values.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.federated import Request
+        >>> asked = Request.about(torch.zeros(5, 2), round="first", epsilon=0.5, num_classes=10, extractor="00")
+        >>> asked.table, Request.from_fields(asked.fields()) == asked
+        (Table(queries=5, classes=10, k=1, labels=1), True)
+    """
+
+    round: str
+    trust: str
+    randomizer: str
+    epsilon: float
+    k: int
+    num_classes: int
+    dimensions: int
+    extractor: str
+    min_records: int
+    seeded: bool
+    queries: bytes
+
+    @classmethod
+    def about(
+        cls,
+        queries: Tensor,
+        *,
+        round: str,
+        epsilon: float,
+        num_classes: int,
+        extractor: str,
+        trust: str = "local",
+        randomizer: str = "collision",
+        k: int = 1,
+        min_records: int = 0,
+        seeded: bool = False,
+    ) -> Request:
+        """Ask about public features, float32 ``(s, d)``."""
+        values = queries.detach().cpu().numpy().astype("<f4").tobytes()
+        stated = (round, trust, randomizer, epsilon, k, num_classes, int(queries.shape[1]), extractor)
+        return cls(*stated, min_records, seeded, values)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Request:
+        """Read a request.
+
+        Raises:
+            Refused: for one that is not whole, of another version, or out of range.
+        """
+        if fields.get("version") != VERSION:
+            raise Refused(f"version={shown(fields.get('version'))}: this node speaks version {VERSION}")
+        kinds = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
+        if fields.keys() != {"version", *kinds}:
+            raise Refused(f"request: want the fields {', '.join(('version', *kinds))} and no others")
+        for name, kind in kinds.items():
+            if type(fields[name]) is not kind:
+                raise Refused(f"{name}={shown(fields[name])} must be of type {kind.__name__}")
+        request = cls(**{name: fields[name] for name in kinds})
+        try:
+            check_choice("trust", request.trust, TRUSTS)
+            check_choice("randomizer", request.randomizer, tuple(RANDOMIZERS))
+            check_positive("epsilon", request.epsilon)
+            check_int("num_classes", request.num_classes, 2, _MOST_CELLS)
+            check_int("dimensions", request.dimensions)
+            check_int("min_records", request.min_records, 2 if request.trust == "shuffle" else 0)
+            check_int("k", request.k, maximum=len(request.features()))
+            check_int("cells of the table", request.table.cells, maximum=_MOST_CELLS)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        if not request.round:
+            raise Refused("round='' must be the round's name")
+        return request
+
+    def fields(self) -> Fields:
+        """As it is sent."""
+        return {"version": VERSION, **dataclasses.asdict(self)}
+
+    def features(self) -> Tensor:
+        """The queries, float32 ``(s, d)``.
+
+        Raises:
+            ValueError: unless there are whole, finite rows.
+        """
+        row = 4 * self.dimensions
+        if not self.queries or len(self.queries) % row:
+            raise ValueError(f"queries: {len(self.queries)} bytes are no whole rows of {row}")
+        found = torch.from_numpy(np.frombuffer(self.queries, "<f4").astype(np.float32))
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError("queries: some are NaN or infinite")
+        return found.view(-1, self.dimensions)
+
+    @property
+    def table(self) -> Table:
+        """Shape of an answer."""
+        return Table(len(self.queries) // (4 * self.dimensions), self.num_classes, self.k)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of all fields: what an answer says that it answers."""
+        plain = {
+            name: value.hex() if isinstance(value, bytes) else value for name, value in self.fields().items()
+        }
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).digest()
+
+
+_KINDS = {"str": str, "int": int, "float": float, "bool": bool, "bytes": bytes}
+
+
+def extractor_digest(extractor: Extractor | str) -> str:
+    """What tells one public extractor from another: its arguments and whatever it learned, or a name agreed upon.
+
+    Raises:
+        ValueError: for an extractor whose arguments can't be told apart.
+    """
+    if isinstance(extractor, str):
+        return hashlib.sha256(f"name {extractor}".encode()).hexdigest()
+    section, left_out = as_section(extractor)
+    if left_out:
+        raise ValueError(
+            f"extractor={type(extractor).__name__}: {left_out[0]} is no plain value, so that it can't be compared; "
+            "give a name that stands for it"
+        )
+    digest = hashlib.sha256(json.dumps(section, sort_keys=True).encode())
+    state = extractor.state_dict()
+    if isinstance(extractor, nn.Module):  # what it was built with, pretrained weights for instance
+        state = {**nn.Module.state_dict(extractor), **state}
+    for name, value in sorted(state.items()):
+        digest.update(f"|{name} {tuple(value.shape)} {value.dtype}|".encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def encode(messages: Tensor, bounds: tuple[int, ...]) -> bytes:
+    """Messages, int64 ``(n, w)``, row by row; each number in 1, 2, 4 or 8 bytes, as many as its bound needs."""
+    columns = messages.numpy()
+    parts, place = [], 0
+    for size, count in _runs(bounds):
+        part = columns[:, place : place + count].astype(f"<u{size}")
+        parts.append(np.ascontiguousarray(part).view(np.uint8).reshape(len(columns), size * count))
+        place += count
+    return np.concatenate(parts, axis=1).tobytes()
+
+
+def decode(data: bytes, bounds: tuple[int, ...], most: int) -> Tensor:
+    """Read :func:`encode`.
+
+    Args:
+        data: from somebody who may send anything.
+        bounds: what each number of a message is below.
+        most: more messages than this are refused.
+
+    Raises:
+        ValueError: for what is no message of this kind.
+    """
+    runs = _runs(bounds)
+    width = sum(size * count for size, count in runs)
+    if len(data) % width:
+        raise ValueError(f"{len(data)} bytes are no whole messages of {width}")
+    if len(data) > most * width:
+        raise ValueError(f"{len(data) // width} messages are more than {most}")
+    rows = np.frombuffer(data, np.uint8).reshape(-1, width)
+    parts, place = [], 0
+    for size, count in runs:
+        part = np.ascontiguousarray(rows[:, place : place + size * count])
+        parts.append(part.view(f"<u{size}").reshape(len(rows), count).astype(np.uint64))
+        place += size * count
+    numbers = np.concatenate(parts, axis=1)
+    if bool((numbers >= np.array(bounds, np.uint64)).any()):
+        raise ValueError("a number is not below its bound")
+    return torch.from_numpy(numbers.astype(np.int64))
+
+
+def _runs(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Bytes a number, and how many neighbouring numbers take as many."""
+    sizes = [next(size for size in (1, 2, 4, 8) if bound <= 1 << (8 * size)) for bound in bounds]
+    return [(size, len(list(run))) for size, run in itertools.groupby(sizes)]

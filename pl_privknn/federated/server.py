@@ -1,0 +1,261 @@
+"""The server's part of a round: it pays, then asks, takes what is well made, and decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_int
+from pl_privknn._files import replaced_durably
+from pl_privknn.features.base import Extractor
+from pl_privknn.federated.messages import TRUSTS, VERSION, Fields, Request, decode, extractor_digest
+from pl_privknn.labelers.base import Release
+from pl_privknn.labelers.reverse_knn.local import LocalRandomizer
+from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn.shuffle import SingleMessage
+from pl_privknn.privacy.ledger.ledger import Ledger
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Transport(Protocol):
+    """What carries messages; Flower's grid, or a test's stand-in."""
+
+    def nodes(self, least: int) -> list[int]:
+        """All nodes, once there are so many."""
+
+    def ask(self, action: str, requests: Mapping[int, Fields]) -> Iterable[tuple[int, Any]]:
+        """Send each node its message; what came back, with the node that it came from, in any order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedRound:
+    """One round of reverse kNN over clients: what is asked, who pays, and where the labels go.
+
+    Attributes:
+        name: of the round, and of its run in the ledger; a round is asked once.
+        labeler: with its trust, ε, randomiser and k; its private table stays empty.
+        queries: features of public examples, float32 ``(s, d)``, made by ``extractor``.
+        num_classes: c.
+        extractor: the public extractor that was agreed upon, or a name for it.
+        ledger: the server's file of all releases about these clients' records.
+        release: the ``.npz`` file that is written: ``labels``, ``soft``, ``scores``, ``score_deviation``.
+        delta: δ of the ledger's budget.
+        max_epsilon: the ledger's budget; None for no limit.
+        num_nodes: nodes that must be there before anyone is asked, the shuffler among them.
+        max_messages: records of one node; more are refused.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.federated import FederatedRound
+        >>> from pl_privknn.labelers import ReverseKNN
+        >>> from pl_privknn.privacy import account
+        >>> labeler = ReverseKNN(epsilon=0.5, trust="local")
+        >>> round_one = FederatedRound(
+        ...     "first", labeler, torch.eye(3), 10, extractor="unit vectors", ledger="l.sqlite", release="first.npz"
+        ... )
+        >>> round(account(round_one.plan(), delta=1e-5, adjacency="replace_one").epsilon, 3)
+        0.5
+    """
+
+    name: str
+    labeler: ReverseKNN
+    queries: Tensor
+    num_classes: int
+    extractor: Extractor | str
+    ledger: str | Path
+    release: str | Path
+    delta: float = 1e-5
+    max_epsilon: float | None = None
+    num_nodes: int = 1
+    max_messages: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        check_int("num_nodes", self.num_nodes)
+        check_int("max_messages", self.max_messages)
+        check_int("num_classes", self.num_classes, 2)
+        if (
+            self.queries.ndim != 2
+            or self.queries.dtype != torch.float32
+            or len(self.queries) < self.labeler.k
+        ):
+            raise ValueError(
+                f"queries: shape {tuple(self.queries.shape)}, {self.queries.dtype}; want float32 (s, d), s at least "
+                f"k={self.labeler.k}"
+            )
+        if self.labeler.trust not in TRUSTS:
+            raise ValueError(
+                f"trust={self.labeler.trust!r}: clients' exact counts would have to reach a server, and no secure "
+                "aggregation is offered here; use 'local' or 'shuffle'"
+            )
+        if self.labeler.balance is not None:
+            raise ValueError(
+                f"balance={self.labeler.balance!r}: clients are sent no prices; use balance=None"
+            )
+        if self.labeler.randomizer == "shares":
+            raise ValueError(
+                "randomizer='shares': an envelope's length would tell how much noise its client drew; use one "
+                "message, such as randomizer='collision'"
+            )
+
+    def plan(self) -> list[Any]:
+        """What the round costs, as one process would state it."""
+        size = len(self.queries)
+        return self.labeler.stated_plan(size, size, self.num_classes)
+
+    def request(self, origin: str) -> Request:
+        """What every client is asked; ``origin`` tells the ledger from others, whose rounds may share the name."""
+        labeler = self.labeler
+        return Request.about(
+            self.queries,
+            round=f"{self.name}@{origin[:16]}",
+            trust=labeler.trust,
+            randomizer=str(labeler.randomizer),
+            epsilon=self.message().epsilon,
+            k=labeler.k,
+            num_classes=self.num_classes,
+            extractor=extractor_digest(self.extractor),
+            min_records=getattr(self._protocol(), "num_clients", 0),
+            seeded=not labeler.noise_source.cryptographic,
+        )
+
+    def message(self) -> LocalRandomizer:
+        """What makes one record's message."""
+        protocol = self._protocol()
+        randomizer: LocalRandomizer = protocol.randomizer if isinstance(protocol, SingleMessage) else protocol
+        return randomizer
+
+    def _protocol(self) -> Any:
+        return self.labeler.protocol(len(self.queries), self.num_classes)
+
+
+def run_round(config: FederatedRound, transport: Transport) -> Release:
+    """Pay for a round, ask the clients and write down the labels.
+
+    A node that drops out, refuses, or sends what is no answer is left out and named in the log: fewer answers make
+    the labels less accurate and change nothing in ε.
+
+    Raises:
+        ValueError: before anything is paid, for a round that was asked, or nodes that can't answer it; afterwards,
+            under ``"shuffle"``, where fewer records took part than the guarantee counts on.
+        BudgetExceeded: if the ledger's budget would be passed; no client was asked.
+        RuntimeError: where no client answered.
+    """
+    labeler, target = config.labeler, Path(config.release)
+    if target.exists():
+        raise ValueError(
+            f"release={str(target)!r} is there already, and a round is asked once; give another name to a new one"
+        )
+    ledger = Ledger(
+        config.ledger, adjacency=labeler.adjacency, delta=config.delta, max_epsilon=config.max_epsilon
+    )
+    try:
+        run = ledger.run(config.name, plan=config.plan())
+        if run.num_charges:
+            raise ValueError(
+                f"name={config.name!r} was paid for in {ledger.path}, and nodes answer a round once; give another"
+            )
+        request = config.request(run.origin)
+        clients, shuffler = _roles(config, transport)
+        release = labeler.release_messages(
+            lambda: _messages(config, transport, request, clients, shuffler),
+            len(config.queries),
+            config.num_classes,
+            run,
+        )
+    finally:
+        ledger.close()
+    kept = {name: value for name, value in vars(release).items() if value is not None}
+    with replaced_durably(target) as file:
+        np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in kept.items()})
+    return release
+
+
+def _roles(config: FederatedRound, transport: Transport) -> tuple[list[int], int | None]:
+    """The nodes with records, and the one that mixes."""
+    nodes = transport.nodes(config.num_nodes)
+    said = _accepted(transport.ask("role", {node: {"version": VERSION} for node in nodes}), nodes, _role)
+    clients = sorted(node for node, role in said.items() if role == "client")
+    shufflers = sorted(node for node, role in said.items() if role == "shuffler")
+    wanted = 1 if config.labeler.trust == "shuffle" else 0
+    if len(shufflers) != wanted or not clients:
+        raise ValueError(
+            f"trust={config.labeler.trust!r} wants clients and {wanted} shuffling nodes; of the nodes that are there "
+            f"{len(clients)} are clients and {len(shufflers)} shufflers. Nothing was charged"
+        )
+    return clients, shufflers[0] if shufflers else None
+
+
+def _messages(
+    config: FederatedRound, transport: Transport, request: Request, clients: list[int], shuffler: int | None
+) -> Tensor:
+    """Every record's message, int64 ``(n, w)``; through the shuffler, where there is one."""
+    bounds = config.message().bounds
+    asked = dict.fromkeys(clients, request.fields())
+
+    def payload(fields: Any) -> bytes:
+        if fields.get("request") != request.digest or not isinstance(fields.get("payload"), bytes):
+            raise ValueError("no answer to this request")
+        found: bytes = fields["payload"]
+        return found
+
+    def messages(fields: Any) -> Tensor:
+        return decode(payload(fields), bounds, config.max_messages)
+
+    if shuffler is None:
+        parts = list(_accepted(transport.ask("answer", asked), clients, messages).values())
+    else:
+        sealed = list(_accepted(transport.ask("answer", asked), clients, payload).values())
+        most = config.max_messages * len(clients)
+        order = {**request.fields(), "envelopes": sealed, "most": config.max_messages}
+        mixed = _accepted(
+            transport.ask("mix", {shuffler: order}),
+            [shuffler],
+            lambda fields: decode(payload(fields), bounds, most),
+        )
+        parts = list(mixed.values())
+    if not sum(len(part) for part in parts):
+        raise RuntimeError(
+            f"round {request.round!r} was paid for and nobody answered it; the log says why. Ask anew under another "
+            "name"
+        )
+    return torch.cat(parts)
+
+
+def _role(fields: Any) -> str:
+    if fields.get("version") != VERSION or fields.get("role") not in ("client", "shuffler"):
+        raise ValueError("it does not say what it is, in this version")
+    return str(fields["role"])
+
+
+def _accepted(
+    replies: Iterable[tuple[int, Any]], asked: list[int], read: Callable[[Any], _T]
+) -> dict[int, _T]:
+    """The first reply of each node that was asked, as far as it can be read; others are named in the log."""
+    found: dict[int, _T] = {}
+    seen: set[int] = set()
+    for node, fields in replies:
+        try:
+            if node not in asked:
+                raise ValueError("it was not asked")
+            if node in seen:
+                raise ValueError("a second reply")
+            seen.add(node)
+            if not isinstance(fields, Mapping):
+                raise ValueError("no message")
+            if "refused" in fields:
+                raise ValueError(" ".join(str(fields["refused"]).split())[:300])
+            found[node] = read(fields)
+        except ValueError as error:
+            _LOG.warning("node %d is left out: %s", node, error)
+    for node in sorted(set(asked) - seen):
+        _LOG.warning("node %d is left out: no reply", node)
+    return found

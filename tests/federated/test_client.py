@@ -1,0 +1,175 @@
+"""A client's privacy is its own affair: what it refuses, what it writes down first, and what leaves it."""
+
+import doctest
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from federated_setup import CLASSES, NAME, client, coins, queries, records
+from filelock import FileLock, Timeout
+
+from pl_privknn._files import write_durably
+from pl_privknn.federated import Client, Refused, Request, answered
+from pl_privknn.federated.answered import AnsweredRounds
+from pl_privknn.federated.messages import decode, extractor_digest
+from pl_privknn.federated.replies import reply_to
+from pl_privknn.labelers.reverse_knn.local import RANDOMIZERS, make_randomizer
+from pl_privknn.privacy.noise import NoiseSource, SystemNoise
+
+
+def request(**stated):
+    given = {"round": "first", "epsilon": 1.0, "num_classes": CLASSES, "extractor": extractor_digest(NAME)}
+    return Request.about(queries(), **{**given, "seeded": True, **stated})
+
+
+class NeverDrawn(NoiseSource):
+    cryptographic = True
+
+    def random_words(self, count):
+        raise AssertionError("drawn")
+
+    def stream(self, *key):
+        return self
+
+
+@pytest.mark.parametrize("name", list(RANDOMIZERS))
+def test_what_leaves_is_the_randomisers_message_of_the_literal_nearest_query(tmp_path, name):
+    features, labels = records(0)
+    distances = (features[:, None] - queries()[None]).square().sum(dim=2)
+    protocol = make_randomizer(name, 1.0, request().table)
+    noise = coins(0).stream("client", "first")
+    literal = protocol.randomize(distances.argmin(dim=1, keepdim=True), labels[:, None], noise)
+    sent = client(tmp_path, 0).answer(request(randomizer=name))
+    assert torch.equal(decode(sent, protocol.bounds, 40), literal)
+
+
+@pytest.mark.parametrize(
+    ("stated", "named"),
+    [
+        ({"trust": "shuffle", "min_records": 2}, "trust='shuffle', but this node has 'local'"),
+        ({"num_classes": CLASSES - 1}, "num_classes=2, but this node has 3"),
+        ({"num_classes": CLASSES + 1}, "num_classes=4, but this node has 3"),
+        ({"extractor": extractor_digest("other")}, "extractor="),
+        ({"epsilon": 1.6}, "above this node's max_message_epsilon=1.5"),
+    ],
+)
+def test_a_request_for_something_else_is_refused_before_anything_is_spent(tmp_path, stated, named):
+    node = client(tmp_path, 0, seeded=False, max_message_epsilon=1.5, noise_source=NeverDrawn())
+    with pytest.raises(Refused, match=named):
+        node.answer(request(**stated))
+    assert node.answered.spent == 0.0
+
+
+def test_what_is_refused_depends_on_no_label(tmp_path):
+    features, _ = records(0)
+    texts = set()
+    for labels in (torch.zeros(40, dtype=torch.int64), torch.full((40,), 2)):
+        node = Client(features, labels, CLASSES, NAME, max_epsilon=9.0, record=tmp_path / "answered.json")
+        with pytest.raises(Refused) as caught:
+            node.answer(request(num_classes=2))
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+
+
+def test_a_round_is_answered_once_and_no_message_can_be_had_twice(tmp_path):
+    node = client(tmp_path, 0)
+    node.answer(request())
+    for again in (request(), request(epsilon=0.5), request(randomizer="separation")):
+        with pytest.raises(Refused, match="answers a round once"):
+            client(tmp_path, 0).answer(again)  # another process's object, the same file
+    assert node.answered.spent == 1.0
+
+
+def test_rounds_add_up_to_the_budget_and_no_further(tmp_path):
+    node = client(tmp_path, 0, max_epsilon=0.3)
+    for number in range(3):  # whose floats add up to more than 0.3 by rounding
+        node.answer(request(round=f"r{number}", epsilon=0.1))
+    for epsilon in (0.1, 1e-3):
+        with pytest.raises(Refused, match=r"own budget max_epsilon=0\.3"):
+            node.answer(request(round="further", epsilon=epsilon))
+    assert node.answered.spent == pytest.approx(0.3)
+
+
+def test_what_is_spent_is_on_disk_before_a_coin_is_tossed(tmp_path):
+    node = client(tmp_path, 0, seeded=False, noise_source=NeverDrawn())
+    with pytest.raises(AssertionError, match="drawn"):
+        node.answer(request(epsilon=0.7))
+    assert json.loads((tmp_path / "answered-0.json").read_text()) == {"first": 0.7}
+    assert (tmp_path / "answered-0.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_seeded_node_answers_a_server_whose_ledger_says_so_alone(tmp_path):
+    with pytest.raises(Refused, match="seed"):
+        client(tmp_path, 0).answer(request(seeded=False))
+    assert len(client(tmp_path, 0, seeded=False).answer(request(seeded=False))) == 40 * 9
+
+
+def test_coins_are_the_operating_systems_unless_a_test_says_otherwise(tmp_path):
+    assert isinstance(client(tmp_path, 0, seeded=False).noise_source, SystemNoise)
+
+
+def test_a_record_that_is_none_is_never_taken_for_an_empty_one(tmp_path):
+    for text in ("", "[1]", '{"a": -1}', '{"a": "b"}', '{"a": 1'):
+        (tmp_path / "answered-0.json").write_text(text)
+        with pytest.raises(ValueError, match="is no record of answered rounds"):
+            client(tmp_path, 0).answer(request())
+
+
+def test_nothing_of_an_unforeseen_error_leaves_the_node():
+    def broken():
+        raise RuntimeError("label 7 of Ann")
+
+    assert reply_to("answer", broken, request().fields()) == {
+        "refused": "an error on the node; its own log has it"
+    }
+    assert "refused" in reply_to("answer", lambda: None, None)
+
+
+def test_bad_arguments_are_named(tmp_path):
+    for arguments, named in (
+        ({"trust": "everybody"}, "trust"),
+        ({"max_epsilon": 0.0}, "max_epsilon"),
+        ({"max_message_epsilon": -1.0}, "max_message_epsilon"),
+        ({"trust": "shuffle"}, "shuffler_key"),
+        ({"shuffler_key": bytes(32)}, "shuffler_key"),
+        ({"trust": "shuffle", "shuffler_key": bytes(31)}, "shuffler_key"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            client(tmp_path, 0, **arguments)
+
+
+def test_other_processes_wait_from_the_reading_of_a_total_to_its_writing(tmp_path, monkeypatch):
+    path, tried = tmp_path / "answered.json", []
+
+    def writing(*arguments, **named):
+        with pytest.raises(Timeout):
+            FileLock(f"{path}.lock", timeout=0).acquire()
+        tried.append(write_durably(*arguments, **named))
+
+    monkeypatch.setattr(answered, "write_durably", writing)
+    AnsweredRounds(path).spend("a", 1.0, budget=1.0)
+    with pytest.raises(Refused, match="own budget"):
+        AnsweredRounds(path).spend("b", 1.0, budget=1.0)
+    assert len(tried) == 1
+
+
+def test_the_bytes_of_the_guide_are_those_that_are_sent(capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "federated.md").read_text(
+        encoding="utf-8"
+    )
+    (code,) = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Request.about" in block
+    ]
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize("name", ["client", "messages", "server", "shuffler"])
+def test_examples_of_docstrings_are_true(name):
+    done = doctest.testmod(importlib.import_module(f"pl_privknn.federated.{name}"))
+    assert done.attempted > 0
+    assert done.failed == 0

@@ -1,0 +1,144 @@
+"""The same round carried by Flower: its own messages, serialised as on the wire, between its own apps."""
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import torch
+from federated_setup import Wire, asked, client
+from flwr.app import Context, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from pl_privknn.federated import FederatedRound, Shuffler, client_app, new_key, run_round, server_app
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.noise import SeededNoise
+
+
+@pytest.fixture(autouse=True)
+def _run(monkeypatch):
+    """The run that Flower's processes are told of when they start."""
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 0)
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+
+
+class MemoryGrid(Grid):
+    """Hands messages to a client app in this process, by way of the bytes that gRPC would carry."""
+
+    def __init__(self, app, nodes):
+        self.app, self.fates = app, nodes
+        self.states = {node: RecordDict() for node in nodes}
+
+    @property
+    def run(self):
+        return None
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    def create_message(self, *arguments, **named):
+        raise NotImplementedError
+
+    def push_messages(self, messages):
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return list(self.fates)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if self.fates[node] == "drops out":
+                continue
+            context = Context(1, node, {"partition-id": node}, self.states[node], {})
+            replies.append(_carried(self.app(_carried(message), context)))
+        return replies
+
+
+def _carried(message):
+    proto = message_to_proto(message)
+    return message_from_proto(type(proto).FromString(proto.SerializeToString()))
+
+
+def carried(nodes, config, fates=None):
+    """A round through Flower's apps, whose nodes are made anew for each message, as Flower does."""
+    app = client_app(lambda context: nodes(int(context.node_config["partition-id"])))
+    grid = MemoryGrid(app, dict(fates or dict.fromkeys(range(4), "answers")))
+    server_app(config, timeout=1.0)(grid, Context(1, 0, {}, RecordDict(), {}))
+
+
+def stored(folder, name="first"):
+    import numpy as np
+
+    with np.load(folder / f"{name}.npz") as found:
+        return {key: torch.from_numpy(found[key]) for key in ("labels", "scores")}
+
+
+def epsilon(folder):
+    ledger = Ledger.open_readonly(folder / "ledger.sqlite")
+    try:
+        return ledger.report().epsilon
+    finally:
+        ledger.close()
+
+
+@pytest.mark.parametrize("name", ["randomized_response", "collision"])
+def test_local_counts_of_four_nodes_are_those_of_the_same_round_in_one_process(tmp_path, name, monkeypatch):
+    # A name that does not tell ledgers apart, so that both rounds toss the same coins.
+    request = FederatedRound.request
+    monkeypatch.setattr(FederatedRound, "request", lambda config, origin: request(config, ""))
+    labeler = ReverseKNN(epsilon=2.0, trust="local", randomizer=name, noise_source=SeededNoise(1))
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    carried(lambda node: client(there, node), asked(there, labeler))
+    one = run_round(asked(here, labeler), Wire({node: client(here, node) for node in range(4)}))
+    assert torch.equal(stored(there)["scores"], one.scores)
+    assert torch.equal(stored(there)["labels"], one.labels)
+    assert epsilon(there) == epsilon(here)
+
+
+def test_who_drops_out_of_flower_is_left_out(tmp_path):
+    fates = {0: "answers", 1: "drops out", 2: "answers"}
+    carried(lambda node: client(tmp_path, node), asked(tmp_path), fates)
+    assert epsilon(tmp_path) == pytest.approx(2.0, abs=1e-3)
+
+
+def test_shuffled_counts_go_through_sealed_envelopes(tmp_path):
+    private, public = new_key()
+
+    def node(number):
+        if number == 3:
+            return Shuffler(private, tmp_path / "mixed.json", SeededNoise(3))
+        return client(tmp_path, number, trust="shuffle", shuffler_key=public)
+
+    labeler = ReverseKNN(epsilon=1.0, trust="shuffle", num_clients=120, noise_source=SeededNoise(1))
+    config = asked(tmp_path, labeler)
+    carried(node, config)
+    scores = stored(tmp_path)["scores"]
+    # Estimates of one message a record add up, but for their noise, to the records.
+    assert scores.sum() == pytest.approx(120, abs=6 * config.message().deviation(120) * 12**0.5)
+    assert epsilon(tmp_path) <= 1.0
+
+
+def test_an_error_on_a_node_leaves_nothing_of_it(tmp_path, caplog):
+    def broken(context):
+        raise RuntimeError("label 7 of Ann")
+
+    grid = MemoryGrid(client_app(broken), {0: "answers"})
+    with pytest.raises(ValueError, match="0 are clients"):
+        server_app(asked(tmp_path), timeout=1.0)(grid, Context(1, 0, {}, RecordDict(), {}))
+    (left_out,) = [text for text in caplog.messages if "left out" in text]
+    assert left_out == "node 0 is left out: an error on the node; its own log has it"
+
+
+def test_a_server_waits_for_its_nodes_and_says_so_where_they_do_not_come(tmp_path):
+    with pytest.raises(ValueError, match="num_nodes=5: 4 came in 1 s"):
+        carried(lambda node: client(tmp_path, node), asked(tmp_path, num_nodes=5))

@@ -1,0 +1,200 @@
+"""A round over nodes: the counts and the ε of one process, paid for first, whatever nodes send."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from federated_setup import CLASSES, Wire, asked, client, coins, queries, records
+
+from pl_privknn.federated import run_round
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers.reverse_knn.local import RANDOMIZERS
+from pl_privknn.privacy.ledger.budget import BudgetExceeded
+from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.noise import SeededNoise
+
+
+def four(folder, **arguments):
+    return {node: client(folder, node, **arguments) for node in range(4)}
+
+
+def seeded(**arguments):
+    return ReverseKNN(noise_source=SeededNoise(1), **{"epsilon": 2.0, "trust": "local", **arguments})
+
+
+def reports(path):
+    ledger = Ledger.open_readonly(path)
+    try:
+        return ledger.report()
+    finally:
+        ledger.close()
+
+
+def one_process(config, wire, nodes):
+    """What a process that has all these nodes' records makes of them, tossing each node's coins."""
+    protocol = config.labeler.protocol(len(queries()), CLASSES)
+    (name,) = {fields["round"] for fields in wire.sent if "round" in fields}
+    messages = []
+    for node in nodes:
+        features, labels = records(node)
+        nearest = (features[:, None] - queries()[None]).square().sum(dim=2).argmin(dim=1, keepdim=True)
+        noise = coins(node).stream("client", name)
+        messages.append(protocol.randomize(nearest, labels[:, None], noise))
+    return protocol.aggregate(torch.cat(messages))
+
+
+@pytest.mark.parametrize("name", list(RANDOMIZERS))
+def test_counts_of_four_nodes_are_those_of_one_process(tmp_path, name):
+    config, wire = asked(tmp_path, seeded(randomizer=name)), Wire(four(tmp_path))
+    release = run_round(config, wire)
+    one = one_process(config, wire, range(4))
+    assert torch.equal(release.scores, one.float())
+    assert torch.equal(release.labels, one.argmax(dim=1))
+    with np.load(tmp_path / "first.npz") as stored:
+        assert stored["labels"].tolist() == release.labels.tolist()
+        assert np.array_equal(stored["scores"], release.scores.numpy())
+
+
+def test_epsilon_is_that_of_one_process(tmp_path):
+    run_round(asked(tmp_path, seeded()), Wire(four(tmp_path)))
+    one = seeded()
+    features, labels = zip(*map(records, range(4)), strict=True)
+    one.fit(torch.cat(features), torch.cat(labels), CLASSES)
+    ledger = Ledger(tmp_path / "one.sqlite", adjacency="replace_one")
+    one.label(queries(), ledger.run("first", plan=one.stated_plan(4, 4, CLASSES)))
+    ours, single = reports(tmp_path / "ledger.sqlite"), ledger.report()
+    assert ours.charged == single.charged
+    assert ours.epsilon == single.epsilon == pytest.approx(2.0, abs=1e-3)
+    assert ours.guarantee.guarantee == single.guarantee.guarantee
+
+
+@pytest.mark.parametrize("cryptographic", [True, False])
+def test_the_ledger_says_whether_coins_came_from_a_seed(tmp_path, cryptographic):
+    labeler = ReverseKNN(epsilon=2.0, trust="local") if cryptographic else seeded()
+    nodes = {node: client(tmp_path, node, seeded=not cryptographic) for node in range(2)}
+    run_round(asked(tmp_path, labeler), Wire(nodes))
+    stated = reports(tmp_path / "ledger.sqlite").guarantee.guarantee
+    assert stated == ("unconditional" if cryptographic else "none")
+
+
+def test_a_client_is_asked_after_the_round_is_paid_for(tmp_path):
+    charges = []
+
+    def looked(action, replies):
+        if action == "answer":
+            charges.append(len(reports(tmp_path / "ledger.sqlite").charged))
+        return replies
+
+    run_round(asked(tmp_path), Wire(four(tmp_path), looked))
+    assert charges == [1]
+
+
+def test_beyond_the_budget_nobody_is_asked(tmp_path):
+    wire = Wire(four(tmp_path))
+    with pytest.raises(BudgetExceeded):
+        run_round(asked(tmp_path, max_epsilon=1.9), wire)
+    assert wire.asked == []
+
+
+def test_who_drops_out_changes_the_counts_and_not_epsilon(tmp_path):
+    config, wire = asked(tmp_path), Wire({**four(tmp_path), 2: None})
+    release = run_round(config, wire)
+    assert torch.equal(release.scores, one_process(config, wire, (0, 1, 3)).float())
+    assert reports(tmp_path / "ledger.sqlite").epsilon == pytest.approx(2.0, abs=1e-3)
+
+
+def of(node, change):
+    def changed(action, replies):
+        if action != "answer":
+            return replies
+        return [(who, change(fields) if who == node else fields) for who, fields in replies]
+
+    return changed
+
+
+ILL_MADE = {
+    "cut": (lambda fields: {**fields, "payload": fields["payload"][:-1]}, "no whole messages"),
+    "surplus": (lambda fields: {**fields, "payload": fields["payload"] * 2}, "more than 40"),
+    "beyond": (lambda fields: {**fields, "payload": b"\xff" * 9}, "not below its bound"),
+    "text": (lambda fields: {**fields, "payload": "a"}, "no answer to this request"),
+    "another request": (lambda fields: {**fields, "request": bytes(32)}, "no answer to this request"),
+    "nothing": (lambda fields: {}, "no answer to this request"),
+    "no message": (lambda fields: None, "no message"),
+    "refused": (lambda fields: {"refused": "I\nwon't"}, "I won't"),
+}
+
+
+@pytest.mark.parametrize("kind", list(ILL_MADE))
+def test_an_ill_made_reply_is_left_out_by_name(tmp_path, caplog, kind):
+    change, named = ILL_MADE[kind]
+    with caplog.at_level(logging.WARNING):
+        release = run_round(asked(tmp_path, max_messages=40), Wire(four(tmp_path), of(2, change)))
+    assert caplog.messages == [f"node 2 is left out: {caplog.messages[0].split(': ', 1)[1]}"]
+    assert named in caplog.messages[0]
+    assert release.score_deviation == pytest.approx(seeded().protocol(4, CLASSES).deviation(120))
+
+
+def test_a_second_reply_and_one_of_a_stranger_are_left_out_by_name(tmp_path, caplog):
+    def changed(action, replies):
+        return [*replies, replies[1], (99, replies[1][1])]
+
+    with caplog.at_level(logging.WARNING):
+        release = run_round(asked(tmp_path), Wire(four(tmp_path), changed))
+    assert "node 1 is left out: a second reply" in caplog.messages
+    assert "node 99 is left out: it was not asked" in caplog.messages
+    assert release.score_deviation == pytest.approx(seeded().protocol(4, CLASSES).deviation(160))
+
+
+def test_a_round_is_asked_and_paid_for_once(tmp_path):
+    wire = Wire(four(tmp_path))
+    run_round(asked(tmp_path), wire)
+    with pytest.raises(ValueError, match="release="):
+        run_round(asked(tmp_path), wire)
+    (tmp_path / "first.npz").unlink()
+    with pytest.raises(ValueError, match="name='first' was paid for"):
+        run_round(asked(tmp_path), wire)
+    assert wire.asked.count(("answer", 0)) == 1
+
+
+def test_two_servers_rounds_of_one_name_are_two_rounds_to_a_client(tmp_path):
+    nodes = four(tmp_path)
+    for server in ("a", "b"):
+        (tmp_path / server).mkdir()
+        run_round(asked(tmp_path / server), Wire(nodes))
+    assert nodes[0].answered.spent == 4.0
+
+
+def test_without_an_answer_there_is_no_release(tmp_path):
+    with pytest.raises(RuntimeError, match="nobody answered"):
+        run_round(asked(tmp_path), Wire(four(tmp_path, max_epsilon=0.5)))
+    assert not (tmp_path / "first.npz").exists()
+    assert len(reports(tmp_path / "ledger.sqlite").charged) == 1
+
+
+def test_nodes_that_can_not_answer_are_named_before_anything_is_paid(tmp_path):
+    with pytest.raises(ValueError, match="0 are clients"):
+        run_round(asked(tmp_path), Wire({0: None}))
+    assert reports(tmp_path / "ledger.sqlite").charged == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"queries": torch.zeros(3)}, "queries"),
+        ({"queries": torch.zeros(3, 2, dtype=torch.float64)}, "queries"),
+        ({"num_nodes": 0}, "num_nodes"),
+        ({"max_messages": 0}, "max_messages"),
+        ({"num_classes": 1}, "num_classes"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, arguments, named):
+    from pl_privknn.federated import FederatedRound
+
+    given = {"queries": queries(), "num_classes": CLASSES, **arguments}
+    with pytest.raises(ValueError, match=named):
+        FederatedRound("a", seeded(), extractor="b", ledger="c", release="d", **given)
+    with pytest.raises(ValueError, match="trust='central'"):
+        asked(tmp_path, ReverseKNN(epsilon=1.0))
+    with pytest.raises(ValueError, match="balance"):
+        asked(tmp_path, seeded(balance="prices"))
