@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from pl_privknn._checks import shape_text
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.formats.array_files import ArrayOrPath, array_shape, read_array
+from pl_privknn.datamodules.formats.array_files import ArrayOrPath
 from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
 from pl_privknn.datamodules.formats.shards import in_shards, own_shard, shard_file
-
-# Looked through for values that are not finite: 16 MB at a time.
-_VALUES_AT_A_TIME = 1 << 22
+from pl_privknn.datamodules.formats.tables import dimension_of, numbers_of, rows_of
 
 
 class EmbeddingsDataModule(PrivatePublicDataModule):
-    """Private, public and test embeddings from arrays, or from ``.npy``, ``.npz`` or ``.parquet`` files.
+    """Private, public and test embeddings from arrays, from files, or from folders of them.
 
     An embedding of d numbers stands where other data modules have an image, as one of d channels and a single
     pixel, ``(d, 1, 1)``: ``torch.nn.Flatten()`` is the extractor that gives it back as a vector, and a student
     needs a network that begins by flattening. The numbers may be any finite floats.
 
-    Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named as in
-    ``data.npz:x``. Of a ``.parquet`` file (which needs pyarrow) the column with the argument's name is taken,
-    or the one named as in ``data.parquet:embedding``; embeddings are a column of lists of equal length.
+    Files are ``.npy``, ``.npz`` or ``.parquet``; a folder holds ``.npy`` or ``.parquet`` files, one after another by
+    their names. Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named
+    as in ``data.npz:x``. Of ``.parquet`` files (``pip install 'pl-privknn[parquet]'``) the column with the argument's
+    name is taken, or the one named as in ``data.parquet:embedding`` or ``folder:embedding``; embeddings are a column
+    of lists of equal length.
+
+    Embeddings are not loaded: ``.npy`` files are mapped into memory, Parquet is read row group by row group, of which
+    256 MB are kept. Values are looked through once, at ``setup``. Labels are held in memory.
 
     A training of several processes may have one file of private records for each: ``shards/features-{rank:05d}.npy``
     and ``shards/labels-{rank:05d}.npy`` are then each process's own, by its global rank. A file that is missing,
@@ -85,7 +83,7 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
             )
         self.private_in_shards = in_shards(private[0])
         dimensions = {
-            name: _dimension(name, shard_file(name, source) if in_shards(source) else source)
+            name: dimension_of(name, shard_file(name, source) if in_shards(source) else source)
             for name, source in self._sources.items()
             if source is not None and name.endswith("_embeddings")
         }
@@ -118,7 +116,7 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
     def load_public(self) -> PublicDataset:
         """``public_embeddings`` and ``public_truth``."""
         source = self._sources["public_truth"]
-        truth = None if source is None else _read("public_truth", source)
+        truth = None if source is None else numbers_of("public_truth", source)
         return PublicDataset(self._store("public_embeddings"), self.num_classes, truth)
 
     def load_test(self) -> LabeledImages:
@@ -130,66 +128,8 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
 
     def _labeled(self, part: str) -> LabeledImages:
         name = f"{part}_labels"
-        labels = _read(name, self._own.get(name, self._sources[name]))
+        labels = numbers_of(name, self._own.get(name, self._sources[name]))
         return LabeledImages(self._store(f"{part}_embeddings"), labels, self.num_classes, name)
 
     def _store(self, name: str) -> ImageStore:
-        table = _read(name, self._own.get(name, self._sources[name]))
-        if table.ndim != 2 or not table.is_floating_point():
-            raise ValueError(
-                f"{name}: shape {shape_text(table.shape)}, {table.dtype}; want float of shape (n, d)"
-            )
-        if not all(
-            bool(torch.isfinite(part).all())
-            for part in table.split(max(1, _VALUES_AT_A_TIME // table.shape[1]))
-        ):
-            raise ValueError(f"{name}: some values are NaN or infinite; leave those records out")
-        return TensorImages(table[:, :, None, None])
-
-
-def _dimension(name: str, source: ArrayOrPath) -> int:
-    if _parquet(source):
-        return int(_read(name, source).shape[-1])
-    shape = array_shape(name, source)
-    if len(shape) != 2 or shape[1] < 1:
-        raise ValueError(f"{name}: shape {shape_text(shape)}; want (n, d), one row a record")
-    return shape[1]
-
-
-def _read(name: str, source: Any) -> Tensor:
-    if _parquet(source):
-        return _read_parquet(name, str(source))
-    return read_array(name, source if isinstance(source, Tensor | str | Path) else np.asarray(source))
-
-
-def _parquet(source: Any) -> bool:
-    return isinstance(source, str | Path) and ".parquet" in Path(str(source)).name
-
-
-def _read_parquet(name: str, source: str) -> Tensor:
-    """One column of a Parquet file: numbers as ``(n,)``, lists of equal length as ``(n, d)``."""
-    file, _, column = source.rpartition(".parquet")
-    path, column = Path(f"{file}.parquet"), column.removeprefix(":") or name
-    if not path.is_file():
-        raise FileNotFoundError(f"{name}={source!r}: there is no such file, seen from {Path.cwd()}")
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ImportError(
-            f"{name}={source!r}: Parquet files need pyarrow; install it, or write a .npy file"
-        ) from None
-    known = parquet.read_schema(path).names
-    if column not in known:
-        raise ValueError(
-            f"{name}={source!r}: it holds {', '.join(known)} and no column {column!r}; name one as in "
-            "data.parquet:embedding"
-        )
-    values = parquet.read_table(path, columns=[column])[column].combine_chunks()
-    if values.null_count:
-        raise ValueError(f"{name}={source!r}: some rows of {column!r} are empty; leave those records out")
-    if not hasattr(values, "flatten") or not hasattr(values.type, "value_type"):
-        return read_array(name, values.to_numpy(zero_copy_only=False))
-    flat = values.flatten().to_numpy(zero_copy_only=False)
-    if not len(values) or len(flat) % len(values) or len(set(values.value_lengths().to_pylist())) != 1:
-        raise ValueError(f"{name}={source!r}: the lists of {column!r} differ in length; want one length")
-    return read_array(name, flat.reshape(len(values), -1))
+        return rows_of(name, self._own.get(name, self._sources[name]))

@@ -48,19 +48,28 @@ def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool 
         FileNotFoundError: if the file is missing.
         ValueError: if there are more files than processes, or another process's file is the same.
     """
-    own = Path(shard_file(name, source, rank))
+    own = _file(shard_file(name, source, rank))
     if not own.is_file():
         raise FileNotFoundError(f"{name}={str(own)!r}: there is no such shard, seen from {Path.cwd()}")
-    if Path(further := shard_file(name, source, size)).exists():
+    if _file(further := shard_file(name, source, size)).exists():
         raise ValueError(
             f"{name}={further!r}: nobody would read this shard; start as many processes as there are shards"
         )
-    for other in map(Path, (shard_file(name, source, number) for number in range(size) if number != rank)):
+    for other in map(_file, (shard_file(name, source, number) for number in range(size) if number != rank)):
         if unlike and other.is_file() and (os.path.samefile(own, other) or _ends(own) == _ends(other)):
             raise ValueError(
                 f"{name}={str(own)!r} is the same as {str(other)!r}; records must lie in one shard alone"
             )
-    return str(own)
+    return shard_file(name, source, rank)
+
+
+def _file(source: str) -> Path:
+    """The file, without the member or column that is named in it."""
+    for kind in (".parquet", ".npz"):
+        file, colon, _ = source.rpartition(f"{kind}:")
+        if colon:
+            return Path(f"{file}{kind}")
+    return Path(source)
 
 
 def _ends(path: Path) -> tuple[int, bytes]:

@@ -73,19 +73,20 @@ def test_parquet_gives_the_same(tmp_path):
     _assert_holds(EmbeddingsDataModule(**files, num_classes=3), parts)
     with pytest.raises(ValueError, match="no column 'private_embeddings'"):
         EmbeddingsDataModule(**{**files, "private_embeddings": tmp_path / "private.parquet"}, num_classes=3)
-    ragged = pyarrow.table({"embedding": [[1.0, 2.0], [3.0]]})
+    ragged = pyarrow.table({"embedding": [[1.0] * 6, [3.0]]})
     parquet.write_table(ragged, tmp_path / "ragged.parquet")
+    data = EmbeddingsDataModule(
+        **{**files, "private_embeddings": f"{tmp_path}/ragged.parquet:embedding"}, num_classes=3
+    )
     with pytest.raises(ValueError, match="differ in length"):
-        EmbeddingsDataModule(
-            **{**files, "private_embeddings": f"{tmp_path}/ragged.parquet:embedding"}, num_classes=3
-        )
+        data.setup("fit")
 
 
 def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ImportError, match="install it, or write a"):
+    with pytest.raises(ImportError, match=r"pip install 'pl-privknn\[parquet\]', or write a"):
         EmbeddingsDataModule(f"{tmp_path}/a.parquet:x", [0], np.zeros((1, 2)), num_classes=2)
     with pytest.raises(FileNotFoundError, match=r"b\.parquet"):
         EmbeddingsDataModule(f"{tmp_path}/b.parquet:x", [0], np.zeros((1, 2)), num_classes=2)
