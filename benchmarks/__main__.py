@@ -39,8 +39,8 @@ BENCHMARKS = {
     "table_memory": "memory of a labelling round whose private table is larger than it",
     "updates": "Ind-KNN and NoisySGD while records come and go",
 }
-#: Options that say where things lie, and change no figure.
-PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "root", "weights", "words")
+#: Options that say where things lie or which are measured, and change no figure.
+PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "only", "root", "weights", "words")
 
 
 def main(words: Sequence[str] | None = None) -> int:

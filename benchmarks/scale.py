@@ -21,6 +21,7 @@ from pl_privknn import Gaussian
 from pl_privknn.labelers import (
     PATE,
     ClassSums,
+    IndKNN,
     Labeler,
     LinearTeachers,
     NoisySGDTeacher,
@@ -38,6 +39,8 @@ from pl_privknn.testing.shards import InShards
 
 CLASSES, K, RATE, COMPONENTS, STEPS = 10, 300, 0.15, 200, 200
 RECORDS, PROCESSES = 10**9, 1000
+#: About 4 records of 1,000 are as near to a query, where features of 1,296 dimensions are drawn at random.
+THRESHOLD = 0.075
 #: Shards whose candidates are merged, and queries at a time, where merging is measured.
 MERGED, AT_ONCE = 200, 10
 
@@ -78,6 +81,12 @@ TEACHERS = {
     "PublicPrototypes": Scaled(
         lambda: PublicPrototypes(1.0), "a public example a query", lambda d, m: 2 * d * m
     ),
+    "IndKNN": Scaled(
+        lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0),
+        f"τ {THRESHOLD}",
+        lambda d, m: 2 * d * m,
+        lambda d: 2 * d,
+    ),
     "NoisySGDTeacher": Scaled(
         lambda: NoisySGDTeacher(0.1, steps=STEPS, components=COMPONENTS, **SUMS),
         f"{STEPS} steps at rate 0.1, {COMPONENTS} components",
@@ -100,6 +109,8 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     queries = torch.randn(options.queries, options.dimensions, generator=torch.Generator().manual_seed(1))
     settings = {name: getattr(options, name) for name in ("records", "dimensions", "queries", "repeat")}
     for name, teacher in TEACHERS.items():
+        if name not in options.only:
+            continue
         shared = InShards([teacher.make() for _ in range(2)])
         _round(
             shared, features[: min(sizes[0], 2000)], queries
@@ -124,6 +135,8 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             name,
             settings,
         )
+    if "PrivateKNN" not in options.only:
+        return
     one, many = (_merge(features[:1000], queries[:AT_ONCE], shards) for shards in (1, MERGED))
     yield Measured(
         {"seconds_a_query_and_shard": (many - one) / (MERGED - 1) / AT_ONCE, "shards": MERGED},
@@ -139,6 +152,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dimensions", type=int, default=1296)
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=list(TEACHERS), default=list(TEACHERS), metavar="NAME")
 
 
 def _spent(work: Callable[[], object]) -> float:
@@ -194,6 +208,8 @@ def table() -> str:
         f"| µs a record, s a round |\n|{' --- |' * 7}"
     ]
     for name, teacher in TEACHERS.items():
+        if name not in stored:
+            continue
         found = stored[name]["results"]
         seconds = found["seconds_a_round"] + share * found["seconds_a_record"]
         cells = [

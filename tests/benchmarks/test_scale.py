@@ -29,7 +29,9 @@ def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setattr(scale, "MERGED", 3)
     monkeypatch.setattr(scale, "STEPS", 5)
-    options = argparse.Namespace(records=[700, 900], dimensions=8, queries=30, repeat=1)
+    options = argparse.Namespace(
+        records=[700, 900], dimensions=8, queries=30, repeat=1, only=list(scale.TEACHERS)
+    )
     for measured in scale.measure(options):
         record.store("scale", measured, {})
     found = {part: entry["results"] for part, entry in record.entries("scale").items()}
@@ -41,6 +43,7 @@ def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
         "SoftVotes": 8 * 10 * m,
         "PublicCurvature": 6 * 8 * 10 * width,
         "PublicPrototypes": 8 * 10 * m,
+        "IndKNN": 8 * (1 + 10) * m + 64,
         "NoisySGDTeacher": 5 * 8 * 10 * width,
         "PATE": 8 * 10 * m,
     }
