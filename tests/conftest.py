@@ -16,7 +16,10 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def _seed_everything() -> None:
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # the same, without a note of the traceback for devices that are not there
+        torch.default_generator.manual_seed(0)
 
 
 def pytest_make_parametrize_id(config, val, argname):

@@ -13,7 +13,8 @@ Floats = NDArray[np.float64]
 _FINDING = 0.15
 # Shares of the error: that the false-positive rate lies outside its interval, and what is cut off of a binomial.
 _OUTSIDE, _CUT = 0.05, 1e-4
-_PIECES = 128
+# Pieces of the interval, at their narrowest; how many of these the widest holds, and into how many each is split.
+_PIECES, _WIDEST, _SPLIT = 128, 16, 4
 
 
 def refutes_event(
@@ -39,6 +40,9 @@ def refutes_event(
 
     if min(present, absent) == 0:
         return False
+    excess = there / present - float(claim.true_positive_rate(np.array([away / absent]))[0])
+    if excess <= 0:
+        return False
     error = 1 - confidence
     low, high = (
         float(bound(away, absent, error * _OUTSIDE / 2)) for bound in (lower_probability, upper_probability)
@@ -47,17 +51,28 @@ def refutes_event(
     seen = np.arange(
         max(0, int(binom.ppf(cut, absent, low))), min(absent, int(binom.isf(cut, absent, high))) + 1
     )
-    excess = there / present - float(claim.true_positive_rate(np.array([away / absent]))[0])
-    if excess <= 0:
-        return False
     # As far above the claim, for each number of runs without the record in which the event is seen.
     needed = np.ceil(present * (excess + claim.true_positive_rate(seen / absent)) - 1e-9)
+    seen, needed = seen[needed <= present], needed[needed <= present]
     edges = np.linspace(low, high, _PIECES + 1)
-    # Rarer the larger the false-positive rate and the smaller the true-positive rate: each piece by its worst ends.
-    likely = claim.true_positive_rate(edges[1:])[:, None]
-    tails = np.where(needed > present, 0.0, bdtrc(np.minimum(needed, present) - 1, present, likely))
-    most = float((binom.pmf(seen, absent, edges[:-1, None]) * tails).sum(axis=1).max())
-    return most + 2 * cut + error * _OUTSIDE < error
+    likely = claim.true_positive_rate(edges)
+    allowed = error - 2 * cut - error * _OUTSIDE
+
+    def probable(first: NDArray[np.int64], last: NDArray[np.int64]) -> Floats:
+        """Rarer the larger the false-positive rate and the smaller the true-positive rate: by the worst ends."""
+        tails = bdtrc(needed - 1, present, likely[last, None])
+        return np.asarray((binom.pmf(seen, absent, edges[first, None]) * tails).sum(axis=1))
+
+    # What is too probable at one edge is so in the piece that it begins; what is rare in a wide piece is so in all
+    # narrow ones of it. Only what lies between is cut up.
+    width = _WIDEST
+    pieces = np.arange(0, _PIECES, width)
+    if np.any(probable(pieces, pieces) >= allowed):
+        return False
+    while len(pieces := pieces[probable(pieces, pieces + width) >= allowed]) and width > 1:
+        width //= _SPLIT
+        pieces = (pieces[:, None] + np.arange(0, _SPLIT * width, width)).ravel()
+    return not len(pieces)
 
 
 def refutes_above(

@@ -83,21 +83,24 @@ def refutes_epsilon(guesses: Guesses, epsilon: float, delta: float, confidence: 
     """Whether so many right guesses are too rare for an (ε, δ)-DP release."""
     error = (1 - confidence) / len(guesses.made)
     return any(
-        _rarity(guesses.canaries, made, right, epsilon, delta) < error
+        _rarity(guesses.canaries, made, right, epsilon, delta, error) < error
         for made, right in zip(guesses.made, guesses.right, strict=True)
     )
 
 
-def _rarity(canaries: int, made: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound on the probability of ``right`` right guesses or more."""
-    from scipy.stats import binom
+def _rarity(
+    canaries: int, made: int, right: int, epsilon: float, delta: float, enough: float = math.inf
+) -> float:
+    """Bound on the probability of ``right`` right guesses or more; where it is ``enough``, perhaps a smaller one."""
+    from scipy.special import bdtr, bdtrc
 
     likely = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, made, likely))
-    if delta == 0 or right == 0:
+    tail = float(bdtrc(right - 1, made, likely)) if right else 1.0
+    if delta == 0 or tail >= enough:
         return tail
     steps = np.arange(1, right + 1)
-    between = float(binom.cdf(right - 1, made, likely)) - binom.cdf(right - 1 - steps, made, likely)
+    fewer = np.append(bdtr(right - 1 - steps[:-1], made, likely), 0.0)
+    between = float(bdtr(right - 1, made, likely)) - fewer
     return tail + 2 * canaries * delta * float(np.max(between / steps, initial=0.0))
 
 

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -98,6 +97,20 @@ def mechanism_methods() -> list[DrawingMethod]:
     ]
 
 
+@contextlib.contextmanager
+def _replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Another method under a name that the class itself may have or have inherited, while this lasts."""
+    own, kept = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, kept)
+        else:
+            delattr(owner, name)
+
+
 def subclasses(cls: type) -> list[type]:
     """A class and all classes that derive from it."""
     children: list[type] = type.__subclasses__(cls)
@@ -137,10 +150,8 @@ class WatchedMethods:
         with contextlib.ExitStack() as stack:
             for method in self.methods:
                 original = getattr(method.owner, method.name)
-                stack.enter_context(
-                    mock.patch.object(method.owner, method.name, self._watched(method, original))
-                )
-            stack.enter_context(mock.patch.object(Partitioner, "assign", self._assigning(Partitioner.assign)))
+                stack.enter_context(_replaced(method.owner, method.name, self._watched(method, original)))
+            stack.enter_context(_replaced(Partitioner, "assign", self._assigning(Partitioner.assign)))
             yield
 
     def _watched(self, method: DrawingMethod, original: Callable[..., Any]) -> Callable[..., Any]:

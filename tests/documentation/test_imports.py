@@ -1,6 +1,7 @@
 """No module of the package imports itself by way of others, and imports within functions are few and known."""
 
 import ast
+import functools
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -35,6 +36,8 @@ MODULES = _modules()
 def _imports(node, within=False):
     """(module, whether within a function) of every import that runs."""
     for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            continue  # expressions hold no imports
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("pl_privknn."):
@@ -45,6 +48,7 @@ def _imports(node, within=False):
         yield from _imports(child, within or isinstance(child, ast.FunctionDef))
 
 
+@functools.cache
 def _edges(name):
     imports = _imports(ast.parse(MODULES[name].read_text(encoding="utf-8")))
     return {(target, within) for target, within in imports if target in MODULES and target != name}

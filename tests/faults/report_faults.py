@@ -10,7 +10,7 @@ FAULTS = (
         "An attack counts one right guess more than there was.",
         "pl_privknn.attacks.guessing",
         {
-            "tail = float(binom.sf(right - 1, made, likely))": "tail = float(binom.sf(right, made, likely))",
+            "tail = float(bdtrc(right - 1, made, likely))": "tail = float(bdtrc(right, made, likely))",
         },
         ("test_guessing::test_delta_term_is_the_papers[30]",),
     ),

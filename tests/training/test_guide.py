@@ -1,4 +1,4 @@
-"""The modules of the guide are trained privately as it shows, on few and small images."""
+"""The modules of the guide are trained privately as it shows, smaller ones and on few and small images."""
 
 import re
 from pathlib import Path
@@ -12,6 +12,9 @@ SMALLER = {
     "enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator='cpu'",
     "expected_batch_size=250, expected_records=1000": "expected_batch_size=4, expected_records=20",
     "DigitsDataModule()": "DigitsDataModule(num_private=20, num_public=20)",
+    "import resnet18": "import resnet",
+    "resnet18(num_classes=10)": "resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)",
+    "bias=False)\nprivate": "bias=False)\nresnet.layer4, resnet.fc = nn.Identity(), nn.Linear(256, 10)\nprivate",
     '"vit_tiny_patch16_224", ': '"vit_tiny_patch16_224", embed_dim=24, depth=2, ',
 }
 

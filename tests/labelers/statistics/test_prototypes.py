@@ -39,10 +39,9 @@ def test_examples_are_chosen_with_the_exponential_mechanism_s_probabilities():
     likely = (utilities(teacher, *table(9), table(40, seed=7)[0]) * 0.5).softmax(dim=1)
     public, counts = teacher.inputs(table(40, seed=7)[0]), torch.zeros(3, 40)
     draws, noise = 4000, SeededNoise(0)
+    mechanism, sums = teacher.mechanism(0), teacher.private_sum(0, torch.zeros(3, 5))
     for draw in range(draws):
-        chosen = teacher.drawn(
-            teacher.mechanism(0), teacher.private_sum(0, torch.zeros(3, 5)), noise.stream(draw)
-        )
+        chosen = teacher.drawn(mechanism, sums, noise.stream(draw))
         counts[torch.arange(3), (chosen[:, None] == public).all(dim=2).int().argmax(dim=1)] += 1
     for seen, wanted in zip(counts, likely, strict=True):
         assert chisquare(seen.numpy(), draws * wanted.numpy()).pvalue > 1e-4
