@@ -281,6 +281,21 @@ def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_ref
     assert all(message.startswith("private set") for message in told([same, same[:11]]))
 
 
+def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
+    data = ArraysDataModule(
+        torch.rand(9, 1, 4, 4), torch.arange(9) % 3, torch.rand(3, 1, 4, 4), num_classes=3, batch_size=2
+    )
+    data.setup("fit")
+    data.private_ids, data.private_groups = torch.arange(9) * 10, torch.arange(9) * 100
+    teacher = PrivateKNN(2, 1.0)
+    labeling = labeling_round.LabelingRound(teacher, torch.nn.Flatten(), None, 1, 1, 1, 0)
+    for shard, rows in ((None, list(range(9))), (Shard(Pretended(), 1, 2, 9), [1, 3, 5, 7])):
+        teacher.shard = shard
+        labeling._fit_labeler(data, tmp_path, lambda what, done, total: None)
+        assert teacher.private_ids.tolist() == [10 * row for row in rows]
+        assert teacher.private_groups.tolist() == [100 * row for row in rows]
+
+
 def test_whole_tables_are_asked_for_where_there_is_a_shard_alone():
     teacher = PrivateKNN(2, 1.0)
     teacher.shard = Shard(Pretended(), 1, 2, 9)

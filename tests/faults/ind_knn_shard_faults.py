@@ -88,6 +88,13 @@ FAULTS = (
         (f"{_TESTS}records_that_changed_places_under_their_numbers_are_refused",),
     ),
     Fault(
+        "numbers-of-other-rows",
+        "Records of a shard come under the numbers of the first rows, whoever those are.",
+        "pl_privknn.callbacks.labeling_round",
+        {"None if given is None else given[rows]": "None if given is None else given[: len(rows)]"},
+        ("test_sharded_runs::test_numbers_of_records_come_with_the_records_of_the_shard",),
+    ),
+    Fault(
         "begun-in-one-shard-alone",
         "A shard that wrote nothing before its process died takes records that have spent in another one.",
         _BUDGETS,
