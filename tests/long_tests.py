@@ -111,7 +111,6 @@ LONG: dict[str, tuple[str, ...]] = {
         f"test_papers_parameters[{name}]"
         for name in ("8192 screenings", "8192 sampled screenings", "mnist", "mnist, sensitivity 1", "svhn", "cifar")
     ),
-    "privacy/accounting/test_bracket.py": ("test_argmax_family[swap]",),
     "labelers/reverse_knn/test_reverse_knn_shuffle.py": ("test_calibration_keeps_the_target_and_wastes_little",),
     "labelers/test_noisy_sgd_teacher.py": ("test_target_is_met_and_agrees_with_opacus[0.5-0.02-40-2]",),
 }  # fmt: skip

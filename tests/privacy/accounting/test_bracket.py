@@ -52,7 +52,7 @@ def test_gaussian_releases_from_below(sigma, rate, count):
 
 @pytest.mark.parametrize("votes", ["add", "swap"])
 def test_argmax_family(votes):
-    charges = [Charge(ExponentialArgmax(scale=19.4924, votes=votes, sampling_rate=0.15), 735)]
+    charges = [Charge(ExponentialArgmax(scale=19.4924, votes=votes, sampling_rate=0.15), 300)]
     bracket = exact_bracket(charges, delta=DELTA)
     assert bracket.lower <= bracket.upper <= bracket.coarse <= 1.004 * bracket.lower
 
