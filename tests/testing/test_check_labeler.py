@@ -194,23 +194,23 @@ HONEST = {
         {"gaussian (L2)": math.sqrt(24)},
     ),
     "attributes pate": (
-        MultiLabelPATE(6, LinearAttributeTeachers(steps=2, batch_size=4), tau=2.0, progress=False),
+        MultiLabelPATE(4, LinearAttributeTeachers(steps=2, batch_size=4), tau=2.0, progress=False),
         {"gaussian (L2)": 2.0},
     ),
-    "pate": (PATE(6, LINEAR, aggregator=GNMAX(2.0), progress=False), {"gaussian (L2)": ROOT2}),
+    "pate": (PATE(4, LINEAR, aggregator=GNMAX(2.0), progress=False), {"gaussian (L2)": ROOT2}),
     "pate shuffled": (
-        PATE(6, LINEAR, aggregator=LNMAX(2.0), partitioner=ShufflePartition(), progress=False),
+        PATE(4, LINEAR, aggregator=LNMAX(2.0), partitioner=ShufflePartition(), progress=False),
         {"laplace (L1)": 2.0},
     ),
     "pate by class": (
         PATE(
-            6, SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1}),
+            4, SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1}),
             ClassBalancedPartition(), ConfidentGNMAX(4, 1.0, 2.0), progress=False,
         ),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
     "pate guided": (
-        PATE(6, MLPTeachers(8, steps=2, batch_size=4), GuidedPartition(4, sample=20, steps=2), progress=False),
+        PATE(4, MLPTeachers(8, steps=2, batch_size=4), GuidedPartition(4, sample=20, steps=2), progress=False),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
 }  # fmt: skip

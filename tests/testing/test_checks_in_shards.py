@@ -49,7 +49,7 @@ HONEST = {
     "prototypes": (PublicPrototypes(1.0, components=3), 3, {"exponential_argmax (answers)": 1.0}),
     "ind knn": (IndKNN(0.5, 2.0, **BUDGETS), 3, {STREAM: 0.16}),
     "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
-    "pate": (PATE(6, LinearTeachers(2), aggregator=GNMAX(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
+    "pate": (PATE(4, LinearTeachers(2), aggregator=GNMAX(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
 }
 SMALLER = {"knn sampled": {"num_queries": 4}}
 
