@@ -69,7 +69,13 @@ def log_moment(order: float | Floats, log_ratio: Floats, log_weight: Floats, axi
 
     Small values come from :func:`excess`, large ones from a log-sum-exp.
     """
-    large = _log_sum(order, log_ratio, log_weight, axis)
+    return _accurate(_log_sum(order, log_ratio, log_weight, axis), order, log_ratio, log_weight, axis)
+
+
+def _accurate(
+    large: Floats, order: float | Floats, log_ratio: Floats, log_weight: Floats, axis: int
+) -> Floats:
+    """:func:`log_moment`, of which the log-sum-exp is known."""
     if np.all(large >= 1.0):
         return large
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -105,10 +111,11 @@ def largest_log_moments(orders: Floats, log_ratio: Floats, log_weight: Floats) -
     for start in range(0, len(orders), at_once):
         chosen = slice(start, start + at_once)
         some = orders[chosen, None, None]
-        large = np.max(_log_sum(some, log_ratio, log_weight, -2), axis=-1)
-        if not np.all(large >= 1.0):
-            small = np.max(log_moment(some, log_ratio, log_weight, -2), axis=-1)
-            large = np.where(large >= 1.0, large, small)
+        sums = _log_sum(some, log_ratio, log_weight, -2)
+        large = np.max(sums, axis=-1)
+        few = ~(large >= 1.0)
+        if few.any():
+            large[few] = np.max(_accurate(sums[few], some[few], log_ratio, log_weight, -2), axis=-1)
         found[chosen] = large
     return found
 
