@@ -95,7 +95,7 @@ class Client:
             Refused: see the class.
         """
         self._check(request)
-        voter = ReverseKNN(k=request.k, epsilon=request.epsilon)
+        voter = ReverseKNN(k=request.k, epsilon=1.0)  # looks for queries; its noise is not drawn
         voter.fit(self._features, self._labels, self.num_classes)
         nearest, labels = voter.votes(request.features())
         self.answered.spend(request.round, request.epsilon, self.max_epsilon)

@@ -24,7 +24,8 @@ class Shuffler:
 
     The server sees who sent an envelope, not what is in it; and afterwards messages, not whose they are. A round is
     mixed once: from two mixtures that differ in one envelope the server could tell that one's message. A round with
-    fewer messages than the clients were told of is handed on not at all.
+    fewer messages than the clients were told of is handed on not at all. It can't tell a client's envelope from one
+    that the server made up: a server that fills a crowd with its own leaves clients with the ε₀ of their own coins.
 
     Args:
         key: its private key, 32 bytes; see :func:`~pl_privknn.federated.sealing.new_key`.

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import torch
 from flwr.app import Context
 
-from digits_app.data import CLASSES, public
+from digits_app.data import CLASSES, clusters, public
 from pl_privknn.features import Pixels
 from pl_privknn.federated import FederatedRound, server_app
 from pl_privknn.labelers import ReverseKNN
@@ -12,7 +13,7 @@ from pl_privknn.privacy import SeededNoise
 
 
 def asked(context: Context) -> FederatedRound:
-    """One round about the first twenty public images."""
+    """One round about the means of twenty clusters of public images."""
     run, extractor = context.run_config, Pixels()
     folder, name, seed = Path(str(run["folder"])), str(run["round"]), int(run["seed"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -24,7 +25,7 @@ def asked(context: Context) -> FederatedRound:
             randomizer="collision",
             noise_source=None if seed < 0 else SeededNoise(seed),
         ),
-        queries=extractor(public()[0][:20]),
+        queries=torch.from_numpy(clusters(extractor(public()), 20).cluster_centers_),
         num_classes=CLASSES,
         extractor=extractor,
         ledger=folder / "ledger.sqlite",
