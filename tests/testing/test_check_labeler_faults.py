@@ -140,14 +140,14 @@ class OnTwoParts(LinearTeachers):
 class LabelsOfOthers(ReverseKNN):
     """A client sends the label that most clients have."""
 
-    def _votes(self, queries):
-        nearest, labels = super()._votes(queries)
+    def votes(self, queries):
+        nearest, labels = super().votes(queries)
         return nearest, labels.mode(dim=0).values.expand_as(labels)
 
 
 class NamesOneCellTwice(ReverseKNN):
-    def _votes(self, queries):
-        nearest, labels = super()._votes(queries)
+    def votes(self, queries):
+        nearest, labels = super().votes(queries)
         return nearest[:, :1].expand(-1, self.k), labels
 
 
