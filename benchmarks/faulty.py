@@ -37,6 +37,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
 from pl_privknn.labelers.reverse_knn import reverse_knn
+from pl_privknn.labelers.statistics.lattice import not_too_long
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import negative_binomial
 from pl_privknn.privacy.noise import NoiseSource
@@ -251,9 +252,14 @@ def _unclipped(made: Any, method: str, epsilon: float, size: float) -> Iterator[
         return
     place = {"statistics": "labelers.statistics.curvature", "noisy SGD teacher": "labelers.noisy_sgd"}
     module = f"pl_privknn.{place.get(method, 'training.clipping')}"
-    # Trainings check what they clip before they begin, and would refuse.
+    # Trainings check what they clip before they begin, and would refuse; so does a sum in whole steps.
     with (
         mock.patch(f"{module}.clip_factors", lambda norms, bound: clip_factors(norms, size * bound)),
+        mock.patch(
+            f"{module}.not_too_long",
+            lambda squares, bound, step: not_too_long(squares, size * bound, step),
+            create=True,
+        ),
         mock.patch.object(ValueCheck, "compare"),
         mock.patch.object(StepCheck, "compare"),
     ):
@@ -271,8 +277,8 @@ def _parts(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]
 def _budget(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
     literal = IndKNNEngine.add
 
-    def added(self: IndKNNEngine, *given: Any) -> None:
-        literal(self, *given)
+    def added(self: IndKNNEngine, *given: Any, **named: Any) -> None:
+        literal(self, *given, **named)
         self.table.left *= size
 
     with mock.patch.object(IndKNNEngine, "add", added), mock.patch.object(IndKNNEngine, "pay"):

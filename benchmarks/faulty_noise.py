@@ -10,7 +10,7 @@ from pl_privknn.privacy.noise import NoiseSource
 
 
 class LessNoise(NoiseSource):
-    """Continuous noise that is so many times too small."""
+    """Normal and Laplace noise that is so many times too small."""
 
     cryptographic = False
 
@@ -29,6 +29,10 @@ class LessNoise(NoiseSource):
         """Of a smaller deviation."""
         return super().normal(shape, scale / self.factor)
 
+    def rounded_normal(self, shape: Any, sigma: Any) -> Tensor:
+        """Of a smaller deviation."""
+        return super().rounded_normal(shape, sigma / self.factor)
+
     def laplace(self, shape: Any, scale: Any) -> Tensor:
         """Of a smaller scale."""
         return super().laplace(shape, scale / self.factor)
@@ -43,10 +47,16 @@ class SharedNoise(LessNoise):
 
     def normal(self, shape: Any, scale: Any) -> Tensor:
         """One row for all."""
-        made = NoiseSource.normal(self, shape, scale)
-        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+        return _first_row(NoiseSource.normal(self, shape, scale))
+
+    def rounded_normal(self, shape: Any, sigma: Any) -> Tensor:
+        """One row for all."""
+        return _first_row(NoiseSource.rounded_normal(self, shape, sigma))
 
     def laplace(self, shape: Any, scale: Any) -> Tensor:
         """One row for all."""
-        made = NoiseSource.laplace(self, shape, scale)
-        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+        return _first_row(NoiseSource.laplace(self, shape, scale))
+
+
+def _first_row(made: Tensor) -> Tensor:
+    return made[:1].expand(made.shape).clone() if made.ndim > 1 else made

@@ -9,7 +9,7 @@ from pl_privknn.report.promise import percent, unit_of
 #: What no figure here covers; docs/methods/privacy.md has more on each.
 EXCLUSIONS = (
     "running time and memory of the labelling: strangers must not measure them",
-    "rounding of distances and, outside secure=True, floating-point noise",
+    "rounding of distances, and floating-point noise (secure=True and statistics draw whole numbers)",
     "the choice of the public images, taken to be independent of the private records",
     "several records of one person, unless they are grouped: k records cost up to k·ε, at a larger δ",
     "settings that were chosen by looking at results on the same private records outside this ledger",

@@ -27,9 +27,6 @@ Passing = Literal["drawn", "all", "half"]
 #: (what enters on one table, what enters on the other) to (how far they differ, how far they may).
 Measure = Callable[[Tensor, Tensor], tuple[float, float]]
 
-#: Drawing methods of mechanisms: each takes private values and a noise source.
-DRAWING = ("add_noise", "argmax", "passes", "randomize")
-
 
 @dataclasses.dataclass(frozen=True)
 class Entered:
@@ -44,6 +41,18 @@ class Entered:
     mechanism: Mechanism
     values: Tensor
     measure: Measure | None = None
+
+
+#: Drawing methods of mechanisms, and what enters by their arguments.
+DRAWING: dict[str, Callable[..., Entered]] = {
+    **dict.fromkeys(
+        ("add_noise", "argmax", "passes", "randomize"),
+        lambda mechanism, values, noise: Entered(mechanism, values),
+    ),
+    "add_noise_to_multiples": lambda mechanism, counts, step, noise: Entered(
+        mechanism, counts.double() * step
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +99,9 @@ class DrawingMethod:
 def mechanism_methods() -> list[DrawingMethod]:
     """Every drawing method that any known mechanism defines; yours too, once it is imported."""
     return [
-        DrawingMethod(cls, name, lambda mechanism, values, noise: Entered(mechanism, values))
+        DrawingMethod(cls, name, enters)
         for cls in subclasses(Mechanism)
-        for name in DRAWING
+        for name, enters in DRAWING.items()
         if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
     ]
 

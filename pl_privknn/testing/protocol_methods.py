@@ -40,7 +40,9 @@ def protocol_methods() -> list[DrawingMethod]:
     ]
 
 
-def choices(teacher: Any, mechanism: ExponentialArgmax, exact: Tensor, noise: NoiseSource) -> Entered:
+def choices(
+    teacher: Any, release: int, mechanism: ExponentialArgmax, exact: Tensor, noise: NoiseSource
+) -> Entered:
     """What enters a choice of one example a class, all classes in one release: utilities."""
 
     def apart(first: Tensor, second: Tensor) -> tuple[float, float]:

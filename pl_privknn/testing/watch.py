@@ -26,6 +26,7 @@ KINDS = (
     "integers",
     "bernoulli",
     "normal",
+    "rounded_normal",
     "laplace",
     "gumbel",
     "discrete_gaussian",

@@ -141,6 +141,8 @@ def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
     assert not honest.violated
     assert honest.released == "weights"
     monkeypatch.setattr(f"{module}.clip_factors", lambda norms, bound: torch.full_like(norms, 10.0))
+    if labeler == "statistics":  # whose sums leave out what is too long
+        monkeypatch.setattr(f"{module}.not_too_long", lambda squares, *bound: squares >= 0)
     assert attacked(subject, canaries=1000).violated
 
 

@@ -9,6 +9,7 @@ from . import (
     ind_knn_faults,
     ind_knn_shard_faults,
     knn_faults,
+    lattice_faults,
     ledger_faults,
     multilabel_faults,
     noise_faults,
@@ -41,6 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     *run_faults.FAULTS,
     *scale_faults.FAULTS,
     *statistics_faults.FAULTS,
+    *lattice_faults.FAULTS,
     *training_faults.FAULTS,
     *training_parts_faults.FAULTS,
 )

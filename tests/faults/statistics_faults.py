@@ -14,7 +14,9 @@ FAULTS = (
         "Sums carry half the noise that was charged.",
         _TEACHER,
         {
-            "return mechanism.add_noise(exact, noise)": "return mechanism.add_noise(2 * exact, noise) / 2",
+            "add_noise_to_multiples(exact, self.step(release), noise)": (
+                "add_noise_to_multiples(2 * exact, self.step(release), noise) / 2"
+            ),
         },
         ("test_statistics::test_what_enters_the_model_is_the_sum_and_the_charged_noise",),
     ),
@@ -60,10 +62,13 @@ FAULTS = (
         _TEACHER,
         {
             '            noise = self.paid(ledger, mechanism, 1, "statistics")\n': (
-                '            noisy = mechanism.add_noise(exact, self.noise_source.stream("statistics", number))\n'
+                '            noise = self.noise_source.stream("statistics", number)\n'
+                "            noisy = self.drawn(number, mechanism, exact, noise)\n"
                 '            self.paid(ledger, mechanism, 1, "statistics")\n'
             ),
-            "Taken(self.drawn(mechanism, exact, noise), weights)": "Taken(noisy, weights)",
+            "            self._charged += 1\n            noisy = self.drawn(number, mechanism, exact, noise)\n": (
+                "            self._charged += 1\n"
+            ),
         },
         ("test_statistics_releases::test_a_refused_charge_draws_nothing",),
     ),
@@ -99,7 +104,7 @@ FAULTS = (
         "Gradients are not clipped.",
         _CURVATURE,
         {
-            "clip_factors(norms, self.clip_norms[release])": "clip_factors(norms, 100.0)",
+            "clip_factors(norms, clip_norm)": "clip_factors(norms, 100.0)",
         },
         ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
     ),
@@ -192,5 +197,12 @@ FAULTS = (
             'REACH = {"add_remove": 1.0, "replace_one": 2.0}': 'REACH = {"add_remove": 1.0, "replace_one": 1.0}',
         },
         ("test_prototypes::test_no_neighbour_is_told_apart_by_more_than_is_charged[replace_one]",),
+    ),
+    Fault(
+        "student-features-from-private-images",
+        "What stands in front of a student learns from the private images, and leaves with it.",
+        "pl_privknn.students.module",
+        {"self.fit_public(public)": "self.fit_public(data.private)"},
+        ("test_student_on_features::test_the_network_sees_what_features_and_public_mean_give",),
     ),
 )

@@ -14,6 +14,8 @@ from scripted_noise import Scripted
 
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, SystemNoise, default_noise
 
+NAMES = ("normal", "rounded_normal", "laplace", "gumbel", "discrete_gaussian", "discrete_laplace")
+
 # ---------------------------------------------------------------- continuous noise
 
 
@@ -87,7 +89,7 @@ def test_far_tail_of_drawn_normals():
 # ---------------------------------------------------------------- sources
 
 
-@pytest.mark.parametrize("name", ["normal", "laplace", "gumbel", "discrete_gaussian", "discrete_laplace"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [0, 5, (2, 3), [4, 0], torch.Size([1, 2, 3]), ()])
 def test_shapes(name, shape):
     for source in (SeededNoise(1), SystemNoise()):
@@ -204,10 +206,10 @@ def test_sources_are_configurable():
 # ---------------------------------------------------------------- invalid arguments
 
 
-@pytest.mark.parametrize("name", ["normal", "laplace", "gumbel", "discrete_gaussian", "discrete_laplace"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "2", None, True])
 def test_invalid_scales(name, scale):
-    argument = "sigma" if name == "discrete_gaussian" else "scale"
+    argument = "sigma" if name in ("discrete_gaussian", "rounded_normal") else "scale"
     with pytest.raises(ValueError, match=argument):
         getattr(SeededNoise(1), name)(3, scale)
 

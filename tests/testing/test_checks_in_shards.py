@@ -112,7 +112,7 @@ class OwnNoise(ClassSums):
 
     def private_sum(self, release, weights):
         total = super().private_sum(release, weights)
-        return total + self.noise_source.stream("own", self.shard.exchange.rank).normal(total.shape, 1.0)
+        return total + self.noise_source.stream("own", self.shard.exchange.rank).integers(total.shape, 2**24)
 
 
 class SharedBatches(NoisySGDTeacher):
@@ -183,7 +183,7 @@ FAULTS = {
         lambda: CountedByTheFirst(**SUMS),
         r"moves gaussian \(L2\) by 2.08806, and 1.04",
     ),
-    "own noise": (lambda: OwnNoise(**SUMS), "draws normal before it charges"),
+    "own noise": (lambda: OwnNoise(**SUMS), "draws integers before it charges"),
     "shared batches": (lambda: sgd(SharedBatches), "fresh noise: a later draw repeats the noise of stream"),
     "clipped by shard": (
         lambda: sgd(ClippedByShard),

@@ -45,12 +45,12 @@ def evidence_of(
 
         def adds(features: Tensor, labels: Tensor, number: int = number, taken: Taken = taken) -> Tensor:
             alone = known.with_table(features, labels, num_classes)
-            return alone.private_sum(number, taken.weights).flatten()
+            return alone.exact_sum(number, taken.weights).flatten()
 
         each = [adds(features, labels) for features, labels, _ in rows]
         if teacher.adjacency == "replace_one":
             each = [one - adds(row[0], row[2]) for one, row in zip(each, rows, strict=True)]
-        rest = taken.noisy - known.private_sum(number, taken.weights)
+        rest = taken.noisy - known.exact_sum(number, taken.weights)
         mechanism = teacher.mechanism(number)
         assert isinstance(mechanism, Gaussian)
         found.add(rest.flatten(), torch.stack(each), mechanism.sigma)

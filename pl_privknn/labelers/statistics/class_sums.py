@@ -13,6 +13,7 @@ from torch.nn import functional
 from pl_privknn._checks import check_choice, check_int, check_positive
 from pl_privknn.labelers.canaries import Canaries, one_in_each_cell
 from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
+from pl_privknn.labelers.statistics.lattice import step_for, whole_steps, within
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
 
 FITS = ("least_squares", "maximum_likelihood")
@@ -58,11 +59,17 @@ class ClassSums(StatisticsTeacher):
         longest = math.sqrt(1 + self.bias**2)
         return longest if self.adjacency == "add_remove" else max(2.0, math.sqrt(2.0) * longest)
 
+    def step(self, release: int) -> float:
+        """2⁻²⁴ for a bias below 2."""
+        return step_for(max(1.0, self.bias))
+
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """Σ y xᵀ."""
-        total = torch.zeros_like(weights)
+        """Σ y xᵀ in steps, the unit vector in x of length 1 at most and the bias the same for all."""
+        total, step = torch.zeros(weights.shape, dtype=torch.int64), self.step(release)
         for inputs, labels in self.private_parts():
-            total += functional.one_hot(labels, len(weights)).double().T @ inputs
+            unit = inputs[:, :-1] if self.bias else inputs
+            steps = torch.cat([within(unit, 1.0, step), whole_steps(inputs[:, unit.shape[1] :], step)], dim=1)
+            total += (functional.one_hot(labels, len(weights)).double().T @ steps).long()
         return total
 
     def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:

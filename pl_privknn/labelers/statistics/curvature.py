@@ -10,11 +10,15 @@ from torch import Tensor
 
 from pl_privknn._checks import check_positive
 from pl_privknn.labelers.statistics.fits import fit_maximum_likelihood
+from pl_privknn.labelers.statistics.lattice import not_too_long, step_for, whole_steps
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
 from pl_privknn.privacy.noisy_steps import clip_factors
 
 # Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.
 _NORMS = (1.0, 0.5, 0.5, 0.25)
+# A gradient is an outer product: its steps are products of steps of errors, of so many bits, and of inputs.
+_ERROR_BITS = 14
+_INPUT_STEP = 2.0**-18
 
 
 class PublicCurvature(StatisticsTeacher):
@@ -67,15 +71,26 @@ class PublicCurvature(StatisticsTeacher):
         """C, or 2C."""
         return self.clip_norms[release] * (1.0 if self.adjacency == "add_remove" else 2.0)
 
+    def step(self, release: int) -> float:
+        """2⁻³² for a clipping norm of 1."""
+        return step_for(self.clip_norms[release], _ERROR_BITS) * _INPUT_STEP
+
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """Σ of the clipped gradients (p_W(x) − y) xᵀ."""
-        total = torch.zeros_like(weights)
+        """Σ of the clipped gradients (p_W(x) − y) xᵀ, in steps."""
+        total, clip_norm = torch.zeros(weights.shape, dtype=torch.int64), self.clip_norms[release]
         for inputs, labels in self.private_parts():
             errors = (inputs @ weights.T).softmax(dim=1)
             errors[torch.arange(len(labels)), labels] -= 1
             # The norm of an outer product is the product of the norms.
             norms = errors.norm(dim=1) * inputs.norm(dim=1)
-            total += (errors * clip_factors(norms, self.clip_norms[release])[:, None]).T @ inputs
+            clipped = errors * clip_factors(norms, clip_norm)[:, None]
+            left, right = (
+                whole_steps(clipped, step_for(clip_norm, _ERROR_BITS)),
+                whole_steps(inputs, _INPUT_STEP),
+            )
+            squares = left.square().sum(dim=1) * right.square().sum(dim=1)
+            kept = not_too_long(squares, clip_norm, self.step(release))
+            total += (torch.where(kept[:, None], left, 0.0).T @ right).long()
         return total
 
     def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:

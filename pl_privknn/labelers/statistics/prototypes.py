@@ -93,7 +93,7 @@ class PublicPrototypes(StatisticsTeacher):
         self._public = learned.pop("public")
         self.relearn(learned)
 
-    def drawn(self, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
+    def drawn(self, release: int, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
         """The chosen examples, float64 ``(c, p)``."""
         assert self._public is not None
         assert isinstance(mechanism, ExponentialArgmax)

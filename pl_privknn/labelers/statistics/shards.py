@@ -19,12 +19,20 @@ class SumsOverShards(Labeler):
 
     @abc.abstractmethod
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """The exact sum of the records of this process, **private**, float64 ``(c, p)``.
+        """The exact sum of the records of this process, **private**, ``(c, p)``: in steps, int64, if it gets noise.
 
         Args:
             release: its number.
             weights: the model before it, 0 at first.
         """
+
+    def step(self, release: int) -> float:
+        """The public power of two of which :meth:`private_sum` counts multiples."""
+        return 1.0
+
+    def exact_sum(self, release: int, weights: Tensor) -> Tensor:
+        """**Private.** :meth:`private_sum` in the units of the released sum, float64 ``(c, p)``."""
+        return self.private_sum(release, weights).double() * self.step(release)
 
     @abc.abstractmethod
     def learned(self) -> dict[str, Tensor]:
@@ -48,7 +56,7 @@ class SumsOverShards(Labeler):
         return True
 
     def whole_sum(self, release: int, weights: Tensor) -> Tensor:
-        """:meth:`private_sum` of all records, on process 0; float64, so that only its last digits know of shards."""
+        """:meth:`private_sum` of all records, on process 0. Whole numbers are the same in any number of shards."""
         if self.shard is None:
             return self.private_sum(release, weights)
         self.shard.exchange.tell((release, weights, self.public_basis()))

@@ -106,6 +106,8 @@ class StatisticsTeacher(SumsOverShards):
             epsilon = check_positive("epsilon", epsilon)
             noise_multiplier = noise_for_steps(epsilon, check_open_unit("delta", delta), 1.0, self.releases)
         self.noise_multiplier = check_positive("noise_multiplier", noise_multiplier)
+        if self.noise_multiplier > 2**20:
+            raise ValueError(f"noise_multiplier={noise_multiplier!r} must be at most 2**20; use less noise")
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._public: Tensor | None = None  # x of the public examples
         self._change: PublicWhitening | None = None
@@ -131,10 +133,10 @@ class StatisticsTeacher(SumsOverShards):
             releases: what was released, by number; some may be missing, not all.
         """
 
-    def drawn(self, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
-        """What is released of an exact sum, float64 ``(c, p)``."""
+    def drawn(self, release: int, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
+        """What is released of a sum in steps, float64 ``(c, p)``."""
         assert isinstance(mechanism, Gaussian)
-        return mechanism.add_noise(exact, noise)
+        return mechanism.add_noise_to_multiples(exact, self.step(release), noise)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Class probabilities from scores, float64 ``(n, c)``."""
@@ -320,7 +322,8 @@ class StatisticsTeacher(SumsOverShards):
             exact = self.whole_sum(number, weights)
             noise = self.paid(ledger, mechanism, 1, "statistics")
             self._charged += 1
-            self._taken[number], self._sketch = Taken(self.drawn(mechanism, exact, noise), weights), sketch
+            noisy = self.drawn(number, mechanism, exact, noise)
+            self._taken[number], self._sketch = Taken(noisy, weights), sketch
             self._keep()
             weights = self.model(self._public, self._taken)
         self._weights = weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -62,6 +63,27 @@ class Gaussian(AdditiveNoise):
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape."""
         return values.double() + noise.normal(tuple(values.shape), self.sigma).to(values.device)
+
+    def add_noise_to_multiples(self, counts: Tensor, step: float, noise: NoiseSource) -> Tensor:
+        """Return ``counts * step`` plus fresh noise, rounded to multiples of ``step``, as a new float64 tensor.
+
+        Of multiples x and ideal noise Z, x + round(Z) = round(x + Z): post-processing, so this release costs what the
+        unrounded one costs. All is drawn and added in whole numbers, so that no last bits tell of ``counts``.
+
+        Args:
+            counts: whole numbers (int64), of which one record moves ``counts * step`` by ``l2_sensitivity`` at most.
+            step: a power of two, public; σ / step at most 2**54.
+            noise: where the noise comes from.
+
+        Raises:
+            ValueError: for other numbers than whole ones, or another step.
+        """
+        if counts.is_floating_point():
+            raise ValueError(f"counts: dtype {counts.dtype}; noise on multiples wants whole numbers (int64)")
+        if math.frexp(check_positive("step", step))[0] != 0.5:
+            raise ValueError(f"step={step!r} must be a power of two, so that no product with it is rounded")
+        drawn = noise.rounded_normal(tuple(counts.shape), self.sigma / step)
+        return (counts.long() + drawn.to(counts.device)).double() * step
 
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
         """RDP of one release; see :func:`pl_privknn.privacy.accounting.rdp.gaussian_rdp`."""

@@ -41,7 +41,7 @@ def test_examples_are_chosen_with_the_exponential_mechanism_s_probabilities():
     draws, noise = 4000, SeededNoise(0)
     mechanism, sums = teacher.mechanism(0), teacher.private_sum(0, torch.zeros(3, 5))
     for draw in range(draws):
-        chosen = teacher.drawn(mechanism, sums, noise.stream(draw))
+        chosen = teacher.drawn(0, mechanism, sums, noise.stream(draw))
         counts[torch.arange(3), (chosen[:, None] == public).all(dim=2).int().argmax(dim=1)] += 1
     for seen, wanted in zip(counts, likely, strict=True):
         assert chisquare(seen.numpy(), draws * wanted.numpy()).pvalue > 1e-4

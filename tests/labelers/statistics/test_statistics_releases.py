@@ -160,7 +160,7 @@ def test_asked_too_early():
 @NAMES
 def test_a_refused_charge_draws_nothing(name):
     class Silent(SeededNoise):
-        def normal(self, shape, scale):
+        def random_words(self, count):
             raise AssertionError("noise was drawn")
 
         def stream(self, *key):
