@@ -85,7 +85,6 @@ TEACHERS = {
         lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0),
         f"τ {THRESHOLD}",
         lambda d, m: 2 * d * m,
-        lambda d: 2 * d,
     ),
     "NoisySGDTeacher": Scaled(
         lambda: NoisySGDTeacher(0.1, steps=STEPS, components=COMPONENTS, **SUMS),

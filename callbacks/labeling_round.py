@@ -237,7 +237,11 @@ class LabelingRound:
         table, labels = self._table(data, folder)
         progress("features of private images", 1, None)
         progress("fitting the private teacher", 0, None)
-        self.labeler.fit(table, labels, data.num_classes)
+        self.labeler.owns_table = True
+        try:
+            self.labeler.fit(table, labels, data.num_classes)
+        finally:
+            self.labeler.owns_table = False
         progress("fitting the private teacher", 1, None)
 
     def _blocks(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
@@ -263,21 +267,24 @@ class LabelingRound:
 
     def _table(self, data: PrivatePublicDataModule, folder: Path) -> tuple[Tensor, Tensor]:
         """Features and labels of all private records; their digests go to the labeler."""
-        table: Tensor | None = None
+        table = digests = None
         labels = torch.empty_like(data.private.labels[: len(self._rows(data))], dtype=torch.int64)
-        done, digests, extract = 0, [], self._ready(data)
+        done, extract = 0, self._ready(data)
         for images, targets in self._records(data):
-            digests.append(self.labeler.record_digests(images, targets))
+            known = self.labeler.record_digests(images, targets)
             features = extract(images)
             if table is None:
                 table = self.memory.table(len(labels), features.shape[1], folder)
+                # One piece: small ones, kept while large blocks come and go, would leave holes that none fits into.
+                digests = None if known is None else known.new_empty(len(labels), *known.shape[1:])
+            if digests is not None and known is not None:
+                digests[done : done + len(images)] = known
             table[done : done + len(images)] = features
             labels[done : done + len(images)] = targets
             done += len(images)
         if table is None:  # an empty shard
             table = self._first_public(data)[:0]
-        known = [part for part in digests if part is not None]
-        self.labeler.private_digests = torch.cat(known) if known else None
+        self.labeler.private_digests = digests
         return table, labels
 
 

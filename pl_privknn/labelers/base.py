@@ -103,8 +103,10 @@ class Labeler(HasInitArguments, abc.ABC):
     private_ids: Tensor | None = None
     #: What :meth:`record_digests` gave for the records, in the table's order; set before each :meth:`fit`. Private.
     private_digests: Tensor | None = None
+    #: Whether nobody else looks at the table that :meth:`fit` is given, so that it may be overwritten; set around it.
+    owns_table: bool = False
     #: Where searches and assignments multiply; where their tensors lie if None. Set before :meth:`fit`. It changes
-    #: the time, not an answer: what comes out is exact on every device.
+    #: the time, not an answer: what comes out is exact on every device (Ind-KNN's κ up to a last float32 digit).
     device: torch.device | None = None
     #: What this process holds, where private records lie in shards, one a process; set before :meth:`fit`. Private.
     shard: Shard | None = None

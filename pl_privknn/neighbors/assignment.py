@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
+from pl_privknn._compiled import compiled
 from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision
-from pl_privknn.neighbors.selection import _squared_distance, compiled, in_threads
+from pl_privknn.neighbors.selection import _squared_distance, in_threads
 
 # 16 MB of keys at a time: they are read back from the cache.
 _KEYS_AT_A_TIME = 1 << 22

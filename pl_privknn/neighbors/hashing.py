@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.neighbors.selection import compiled
+from pl_privknn._compiled import compiled
 
 #: The sorted tables are built anew when more rows than this, and an eighth of all, have changed since.
 _MANY_CHANGES = 1024
@@ -141,7 +141,8 @@ class HashIndex:
 
     def _build(self) -> None:
         codes = self._codes[: self._count].T
-        self._order = np.argsort(codes, axis=1, kind="stable").astype(np.int32)
+        self._order = np.argsort(codes, axis=1, kind="stable")
+        self._order = self._order.astype(np.int32 if self._count < 2**31 else np.int64)
         self._sorted = np.take_along_axis(codes, self._order, axis=1)
         self._changed[: self._count] = False
 

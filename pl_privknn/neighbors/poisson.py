@@ -29,7 +29,7 @@ class RankedLists:
 
     Attributes:
         queries: floating point, shape ``(m, d)``; kept to search for longer lists.
-        indices: int32, shape ``(m, K)``; records from nearest to farthest.
+        indices: int32 (int64 for 2³¹ records and more), shape ``(m, K)``; records from nearest to farthest.
     """
 
     queries: Tensor
@@ -150,7 +150,7 @@ class PoissonTotals(abc.ABC):
             need = self.k - taken[row][:, None]
             if self.sampling_rate < 1:
                 accepted = self.toss(coins, row, index)
-                chosen = accepted & (accepted.cumsum(dim=1, dtype=torch.int32) <= need)
+                chosen = accepted & (accepted.cumsum(dim=1, dtype=index.dtype) <= need)
             else:
                 chosen = torch.arange(index.shape[1]) < need
             places, ranks = chosen.nonzero(as_tuple=True)
@@ -163,7 +163,7 @@ class PoissonTotals(abc.ABC):
         Args:
             coins: tosses them.
             rows: int64, shape ``(b,)``; the queries in question.
-            indices: int32, shape ``(b, l)``; records from nearest to farthest. **Private**.
+            indices: int32 or int64, shape ``(b, l)``; records from nearest to farthest. **Private**.
         """
         return toss(coins, indices.shape, self.sampling_rate)
 
@@ -171,17 +171,15 @@ class PoissonTotals(abc.ABC):
         """The next nearest records after those already walked over: as many again, or all that are left."""
         records, walked = self._records, seen.shape[1]
         longer = self._nearest(queries, min(records, 2 * walked))
-        further = torch.empty((len(queries), longer.shape[1] - walked), dtype=torch.int32)
-        step = max(1, _COINS_AT_A_TIME // records)
+        further = torch.empty((len(queries), longer.shape[1] - walked), dtype=longer.dtype)
+        step = max(1, _COINS_AT_A_TIME // longer.shape[1])
         for start in range(0, len(queries), step):
             part = slice(start, start + step)
             # The longer list starts with the shorter one. That no record is walked over twice must not hang on
             # it, so those walked over are sorted out by index.
-            walked_over = torch.zeros((len(longer[part]), records), dtype=torch.bool)
-            walked_over.scatter_(
-                1, seen[part].long(), torch.ones((), dtype=torch.bool).expand(seen[part].shape)
-            )
-            repeated = walked_over.gather(1, longer[part].long()).to(torch.uint8)
+            walked_over = seen[part].sort(dim=1).values
+            place = torch.searchsorted(walked_over, longer[part]).clamp_(max=walked - 1)
+            repeated = (walked_over.gather(1, place) == longer[part]).to(torch.uint8)
             fresh = repeated.argsort(dim=1, stable=True)[:, : further.shape[1]]
             further[part] = longer[part].gather(1, fresh)
         return further

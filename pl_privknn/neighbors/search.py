@@ -23,6 +23,8 @@ _VALUES_CENTRED_AT_A_TIME = 1 << 23
 _UNIT_ROUNDOFF = 2.0**-24
 # Keys of features up to 1e18 can't overflow float32.
 _LARGEST_SQUARE = 1e36
+# A candidate's index takes 31 bits beside its key, so a longer table is searched in parts, one after another.
+_ROWS_OF_A_PART = 2**31 - 1
 # Pairs of a block whose keys are compared with their exact values, at least.
 _CHECKED_PAIRS = 4096
 
@@ -73,9 +75,14 @@ def nearest(
     block_size: int | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """The indices of :func:`top_k` as int32, without the cost of exact distances that nobody asked for."""
+    """The indices of :func:`top_k`, without the cost of exact distances that nobody asked for.
+
+    They are int32, or int64 for a table of 2³¹ records and more.
+    """
     records = _Records.of(queries, table, block_size, device)
     k = min(check_int("k", k), len(table))
+    if len(table) > _ROWS_OF_A_PART:
+        return _nearest_in_parts(queries, records, k)
     # Some more candidates than k, so that near ties around the k-th place are among them.
     length = min(len(table), k + max(16, k // 50))
     found = torch.empty((len(queries), k), dtype=torch.int32)
@@ -141,6 +148,25 @@ class _Records(NamedTuple):
         )
 
 
+def _nearest_in_parts(queries: Tensor, records: _Records, k: int) -> Tensor:
+    """The nearest records of each part of the table, merged by float64 distance, ties by index: int64, ``(m, k)``."""
+    found = torch.empty((len(queries), k), dtype=torch.int64)
+    for block in _query_blocks(len(queries), k):
+        some = _cpu(queries[block])
+        distances, indices = [], []
+        for start in range(0, len(records.table), _ROWS_OF_A_PART):
+            part = records.table[start : start + _ROWS_OF_A_PART]
+            near = nearest(some, part, k, block_size=records.block_size, device=records.device).long()
+            rows = torch.arange(len(near)).repeat_interleave(near.shape[1])
+            exact = pair_distances(some.numpy(), _cpu(part).numpy(), rows.numpy(), near.view(-1).numpy())
+            distances.append(torch.from_numpy(exact).view_as(near))
+            indices.append(near + start)
+        # Parts follow each other, and each is in order: a stable sort leaves equal distances in order of index.
+        order = torch.cat(distances, dim=1).sort(dim=1, stable=True).indices
+        found[block] = torch.cat(indices, dim=1).gather(1, order[:, :k])
+    return found
+
+
 def _query_blocks(queries: int, length: int) -> Iterator[slice]:
     step = max(1, min(_QUERIES_AT_A_TIME, _KEYS_AT_A_TIME // (4 * length)))
     return (slice(start, start + step) for start in range(0, queries, step))
@@ -174,15 +200,13 @@ def _mark_members(members: Tensor, queries: Tensor, records: _Records, radius: f
     limit = radius**2 - norms**2
     for first, keys in _key_blocks(queries, centre, records):
         chosen = torch.arange(0, keys.shape[1], max(1, keys.shape[1] // 64))
-        columns = (chosen + first).int().expand(len(keys), -1)
+        columns = (chosen + first).expand(len(keys), -1)
         error = _relative_error(keys[:, chosen.to(keys.device)].cpu(), columns, queries, norms, records)
         doubt = _tolerance(norms, torch.full_like(norms, radius), queries.shape[1], error)
         inside = (keys <= (limit - doubt).float().to(keys.device)[:, None]).cpu()
         possible = (keys <= (limit + doubt).float().to(keys.device)[:, None]).cpu()
         row, column = (possible & ~inside).nonzero(as_tuple=True)
-        exact = pair_distances(
-            queries.numpy(), records.on_cpu.numpy(), row.numpy(), (column + first).int().numpy()
-        )
+        exact = pair_distances(queries.numpy(), records.on_cpu.numpy(), row.numpy(), (column + first).numpy())
         inside[row, column] = torch.from_numpy(exact <= radius**2)
         members[:, first : first + inside.shape[1]] = inside
 
@@ -310,5 +334,3 @@ def _check_pair(queries: Tensor, table: Tensor) -> None:
             f"queries have d={queries.shape[1]} and the table has d={table.shape[1]}; want the same d for both, "
             "at least 1: use one extractor for both"
         )
-    if len(table) >= 2**31:
-        raise ValueError("table: more than 2**31 - 1 records are not supported")

@@ -15,28 +15,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from pl_privknn._compiled import compiled
 
 Floats = NDArray[np.float32]
 
 _SAMPLE = 1024
 _ROWS_AT_A_TIME = 32
 _PAIRS_AT_A_TIME = 4096
-
-
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``numba.njit`` that keeps the machine code on disk where it can and holds no lock while it runs."""
-
-    def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return numba.njit(nogil=True, cache=True, **options)(function)
-        except RuntimeError:  # no folder to keep it in: every process compiles anew
-            return numba.njit(nogil=True, **options)(function)
-
-    return compile_
 
 
 def smallest(keys: NDArray[np.float32], count: int, first: int = 0) -> NDArray[np.int64]:
@@ -126,9 +115,10 @@ def order_candidates(
 
 
 def pair_distances(
-    queries: Floats, table: Floats, rows: NDArray[np.int64], columns: NDArray[np.int32]
+    queries: Floats, table: Floats, rows: NDArray[np.int64], columns: NDArray[np.integer[Any]]
 ) -> NDArray[np.float64]:
     """Squared distances of the pairs ``(queries[rows[i]], table[columns[i]])``; shape ``(len(rows),)``."""
+    columns = columns.astype(np.int64, copy=False)  # compiled once
     out = np.empty(len(rows), dtype=np.float64)
 
     def work(start: int, stop: int) -> None:
@@ -136,19 +126,6 @@ def pair_distances(
 
     in_threads(work, len(rows), _PAIRS_AT_A_TIME)
     return out
-
-
-def in_threads(work: Callable[[int, int], None], total: int, step: int) -> None:
-    """Run ``work(start, stop)`` over ``range(total)`` on as many threads as torch uses."""
-    spans = [(start, min(start + step, total)) for start in range(0, total, step)]
-    threads = min(torch.get_num_threads(), len(spans))
-    if threads <= 1:
-        for start, stop in spans:
-            work(start, stop)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, start, stop) for start, stop in spans]:
-            done.result()
 
 
 def _exactly(keys: NDArray[np.float32], count: int, first: int) -> NDArray[np.int64]:
@@ -229,3 +206,19 @@ def _order_rows(queries, table, keys, indices, tolerance, k, complete):  # type:
 def _pairs(queries, table, rows, columns, out):  # type: ignore[no-untyped-def]
     for i in range(len(out)):
         out[i] = _squared_distance(queries[rows[i]], table[columns[i]])
+
+
+def in_threads(work: Callable[[int, int], None], total: int, step: int) -> None:
+    """Run ``work(start, stop)`` over ``range(total)`` on as many threads as torch uses.
+
+    Threads of our own: torch's parallel regions wait for every thread at their ends.
+    """
+    spans = [(start, min(start + step, total)) for start in range(0, total, step)]
+    threads = min(torch.get_num_threads(), len(spans))
+    if threads <= 1:
+        for start, stop in spans:
+            work(start, stop)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work, start, stop) for start, stop in spans]:
+            done.result()

@@ -192,8 +192,6 @@ class _NearestAccepted(PoissonTotals):
         queries, table = (
             part.detach().to("cpu", torch.float32).contiguous() for part in (ranked.queries, self._table)
         )
-        exact = pair_distances(
-            queries.numpy(), table.numpy(), rows.numpy(), records[rows, places].to(torch.int32).numpy()
-        )
+        exact = pair_distances(queries.numpy(), table.numpy(), rows.numpy(), records[rows, places].numpy())
         squared[rows, places] = torch.from_numpy(exact)
         return squared, records

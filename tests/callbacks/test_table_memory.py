@@ -17,17 +17,23 @@ from small_fit import fit_student
 from pl_privknn.callbacks import PrivateLabeler, table_memory
 from pl_privknn.callbacks.table_memory import TableMemory
 from pl_privknn.datamodules import EmbeddingsDataModule
-from pl_privknn.labelers import Labeler, PrivateKNN, ReverseKNN
+from pl_privknn.labelers import IndKNN, Labeler, PrivateKNN, ReverseKNN
 from pl_privknn.neighbors import search
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from pl_privknn.testing import FreeLedger
 
 TINY = 1e-9  # gigabytes: one byte
 
 
 def private_knn():
     return PrivateKNN(15, 0.5, noise=Gaussian(2.0), noise_source=SeededNoise(3))
+
+
+def ind_knn():
+    # Of features drawn from [0, 1), about one record of 100 is so near.
+    return IndKNN(0.78, 0.3, budget=20.0, num_queries=100, noise_source=SeededNoise(3))
 
 
 def test_a_small_table_is_held_in_memory(tmp_path):
@@ -101,6 +107,22 @@ def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / str(TINY)).rglob("*")} == {
         path.name for path in (tmp_path / "None").rglob("*")
     }
+
+
+def test_a_teacher_owns_its_table_in_the_fit_alone(tmp_path, monkeypatch):
+    owned, fit = [], PrivateKNN.fit
+
+    def failing(self, *args):
+        owned.append(self.owns_table)
+        fit(self, *args)
+        raise RuntimeError("stop")
+
+    monkeypatch.setattr(PrivateKNN, "fit", failing)
+    teacher = private_knn()
+    with pytest.raises(RuntimeError):
+        fit_student(tmp_path, teacher, 0.1, queries_per_round=30)
+    assert owned == [True]
+    assert not teacher.owns_table
 
 
 # --- teachers that hold no table
@@ -236,8 +258,18 @@ def test_memory_does_not_grow_with_the_table(tmp_path):
     in_memory, labels = measured("in memory", private_knn, None)
     mapped, same_labels = measured("mapped", private_knn, 0.1)
     streamed, _ = measured("streamed", lambda: ReverseKNN(1, 2.0), None)
+    warm = ind_knn()  # its machine code is loaded before the processes part
+    warm.fit(torch.rand(9, 2), torch.arange(9) % 3, 3)
+    warm.label(torch.rand(1, 2), FreeLedger())
+    one_table, ind_labels = measured("ind_knn in memory", ind_knn, None)
+    unit_vectors, same_ind_labels = measured("ind_knn mapped", ind_knn, 0.1)
     # The whole table is in memory once; a quarter of it is more than the blocks that are looked at.
     assert in_memory > 0.95 * TABLE
     assert mapped < in_memory - 0.75 * TABLE
     assert streamed < in_memory - 0.75 * TABLE
     assert labels == same_labels
+    # Unit vectors take the place of the features, in memory and in the file; digests leave no holes between blocks.
+    assert one_table < in_memory + 0.5 * TABLE
+    assert unit_vectors < in_memory - 0.75 * TABLE
+    assert ind_labels == same_ind_labels
+    assert len(set(ind_labels)) > 2

@@ -15,24 +15,6 @@ FAULTS = (
         ("test_ind_knn_groups::test_the_stream_costs_the_largest_and_each_record_at_most_its_own",),
     ),
     Fault(
-        "a-second-budget-after-a-resume",
-        "What a record has spent of its group's budget is not held against it when the run goes on.",
-        "pl_privknn.labelers.ind_knn.prediction",
-        {
-            "self.parameters.quanta(limits) - (whole - left)": "self.parameters.quanta(limits)",
-        },
-        ("test_ind_knn_groups::test_a_resumed_stream_goes_on_with_what_each_record_has_left",),
-    ),
-    Fault(
-        "ind-knn-members-of-other-rows",
-        "A resumed stream takes the members of a reordered table, and a record spends another group's budget.",
-        "pl_privknn.labelers.ind_knn.labeler_budgets",
-        {
-            " or not self._are_held(now)": "",
-        },
-        ("test_ind_knn_groups::test_every_record_keeps_its_group_once_something_was_answered[False]",),
-    ),
-    Fault(
         "numbers-of-records-in-the-configuration",
         "What tells private records apart is written into a run's config.yaml.",
         "pl_privknn.init_arguments",
@@ -179,7 +161,7 @@ FAULTS = (
         "Who is near depends on the mean of all records.",
         "pl_privknn.labelers.ind_knn.prediction",
         {
-            "rows = self.table.append(ids, unit_rows(features), labels, left)": "rows = self.table.append(ids, unit_rows(features - features.mean(dim=0)), labels, left)",
+            "self.table.append(ids, unit_rows(features, overwrite": "self.table.append(ids, unit_rows(features - features.mean(dim=0), overwrite",
         },
         ("test_ind_knn::test_equals_the_printed_algorithm_on_random_features",),
     ),

@@ -1,4 +1,4 @@
-"""Faults in Ind-KNN whose records, and their budgets, lie in shards."""
+"""Faults in Ind-KNN's budgets that lie in shards or belong to groups of records."""
 
 from __future__ import annotations
 
@@ -100,5 +100,23 @@ FAULTS = (
         _BUDGETS,
         {"return self.budgets.begun or self.begun_elsewhere": "return self.budgets.begun"},
         (f"{_TESTS}what_one_shard_has_spent_holds_all_of_them_to_their_records",),
+    ),
+    Fault(
+        "a-second-budget-after-a-resume",
+        "What a record has spent of its group's budget is not held against it when the run goes on.",
+        "pl_privknn.labelers.ind_knn.prediction",
+        {
+            "self.parameters.quanta(limits) - (whole - left)": "self.parameters.quanta(limits)",
+        },
+        ("test_ind_knn_groups::test_a_resumed_stream_goes_on_with_what_each_record_has_left",),
+    ),
+    Fault(
+        "ind-knn-members-of-other-rows",
+        "A resumed stream takes the members of a reordered table, and a record spends another group's budget.",
+        "pl_privknn.labelers.ind_knn.labeler_budgets",
+        {
+            " or not self._are_held(now)": "",
+        },
+        ("test_ind_knn_groups::test_every_record_keeps_its_group_once_something_was_answered[False]",),
     ),
 )

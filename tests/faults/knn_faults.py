@@ -207,16 +207,32 @@ FAULTS = (
         "Where a list is made longer, its records toss again and may vote twice.",
         "pl_privknn.neighbors.poisson",
         {
-            "repeated = walked_over.gather(1, longer[part].long()).to(torch.uint8)": "repeated = torch.zeros(longer[part].shape, dtype=torch.uint8)",
+            "(walked_over.gather(1, place) == longer[part]).to(torch.uint8)": "torch.zeros(longer[part].shape, dtype=torch.uint8)",
         },
         ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
+    ),
+    Fault(
+        "parts-of-a-long-table-not-numbered-on",
+        "Each part's records are named as if it were the first: others vote in their place.",
+        "pl_privknn.neighbors.search",
+        {"            indices.append(near + start)": "            indices.append(near)"},
+        ("test_long_tables::test_parts_change_nothing[votes-50]",),
+    ),
+    Fault(
+        "ties-across-parts-to-the-last",
+        "Of two equally near records in two parts the later one votes, within a part the earlier: a shift changes several votes.",
+        "pl_privknn.neighbors.search",
+        {
+            "in range(0, len(records.table), _ROWS_OF_A_PART)": "in range(0, len(records.table), _ROWS_OF_A_PART)[::-1]",
+        },
+        ("test_long_tables::test_parts_change_nothing[top_k-50]",),
     ),
     Fault(
         "k-plus-one-neighbours-vote",
         "One neighbour more votes than the screening's family has.",
         "pl_privknn.neighbors.poisson",
         {
-            "accepted.cumsum(dim=1, dtype=torch.int32) <= need": "accepted.cumsum(dim=1, dtype=torch.int32) <= need + 1",
+            "accepted.cumsum(dim=1, dtype=index.dtype) <= need": "accepted.cumsum(dim=1, dtype=index.dtype) <= need + 1",
         },
         ("test_poisson_neighbors::test_a_record_votes_at_most_once_and_the_nearest_first",),
     ),

@@ -109,7 +109,7 @@ FAULTS = (
         {
             "        self.take_basis(basis)\n        self.shard.exchange.sum(self.private_sum(release, weights))": (
                 "        self.take_basis(basis)\n        own = self.private_sum(release, weights)\n"
-                "        self.shard.exchange.sum(own + self.noise_source.stream('own').normal(own.shape, 1.0))"
+                "        self.shard.exchange.sum(own + self.noise_source.stream('own').integers(own.shape, 2**24))"
             )
         },
         (
@@ -216,5 +216,33 @@ FAULTS = (
         "pl_privknn.training.session",
         {"self._processes.agree(self.groups.members.numpy().tobytes())": "True"},
         ("test_processes::test_processes_that_read_different_members_of_groups_are_refused_before_a_charge",),
+    ),
+    Fault(
+        "table-of-the-caller-overwritten",
+        "A teacher scales records in the place of their owner's: another teacher of the same table sees others.",
+        "pl_privknn.labelers.ind_knn.labeler",
+        {"overwrite=self.owns_table": "overwrite=True"},
+        ("test_ind_knn_labeler::test_only_a_table_that_nobody_else_looks_at_is_overwritten",),
+    ),
+    Fault(
+        "table-owned-beyond-its-fit",
+        "After a run that failed, a teacher overwrites the next table, which is its owner's.",
+        "pl_privknn.callbacks.labeling_round",
+        {"            self.labeler.owns_table = False\n": "            pass\n"},
+        ("test_table_memory::test_a_teacher_owns_its_table_in_the_fit_alone",),
+    ),
+    Fault(
+        "candidates-without-a-margin",
+        "Whether a record takes part hangs on how a device rounds, and with it on the records around it.",
+        "pl_privknn.neighbors.products",
+        {"slack = 2 * (table.shape[1] + 16) * _UNIT_ROUNDOFF": "slack = 1e-6"},
+        ("test_devices::test_candidates_reach_as_far_as_products_may_err",),
+    ),
+    Fault(
+        "candidates-by-coarse-products",
+        "Products are made in the precision of the training, and neighbours are missed by where they lie.",
+        "pl_privknn.neighbors.products",
+        {"        with _full_precision(device):\n": "        if True:\n"},
+        ("test_devices::test_candidates_reach_as_far_as_products_may_err",),
     ),
 )

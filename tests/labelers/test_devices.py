@@ -3,9 +3,10 @@
 The device is pretended, see ``pretend_device``: tensors of two devices that meet are an error, as on a real one.
 """
 
+import numpy as np
 import pytest
 import torch
-from pretend_device import CUDA, PretendedDevice
+from pretend_device import CPU, CUDA, PretendedDevice
 from small_fit import fit_student
 
 from pl_privknn.callbacks import PrivateLabeler
@@ -13,6 +14,7 @@ from pl_privknn.callbacks.round_settings import device_of
 from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels, Scattering
 from pl_privknn.features.base import extract_on
 from pl_privknn.labelers import (
+    IndKNN,
     MultiLabelKNN,
     MultiLabelReverseKNN,
     PrivateKNN,
@@ -20,8 +22,9 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
+from pl_privknn.labelers.ind_knn.settings import Similarity
 from pl_privknn.labelers.multilabel.rules import FixedThresholds
-from pl_privknn.neighbors import Cells, assign, nearest, top_k, within_radius
+from pl_privknn.neighbors import Cells, assign, nearest, products, top_k, within_radius
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing.ledger import FreeLedger
@@ -98,6 +101,71 @@ def test_labelers_search_where_they_are_told_to(table, queries, name):
         there = answers(CUDA)
     assert device.products > 0
     assert torch.equal(there, answers(None))
+
+
+def ind_knn_answers(table, queries, device, kernel="cosine", threshold=0.8, index=None):
+    labeler = IndKNN(
+        threshold, 0.5, epsilon=2.0, num_queries=40, noise_source=noise(), soft=True,
+        similarity=Similarity(kernel=kernel),
+    )  # fmt: skip
+    labeler.device = device
+    labeler.fit(table, torch.arange(len(table)) % 3, 3)
+    if index is not None:
+        labeler._engine.index = index
+    release = labeler.label(queries, FreeLedger())
+    return release.labels, release.soft, torch.from_numpy(labeler.remaining())
+
+
+class Everyone:
+    """Candidates of a hash index of which none is missed."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def candidates(self, queries):
+        return [np.arange(self.count)] * len(queries)
+
+
+@pytest.mark.parametrize(("kernel", "threshold"), [("cosine", 0.8), ("cosine", 1e-3), ("rbf", 0.9)])
+def test_ind_knn_finds_the_neighbours_of_one_fixed_product(table, queries, monkeypatch, kernel, threshold):
+    """That of its row alone, as with hashing; the CPU's one product of all rows may differ in the last digit."""
+    wide = torch.cat([table, drawn(len(table), 300, seed=4)], dim=1)
+    asked = torch.cat([queries, drawn(len(queries), 300, seed=5)], dim=1)
+    asked[0] = wide[3]
+    options = (kernel, threshold)
+    monkeypatch.setattr(products, "_VALUES_CENTRED_AT_A_TIME", 1)  # three blocks
+    with PretendedDevice() as device:
+        there = ind_knn_answers(wide, asked, CUDA, *options)
+    assert device.products == 3
+    assert len(there[2].unique()) > 9  # they are near to some queries
+    for found, wanted in zip(
+        there, ind_knn_answers(wide, asked, None, *options, Everyone(len(wide))), strict=True
+    ):
+        assert torch.equal(found, wanted)
+    here = ind_knn_answers(wide, asked, CPU, *options)
+    assert torch.equal(there[0], here[0])
+    torch.testing.assert_close(there[1:], here[1:], rtol=1e-5, atol=1e-6)
+
+
+def test_candidates_reach_as_far_as_products_may_err():
+    d = 1000
+    rows = torch.nn.functional.normalize(drawn(700, d).sub(0.5), dim=1)
+    query = torch.nn.functional.normalize(drawn(1, d, seed=1).sub(0.5), dim=1)
+    exact = (rows.double() @ query.double().T)[:, 0].numpy()
+    error = 2 * d * 2.0**-24  # of two sums of d products, at most
+    bounds = exact + 0.95 * error  # each row comes so near to one of them
+    queries = query.expand(len(bounds), d).contiguous()
+    found = products.reaching(queries, rows, bounds, CPU)
+    assert all(place in part for place, part in enumerate(found))
+    for part, bound in zip(found, bounds, strict=True):
+        assert (exact[part] >= bound - 2 * error).all()
+        assert set(np.flatnonzero(exact >= bound - error)) <= set(part.tolist())
+        assert (np.diff(part) > 0).all()
+    # What the user sets for training is not for these products.
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        coarse = products.reaching(queries, rows, bounds, CPU)
+    assert all(np.array_equal(*pair) for pair in zip(found, coarse, strict=True))
+    assert [len(part) for part in products.reaching(queries[:2], rows[:0], bounds[:2], CPU)] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,8 @@ class IndKNN(KeepsBudgets):
         limits = self._limits(rows)
         state.hold_limits(ids, limits)
         engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], state.budgets)
-        engine.add(ids, features, labels.numpy(), limits)
+        engine.device = self.device
+        engine.add(ids, features, labels.numpy(), limits, overwrite=self.owns_table)
         if self.shard is not None and self.shard.exchange.rank == 0:
             engine.others = OtherShards(self.shard.exchange, num_classes)
         if (then := self._engine) is not None:

@@ -16,6 +16,7 @@ from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Publ
 from pl_privknn.labelers.ind_knn.others import ALONE, Alone
 from pl_privknn.labelers.ind_knn.private_table import PublicAnswers, RecordTable, unit_rows
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
+from pl_privknn.neighbors.products import reaching
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 
@@ -93,6 +94,7 @@ class IndKNNEngine:
 
     Attributes:
         others: private records in other processes; none at first.
+        device: where neighbours are searched for; on the CPU if None.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class IndKNNEngine:
         self.index = HashIndex(switches.hashing, dimension) if switches.hashing is not None else None
         self.reference = torch.empty(0, dimension)
         self.others: Alone = ALONE
+        self.device: torch.device | None = None
 
     def add(
         self,
@@ -117,6 +120,8 @@ class IndKNNEngine:
         features: Tensor,
         labels: NDArray[np.int64],
         limits: Floats | None = None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         """Admit records that are not in the table, with what their numbers have left.
 
@@ -125,6 +130,7 @@ class IndKNNEngine:
             features: float, ``(n, dimension)``.
             labels: ``(n,)``.
             limits: what each may spend in all, ``(n,)``; None for the whole budget.
+            overwrite: let the unit vectors stand in the place of float32 ``features``, wherever those lie.
         """
         self.budgets.add(ids)
         left = self.parameters.quanta(self.budgets.remaining(ids))
@@ -132,7 +138,7 @@ class IndKNNEngine:
             # In quanta, so that what was spent and what may be spent are exact: at most the limit, rounded down.
             whole = self.parameters.quanta(np.array(self.budgets.budget))
             left = np.clip(self.parameters.quanta(limits) - (whole - left), 0.0, left)
-        rows = self.table.append(ids, unit_rows(features), labels, left)
+        rows = self.table.append(ids, unit_rows(features, overwrite=overwrite), labels, left)
         self._index(rows)
 
     def remove(self, ids: NDArray[np.int64]) -> None:
@@ -144,8 +150,13 @@ class IndKNNEngine:
         self._index(moved)
 
     def _index(self, rows: NDArray[np.intp]) -> None:
-        if self.index is not None:
-            self.index.set_rows(rows, self.table.vectors[torch.from_numpy(rows)])
+        if self.index is None or not len(rows):
+            return
+        vectors, first, last = self.table.vectors, rows[0], rows[-1]
+        if last - first + 1 == len(rows):  # ascending: a run of rows, which is not copied
+            self.index.set_rows(rows, vectors[first : last + 1])
+        else:
+            self.index.set_rows(rows, vectors[torch.from_numpy(rows)])
 
     def answer(self, queries: Tensor, noise: NoiseSource) -> Answers:
         """Answer queries one after another, by Algorithm 3; budgets are on disk when this returns.
@@ -264,11 +275,16 @@ class IndKNNEngine:
     ) -> Iterator[tuple[NDArray[np.intp], Floats]]:
         """Private neighbours of each query, whatever they have left; one matrix product for all queries."""
         table = self.table.vectors
-        if self.index is None:
+        elsewhere = None if self.device is None or self.device.type == "cpu" else self.device
+        if self.index is None and elsewhere is None:
             for similarities, threshold in zip((vectors @ table.T).numpy(), thresholds, strict=True):
                 yield self.parameters.neighbors(similarities, float(threshold))
             return
-        found = self.index.candidates(vectors)
+        if self.index is not None:
+            found = self.index.candidates(vectors)
+        else:
+            least = np.array([self.parameters.similarity(float(threshold)) for threshold in thresholds])
+            found = reaching(vectors, table, least, elsewhere or torch.device("cpu"))
         for vector, threshold, candidates in zip(vectors, thresholds, found, strict=True):
             similarities = chosen_products(table.numpy(), candidates, vector.numpy())
             near, kappa = self.parameters.neighbors(similarities, float(threshold))

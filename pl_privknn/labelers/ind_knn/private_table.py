@@ -8,15 +8,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _Ids = NDArray[np.int64]
-_ROWS_AT_ONCE = 8192
+_ROWS_AT_ONCE = 1024
 
 
-def unit_rows(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor, *, overwrite: bool = False) -> Tensor:
     """Each row by itself scaled to length 1, float32; a row of zeros stays as it is.
 
-    No row's result depends on another row: no mean is taken out and no column is scaled.
+    No row's result depends on another row: no mean is taken out and no column is scaled. With ``overwrite`` the
+    result takes the place of ``rows`` where it can.
     """
-    result = torch.empty(rows.shape, dtype=torch.float32)
+    in_place = overwrite and rows.dtype == torch.float32 and rows.is_cpu and rows.is_contiguous()
+    result = rows.detach() if in_place else torch.empty(rows.shape, dtype=torch.float32)
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         part = rows[start : start + _ROWS_AT_ONCE].detach().cpu().double()
         norms = torch.linalg.vector_norm(part, dim=1, keepdim=True)
@@ -75,17 +77,18 @@ class RecordTable:
     def append(
         self, ids: _Ids, vectors: Tensor, labels: NDArray[np.int64], left: NDArray[np.float64]
     ) -> NDArray[np.intp]:
-        """Add records that are not in the table; returns their rows."""
+        """Add records that are not in the table; returns their rows. The first ``vectors`` are kept, not copied."""
         start, stop = self._count, self._count + len(ids)
         if stop > len(self._ids):
-            # The first records fill their buffer, so a table that never grows takes no more than it needs.
+            # The first records are their buffer, so a table that never grows takes no more than it needs.
             capacity = max(stop, 2 * len(self._ids))
-            self._vectors = _grown(self._vectors, start, capacity)
+            self._vectors = _grown(self._vectors, start, capacity) if len(self._ids) else vectors
             self._labels, self._ids, self.left = (
                 np.concatenate([array[:start], np.zeros(capacity - start, array.dtype)])
                 for array in (self._labels, self._ids, self.left)
             )
-        self._vectors[start:stop] = vectors
+        if self._vectors is not vectors:
+            self._vectors[start:stop] = vectors
         self._labels[start:stop], self._ids[start:stop], self.left[start:stop] = labels, ids, left
         self._count = stop
         rows = np.arange(start, stop)

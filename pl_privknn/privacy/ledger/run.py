@@ -9,10 +9,10 @@ from pl_privknn._checks import check_int
 from pl_privknn.privacy.ledger.balance import count_of
 from pl_privknn.privacy.ledger.budget import LedgerReport, check_budget
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_known
-from pl_privknn.privacy.noise import NoiseSource
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.ledger.ledger import Ledger
+    from pl_privknn.privacy.noise import NoiseSource
 
 
 class ChargesLedger(Protocol):

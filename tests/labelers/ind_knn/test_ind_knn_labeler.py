@@ -11,6 +11,7 @@ from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensit
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, FixedTotal
@@ -232,6 +233,29 @@ def test_thresholds_follow_public_density_alone():
     assert 35 < sizes.mean() < 60
     labeler.fit(torch.randn(2000, 5), torch.arange(2000) % 3, 3)
     assert len(labeler._engine.reference) == 0  # other features: those examples can't serve any more
+
+
+@pytest.mark.parametrize("hashing", [None, SignProjections(6, 3)])
+def test_only_a_table_that_nobody_else_looks_at_is_overwritten(hashing):
+    answers = []
+    for owned, dtype in ((False, torch.float32), (True, torch.float32), (True, torch.float64)):
+        labeler = IndKNN(0.3, 0.5, epsilon=2.0, hashing=hashing, noise_source=SeededNoise(0))
+        features, labels = _data(3000)
+        features[7] = 0
+        features = features.to(dtype)
+        before = features.clone()
+        labeler.owns_table = owned
+        labeler.fit(features, labels, 3)
+        vectors = labeler._engine.table.vectors
+        overwritten = owned and dtype == torch.float32
+        assert torch.equal(features, unit_rows(before) if overwritten else before)
+        assert (vectors.data_ptr() == features.data_ptr()) == overwritten
+        assert torch.equal(vectors, unit_rows(before))
+        queries = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+        answers.append((labeler.label(queries, FreeLedger()).labels, labeler.remaining()))
+    for labels, remaining in answers[1:]:
+        assert torch.equal(labels, answers[0][0])
+        np.testing.assert_array_equal(remaining, answers[0][1])
 
 
 def test_bad_arguments_are_named():

@@ -1,0 +1,100 @@
+"""Tables of more records than a candidate's index can name: searched in parts, here of 50 records, or of 7."""
+
+import pytest
+import torch
+
+from pl_privknn.neighbors import (
+    CellNeighbors,
+    PoissonNeighbors,
+    PoissonSums,
+    RadiusNeighbors,
+    assign,
+    nearest,
+    search,
+    top_k,
+    within_radius,
+)
+from pl_privknn.privacy.noise import SeededNoise
+
+CLASSES = 4
+
+
+def drawn(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# Many records are equal and many at equal distances from a query: ties cross every border.
+TABLE = drawn(180, 3).mul(3).round()
+LABELS = torch.arange(180) % CLASSES
+QUERIES = torch.cat([drawn(15, 3, seed=1).mul(3), drawn(15, 3, seed=2).mul(6).round().div(2)])
+
+
+def poisson_votes(k, rate, **options):
+    def votes():
+        neighbors = PoissonNeighbors(TABLE, LABELS, CLASSES, k, rate, **options)
+        ranked = neighbors.rank(QUERIES)
+        return torch.stack([neighbors.votes(ranked, SeededNoise(seed).bernoulli) for seed in range(5)])
+
+    return votes
+
+
+def poisson_sums():
+    sums = PoissonSums(TABLE, drawn(180, 5, seed=3), 9, 0.4)
+    return sums.sums(sums.rank(QUERIES), SeededNoise(0).bernoulli)
+
+
+def cell_votes():
+    among = {"labels": LABELS, "num_classes": CLASSES, "k": 9, "sampling_rate": 0.5}
+    cells = CellNeighbors(
+        TABLE, drawn(5, 3, seed=4).mul(3), 2, lambda rows: PoissonNeighbors(TABLE, **among, among=rows)
+    )
+    return cells.votes(cells.rank(QUERIES), SeededNoise(0).bernoulli)
+
+
+def radius_votes():
+    radius = RadiusNeighbors(TABLE, LABELS, CLASSES, 1.0, 0.5)
+    return radius.votes(radius.rank(QUERIES), SeededNoise(0).bernoulli)
+
+
+SEARCHES = {
+    "top_k": lambda: torch.stack([part.double() for part in top_k(QUERIES, TABLE, 60)]),
+    "all": lambda: top_k(QUERIES, TABLE, 180)[1],
+    "one": lambda: nearest(QUERIES, TABLE, 1, block_size=13).long(),
+    "no query": lambda: top_k(QUERIES[:0], TABLE, 3)[0],
+    "radius": lambda: within_radius(QUERIES, TABLE, 1.0),
+    "assign": lambda: assign(TABLE, QUERIES, 3),
+    "votes": poisson_votes(9, 0.4),
+    "votes of all": poisson_votes(9, 1.0),
+    "lists that are too short": poisson_votes(20, 0.3, list_length=21),
+    "samples of fewer than k": poisson_votes(170, 0.5),
+    "sums": poisson_sums,
+    "cells": cell_votes,
+    "votes within a radius": radius_votes,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [50, 7])
+@pytest.mark.parametrize("name", SEARCHES)
+def test_parts_change_nothing(monkeypatch, name, rows):
+    wanted = SEARCHES[name]()
+    monkeypatch.setattr(search, "_ROWS_OF_A_PART", rows)
+    found = SEARCHES[name]()
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
+def test_indices_take_as_little_room_as_they_can(monkeypatch):
+    assert torch.iinfo(torch.int32).max == search._ROWS_OF_A_PART
+    assert nearest(QUERIES, TABLE, 3).dtype == torch.int32
+    monkeypatch.setattr(search, "_ROWS_OF_A_PART", len(TABLE))
+    assert nearest(QUERIES, TABLE, 3).dtype == torch.int32
+    monkeypatch.setattr(search, "_ROWS_OF_A_PART", len(TABLE) - 1)
+    assert nearest(QUERIES, TABLE, 3).dtype == torch.int64
+
+
+def test_records_of_a_later_part_are_checked_too(monkeypatch):
+    monkeypatch.setattr(search, "_ROWS_OF_A_PART", 50)
+    broken = TABLE.clone()
+    broken[170, 1] = torch.nan
+    with pytest.raises(ValueError, match="table: some features are NaN"):
+        top_k(QUERIES, broken, 3)
