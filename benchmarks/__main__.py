@@ -34,6 +34,7 @@ BENCHMARKS = {
     "reverse_knn": "reverse kNN: speed, smoothing, balance",
     "reverse_knn_local": "reverse kNN under local and shuffle privacy",
     "scale": "what a round costs a process that holds a shard, for 10⁹ records",
+    "speed": "labelling, HOG, an epoch, the exact ε and the import, as ratios of processor seconds",
     "statistics": "head and student of a teacher that releases statistics, at several values of ε",
     "students": "students with 1,000 labels, and with wrong labels",
     "table_memory": "memory of a labelling round whose private table is larger than it",

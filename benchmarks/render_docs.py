@@ -199,30 +199,31 @@ def pate_speed() -> str:
 
 def statistics_teacher() -> str:
     """Head, student and their mean; each with the number of its runs."""
-    rows: dict[tuple[bool, int, float], list[dict[str, Any]]] = {}
+    rows: dict[tuple[bool, int, str, float], list[dict[str, Any]]] = {}
     for entry in entries("statistics").values():
         settings, results = entry["settings"], entry["results"]
-        where = not settings.get("imagenet_weights"), settings["split_seed"], results["epsilon"]
+        student = settings.get("student", "on pixels")
+        where = not settings.get("imagenet_weights"), settings["split_seed"], student, results["epsilon"]
         rows.setdefault(where, []).append(results)
     lines, named = [], []
-    for (own, split, epsilon), found in sorted(rows.items()):
+    for (own, split, student, epsilon), found in sorted(rows.items()):
         weak = weakest(guarantee_of(one) for one in found)
         named.append((f"ε = {epsilon:g}", weak))
         cells = []
         for name in ("label_accuracy", "head", "student", "mean"):
             known = [one[name] for one in found if name in one]
             cells.append(f"{spread(known)} ({len(known)})" if known else "–")
-        lines.append(
-            ["the public images" if own else "these and ImageNet", split, f"{epsilon:g}{mark(weak)}", *cells]
-        )
+        features = "the public images" if own else "these and ImageNet"
+        lines.append([features, split, student, f"{epsilon:g}{mark(weak)}", *cells])
     header = [
         "features know",
         "split",
+        "student",
         "ε",
         "label accuracy (runs)",
         "head (runs)",
-        "student (runs)",
-        "their mean (runs)",
+        "its accuracy (runs)",
+        "mean with head (runs)",
     ]
     return explained(markdown(header, lines), named)
 
@@ -253,6 +254,27 @@ def private_training() -> str:
     return explained(markdown(header, lines), named)
 
 
+def speed() -> str:
+    """What is measured beside what, where it is stored."""
+    from benchmarks.speed import ROWS
+
+    found = {name: one["results"] for name, one in entries("speed").items()}
+    lines = [
+        [wanted.what, wanted.beside, wanted.aim, shown(found[name]), f"{found[name]['load']:.0f}"]
+        for name, wanted in ROWS.items()
+        if name in found
+    ]
+    return markdown(["what", "beside", "aim", "ratio of processor seconds", "load"], lines)
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A ratio with its range, and the seconds of a command."""
+    spread = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
+    clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
+    seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
+    return f"{found['ratio']:.2f}{spread}{clock}{seconds}"
+
+
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "attacks", attack_pages.attacks),
@@ -261,6 +283,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/private_training.md", "private training", private_training),
     ("methods/statistics.md", "statistics", statistics_teacher),
     ("scale.md", "scale", scale.table),
+    ("scale.md", "speed", speed),
     ("methods/students.md", "students", students),
     ("methods/students.md", "noisy labels", noisy_labels),
     ("methods/reverse_knn.md", "curator", curator),

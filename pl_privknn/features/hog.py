@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,7 @@ from pl_privknn.features.base import Extractor
 BLOCK_NORMS = ("L1", "L1-sqrt", "L2", "L2-Hys")
 
 _EPS = 1e-5
-# Work on some 64k pixels at a time: the temporaries then stay in the processor's cache, which is several times
-# faster than streaming whole data sets through memory, and the peak does not grow with the number of images.
-_PIXELS_AT_A_TIME = {"cpu": 1 << 16}
-_PIXELS_ON_ACCELERATORS = 1 << 24
+_PIXELS_AT_A_TIME = 1 << 24
 
 
 class HOG(Extractor):
@@ -101,16 +99,34 @@ class HOG(Extractor):
         if self.transform_sqrt and bool((images < 0).any()):
             raise ValueError("images: some values are negative, transform_sqrt=True needs values in [0, 1]")
         features = images.new_empty((len(images), self.feature_size(images.shape[1:])), dtype=torch.float32)
-        pixels = _PIXELS_AT_A_TIME.get(images.device.type, _PIXELS_ON_ACCELERATORS)
-        step = max(1, pixels // math.prod(images.shape[1:]))
+        # Work on some 16 million pixels at a time, so that the peak does not grow with the number of images.
+        step = max(1, _PIXELS_AT_A_TIME // math.prod(images.shape[1:]))
         for start in range(0, len(images), step):
             batch = images[start : start + step].float()
             if self.transform_sqrt:
                 # torch's float32 root may be off in the last digit, which moves gradients that lie on the
                 # boundary of two bins; by way of float64 it is correctly rounded.
                 batch = batch.double().sqrt().float()
-            features[start : start + step] = self._batch(batch)
+            # A file that is exported has torch alone.
+            if batch.device.type == "cpu" and not torch.compiler.is_compiling():
+                self._compiled(batch, features[start : start + step])
+            else:
+                features[start : start + step] = self._batch(batch)
         return features
+
+    def _compiled(self, images: Tensor, features: Tensor) -> None:
+        from pl_privknn.features import hog_kernel  # compiled on first use
+
+        boundaries = [_cosine_and_sine(i, self.orientations) for i in range(1, self.orientations)]
+        hog_kernel.describe(
+            images.detach().contiguous().numpy(),
+            np.array(boundaries, dtype=np.float64).reshape(-1, 2),
+            self.pixels_per_cell,
+            self.cells_per_block,
+            self.block_norm,
+            _EPS,
+            features.numpy(),
+        )
 
     def _batch(self, images: Tensor) -> Tensor:
         rows, columns = _gradients(images)

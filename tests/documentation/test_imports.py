@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFERRED = {
     "_run_end": {"callbacks.run_report"},  # which knows everything that reports
     "privacy.accounting.exact": {"privacy.accounting.induction"},  # compiles
+    "features.hog": {"features.hog_kernel"},  # compiles
     "networks.registry": {"networks.timm_models"},  # timm
     "planning.configuration_plan": {"callbacks", "datamodules.base"},  # Lightning
     "training.clipping": {"training.hooks"},  # Opacus

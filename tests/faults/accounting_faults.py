@@ -251,11 +251,29 @@ FAULTS = (
     Fault(
         "exact-last-pair",
         "The adversary of the exact figure does not choose the pair that suits it best.",
-        "pl_privknn.privacy.accounting.induction",
+        "pl_privknn.privacy.accounting.stencils",
         {
             "best[i] = max(best[i], gain[i])": "best[i] = gain[i]",
         },
         ("test_exact::test_induction_finds_the_best_of_all_adaptive_strategies",),
+    ),
+    Fault(
+        "exact-leaves-out-the-best-pair",
+        "Pairs are left out that are the best for some slope of the values.",
+        "pl_privknn.privacy.accounting.contenders",
+        {
+            "slope = low if (difference > 0) == (d > reach) else high": "slope = high",
+        },
+        ("test_contenders::test_who_stays_holds_the_best_for_every_smooth_value",),
+    ),
+    Fault(
+        "exact-takes-a-narrower-interval-for-a-wider",
+        "Pairs that no other one dominates are left out.",
+        "pl_privknn.privacy.accounting.contenders",
+        {
+            "before * (1 + _SAME)": "before * 1.001",
+        },
+        ("test_contenders::test_pairs_of_two_outcomes_that_stay_have_the_envelope_of_all[screening]",),
     ),
     Fault(
         "filter-forgets-its-conversion",

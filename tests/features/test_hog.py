@@ -106,3 +106,22 @@ def test_errors_name_argument_and_remedy():
         HOG(orientations=0)
     with pytest.raises(ValueError, match="cells_per_block="):
         HOG(cells_per_block=(2, 2, 2))
+
+
+@pytest.mark.parametrize("shape", [(300, 1, 28, 28), (40, 3, 32, 32), (3, 2, 17, 9), (2, 1, 8, 8)])
+@pytest.mark.parametrize("norm", ["L1", "L1-sqrt", "L2", "L2-Hys"])
+def test_compiled_features_are_those_of_tensors(shape, norm):
+    """Other devices run the steps on tensors; only the order of sums may differ."""
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).mul(255).round() / 255
+    hog = HOG(block_norm=norm, orientations=7)
+    torch.testing.assert_close(hog(images), hog._batch(images).float(), rtol=1e-6, atol=1e-7)
+
+
+def test_threads_change_nothing(monkeypatch):
+    images = torch.rand(700, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    found = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(HOG()(images.requires_grad_()))
+    assert torch.equal(*found)
+    assert len(HOG()(images[:0])) == 0

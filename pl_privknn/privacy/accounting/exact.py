@@ -120,7 +120,7 @@ def exact_epsilon(
         charges: releases, in any order; equal mechanisms are merged.
         delta: target δ in (0, 1).
         adjacency: neighbouring relation of every charge.
-        work: budget for each family, in stencil evaluations (some 3e9 to 5e9 a second). Valid at any value.
+        work: budget for each family, in stencil evaluations, most of which turn out to be spared. Valid at any value.
         coarsen: factor on the spacing of the grid, for error control. Valid at any value.
 
     Returns:

@@ -30,20 +30,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from pl_privknn.privacy.accounting.contenders import undominated
 from pl_privknn.privacy.accounting.pld import LossMeasure
+from pl_privknn.privacy.accounting.stencils import Stencils
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 #: Largest |ln r| on the grid, nats; double precision ends at 708.
 FARTHEST = 600.0
-_TILE = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,21 +165,18 @@ def worst_profiles(
     Raises:
         ValueError: where p and q are not such arrays.
     """
-    p, q = _checked(p, q)
+    p, q = undominated(*_checked(p, q))
     total = max(steps)
     kept = np.maximum(p, q) > _share(tail, total)
     distances = [np.minimum(far, FARTHEST) for far in reach(p, q, total, spacing=spacing, tail=tail)]
     left, right = (np.ceil(far / spacing).astype(np.int64) + 1 for far in distances)
-    plan = _Stencils.build(p, q, kept, spacing, int(left[-1]), int(right[-1]))
+    plan = Stencils.build(p, q, kept, spacing, int(left[-1]), int(right[-1]))
     grid = np.arange(-left[-1], right[-1] + 1)
     # An outcome that is left out is worth at most r·p_o for r < 1 and q_o beyond.
     rare = float(np.max(np.where(kept, 0.0, np.maximum(p, q)).sum(axis=1)))
     slack = rare * np.exp(np.minimum(spacing * grid, 0.0))
     wanted = np.array(sorted(set(steps)), dtype=np.int64)
-    moves = (plan.shifts, plan.near, plan.far)
-    direct = (plan.starts, plan.stops, plan.offsets, plan.direct)
-    decay = np.exp(-spacing * np.arange(len(grid) + plan.pad + 1))
-    found = _run(*moves, *direct, slack, left, right, decay, plan.pad, wanted, _TILE)
+    found = plan.run(slack, left, right, wanted, spacing)
     rounding = 1 + 4 * (p.shape[1] + 3) * np.finfo(np.float64).eps * wanted
     position = {int(step): place for place, step in enumerate(wanted)}
     profiles = []
@@ -201,150 +197,3 @@ def _checked(p: Floats, q: Floats) -> tuple[Floats, Floats]:
         if not np.all(values >= 0) or np.max(np.abs(values.sum(axis=1) - 1)) > 1e-9:
             raise ValueError(f"{name}: every row must hold probabilities that sum to one")
     return p, q
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stencils:
-    """Interpolation weights of every outcome of every pair, and what (r − 1)₊ contributes beside U.
-
-    Attributes:
-        shifts: grid cells by which an outcome moves ln r, shape ``(pairs, outcomes)``.
-        near: weight of the cell's left end, same shape.
-        far: weight of its right end.
-        starts: position of the first grid point with a direct contribution, shape ``(pairs,)``.
-        stops: position after the last one.
-        offsets: where a pair's contributions begin in ``direct``.
-        direct: contributions Σ(r·p − q)₊ for r < 1 and Σ(q − r·p)₊ for r ≥ 1, all pairs in a row.
-        pad: grid points to keep beyond each end, so that shifted reads stay inside.
-    """
-
-    shifts: Ints
-    near: Floats
-    far: Floats
-    starts: Ints
-    stops: Ints
-    offsets: Ints
-    direct: Floats
-    pad: int
-
-    @classmethod
-    def build(
-        cls, p: Floats, q: Floats, kept: NDArray[np.bool_], spacing: float, left: int, right: int
-    ) -> _Stencils:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            losses = np.log(p / q)
-        moving = kept & np.isfinite(losses)
-        jump = np.where(moving, losses, 0.0)
-        shifts = np.floor(jump / spacing).astype(np.int64)
-        weight = np.clip(np.expm1(jump - shifts * spacing) / math.expm1(spacing), 0.0, 1.0)
-        # Farther than the whole grid: the edge's value, which is not smaller than the value there.
-        span = left + right + 2
-        outside = np.abs(shifts) > span
-        shifts = np.clip(shifts, -span, span)
-        weight[outside] = 0.0
-        mass = np.where(moving, q, 0.0)
-
-        starts, stops = np.empty(len(p), dtype=np.int64), np.empty(len(p), dtype=np.int64)
-        pieces: list[Floats] = []
-        for k in range(len(p)):
-            which = kept[k] & (p[k] != q[k])
-            low = -np.max(losses[k, which], initial=0.0) / spacing
-            high = -np.min(losses[k, which], initial=0.0) / spacing
-            first = int(max(math.floor(max(low, -left)), -left))
-            last = int(min(math.ceil(min(high, right)), right))
-            log_r = spacing * np.arange(first, last + 1)
-            piece = np.zeros(len(log_r))
-            for o in np.flatnonzero(which):
-                if p[k, o] == 0:
-                    piece += np.where(log_r < 0, 0.0, q[k, o])
-                elif q[k, o] == 0:
-                    piece += np.where(log_r < 0, p[k, o] * np.exp(np.minimum(log_r, 0.0)), 0.0)
-                else:
-                    gain = q[k, o] * np.expm1(np.minimum(log_r + losses[k, o], 700.0))
-                    piece += np.maximum(np.where(log_r < 0, gain, -gain), 0.0)
-            starts[k], stops[k] = first + left, last + 1 + left
-            pieces.append(piece)
-        lengths = stops - starts
-        return cls(
-            shifts,
-            mass * (1 - weight),
-            mass * weight,
-            starts,
-            stops,
-            np.cumsum(lengths) - lengths,
-            np.concatenate(pieces),
-            int(np.max(np.abs(shifts))) + 2,
-        )
-
-
-def _compiled(function: Callable[..., Floats]) -> Callable[..., Floats]:
-    try:
-        compiled: Callable[..., Floats] = njit(cache=True)(function)
-    except RuntimeError:  # nowhere to keep the machine code: compile it anew in every process
-        compiled = njit(function)
-    return compiled
-
-
-@_compiled
-def _run(
-    shifts: Ints,
-    near: Floats,
-    far: Floats,
-    starts: Ints,
-    stops: Ints,
-    offsets: Ints,
-    direct: Floats,
-    slack: Floats,
-    left: Ints,
-    right: Ints,
-    decay: Floats,
-    pad: int,
-    wanted: Ints,
-    tile: int,
-) -> Floats:
-    """Run the induction and return U after each wanted number of steps, on the largest range."""
-    pairs, outcomes = shifts.shape
-    steps = wanted[-1]
-    points = slack.shape[0]
-    zero = pad + left[-1]
-    current = np.zeros(points + 2 * pad)
-    following = np.zeros(points + 2 * pad)
-    gain = np.zeros(tile)
-    result = np.zeros((wanted.shape[0], points))
-    done = 0
-    for step in range(1, steps + 1):
-        low, high = zero - left[step - 1], zero + right[step - 1] + 1
-        for begin in range(low, high, tile):
-            end = min(begin + tile, high)
-            size = end - begin
-            best = following[begin:end]
-            for i in range(size):
-                best[i] = 0.0
-            for k in range(pairs):
-                # Two outcomes at a time, so that pass/fail releases touch the buffer once.
-                a, b, at = near[k, 0], far[k, 0], begin + shifts[k, 0]
-                c, d, to = near[k, 1], far[k, 1], begin + shifts[k, 1]
-                first, second = current[at : at + size + 1], current[to : to + size + 1]
-                for i in range(size):
-                    gain[i] = a * first[i] + b * first[i + 1] + c * second[i] + d * second[i + 1]
-                for o in range(2, outcomes):
-                    a, b, at = near[k, o], far[k, o], begin + shifts[k, o]
-                    first = current[at : at + size + 1]
-                    for i in range(size):
-                        gain[i] += a * first[i] + b * first[i + 1]
-                origin = offsets[k] - starts[k] - pad
-                for i in range(max(starts[k] + pad, begin), min(stops[k] + pad, end)):
-                    gain[i - begin] += direct[origin + i]
-                for i in range(size):
-                    best[i] = max(best[i], gain[i])
-            for i in range(size):
-                best[i] += slack[begin + i - pad]
-        for i in range(low):
-            following[i] = following[low] * decay[low - i]
-        for i in range(high, following.shape[0]):
-            following[i] = following[high - 1]
-        current, following = following, current
-        if step == wanted[done]:
-            result[done, :] = current[pad : pad + points]
-            done += 1
-    return result

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from pl_privknn._checks import check_finite, shown
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
-from pl_privknn.privacy.noise import NoiseSource
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    from pl_privknn.privacy.noise import NoiseSource
 
 _EVERY = 8
 Floats = NDArray[np.float64]

@@ -9,6 +9,7 @@ import pytest
 from error_bounds import exact_bracket
 
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
+from pl_privknn.privacy.accounting.exact import exact_epsilon
 from pl_privknn.privacy.accounting.from_below import coarsened_gaussian, epsilon_lower
 from pl_privknn.privacy.mechanisms import (
     Charge,
@@ -61,3 +62,12 @@ def test_a_million_screenings():
     charges = [Charge(NoisyScreening(300, 210, 85, 10, 0.2), 1_000_000)]
     bracket = exact_bracket(charges, delta=DELTA, work=1e9)
     assert bracket.lower <= bracket.upper < bracket.coarse <= 1.01 * bracket.lower
+
+
+def test_two_families_have_the_width_that_the_docs_state():
+    charges = [
+        Charge(NoisyScreening(300, 180, 75, 10, 0.15), 2000),
+        Charge(ExponentialArgmax(scale=19.4924, votes="swap", sampling_rate=0.15), 735),
+    ]
+    assert epsilon_lower(charges, delta=DELTA) == pytest.approx(0.8086, abs=5e-5)
+    assert exact_epsilon(charges, delta=DELTA) == pytest.approx(0.8359, abs=5e-5)
