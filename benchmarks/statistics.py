@@ -33,10 +33,13 @@ from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
 
 CONFIG = "configs/fashion_mnist_statistics.yaml"
-#: Of each ε: components of the kernel, releases, and epochs of the student.
-SETTINGS = {0.1: (200, 5, 18), 0.5: (600, 6, 28), 1.0: (600, 8, 28), 2.0: (600, 8, 28)}
-_JOINED = "labeling.features.0.init_args.extractor.init_args"
-_LEARNED = "labeling.features.0.init_args.components"
+#: Of each ε: components of the teacher's kernel, and releases.
+SETTINGS = {0.1: (200, 5), 0.5: (600, 6), 1.0: (600, 8), 2.0: (600, 8)}
+_TEACHERS, _STUDENTS = (
+    "labeling.features.0.init_args.extractor",
+    "model.init_args.extractor.init_args.extractor",
+)
+_LEARNED = f"{_TEACHERS}.init_args.components"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +65,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         tables: dict[str, Tensor] = {}
         for seed in options.seeds:
             for epsilon in options.epsilons:
-                part = f"split {split}, ε {epsilon:g}, seed {seed}"
+                part = f"student on features, split {split}, ε {epsilon:g}, seed {seed}"
                 if not options.own:
                     part = f"ImageNet weights, {part}"
                 stored = entries("statistics").get(part, {}).get("results", {})
@@ -85,31 +88,32 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                     student = _student(sections, answers, seed)
                     results["student"] = _accuracy(student, truth)
                     results["mean"] = _accuracy((student + answers["test"]) / 2, truth)
-                components, releases, epochs = SETTINGS[epsilon]
+                components, releases = SETTINGS[epsilon]
                 settings = {
                     "config": Path(CONFIG).name,
                     "imagenet_weights": not options.own,
                     "split_seed": split,
                     "components": components,
                     "releases": releases,
-                    **({} if options.heads else {"epochs": epochs}),
+                    "student": "on features",
                 }
                 yield Measured(results, [seed], part, settings)
 
 
 def sections_at(epsilon: float, split: int, root: str, own: bool) -> dict[str, Any]:
     """The configuration at an ε, on a split; ``own`` leaves out what was learned from other images."""
-    components, releases, epochs = SETTINGS[epsilon]
+    components, releases = SETTINGS[epsilon]
     document: dict[str, Any] = read_document(ROOT / CONFIG)
     if own:
-        joined = get(document, _JOINED)
-        put(document, _JOINED, {"weights": [0.3, 0.2, 0.5], "extractors": joined["extractors"][:3]})
+        for features in (_TEACHERS, _STUDENTS):
+            joined = f"{features}.init_args.extractor.init_args"
+            extractors = get(document, joined)["extractors"][:3]
+            put(document, joined, {"weights": [0.3, 0.2, 0.5], "extractors": extractors})
     put(document, "data.init_args.root", root)
     put(document, "data.init_args.split_seed", split)
     put(document, "labeling.labeler.init_args.epsilon", epsilon)
     put(document, "labeling.labeler.init_args.releases", releases)
     put(document, _LEARNED, components)
-    put(document, "trainer.max_epochs", epochs)
     return document
 
 
@@ -134,7 +138,7 @@ def features_of(sections: dict[str, Any], path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         data = _data(sections)
         document = {**sections, "labeling": dict(sections["labeling"])}
-        put(document, _LEARNED, max(components for components, _, _ in SETTINGS.values()))
+        put(document, _LEARNED, max(components for components, _ in SETTINGS.values()))
         started = time.process_time()
         extractor: Any = _labeling(document).features[0]
         extractor.fit_public(data.public.images())
@@ -163,7 +167,7 @@ def _answers(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) ->
     """What one release of the teacher says of public and of test images, drawn once."""
     if not path.is_file():
         teacher: Any = _labeling(sections).labeler
-        components = sections["labeling"]["features"][0]["init_args"]["components"]
+        components = get(sections, _LEARNED)
         public, test, private = (tables[name][:, :components] for name in ("public", "test", "private"))
         ledger = FreeLedger()
         teacher.fit_public(public)
@@ -181,7 +185,7 @@ def _student(sections: dict[str, Any], answers: dict[str, Any], seed: int) -> Te
     data, soft = _data(sections), answers["soft"]
     data.public.set_labels(slice(None), soft.argmax(dim=1), soft)
     pl.seed_everything(seed, verbose=False)
-    student = SupervisedStudent(**sections["model"]["init_args"])
+    student = instantiate({"model": sections["model"]["init_args"]}, {"model": SupervisedStudent}).model
     trainer = pl.Trainer(
         max_epochs=sections["trainer"]["max_epochs"],
         precision=sections["trainer"]["precision"],

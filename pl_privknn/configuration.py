@@ -7,6 +7,7 @@ imported.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -168,7 +169,8 @@ def instantiate(sections: Mapping[str, Any], classes: Mapping[str, type]) -> Nam
 def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
     """What a parser makes of plain sections, by jsonargparse's name for it before and after version 4.49."""
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    made: Namespace = make(parser.parse_object(sections))
+    # A copy: the parser changes what lies inside lists.
+    made: Namespace = make(parser.parse_object(copy.deepcopy(sections)))
     return made
 
 

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytorch_lightning as pl
-import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_int
 from pl_privknn.baselines.heads import FeatureHead, build_head
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.learned import learn_publicly
-from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.training.layer_checks import with_group_norm
 
-_IMAGES_AT_ONCE = 1024
 
-
-class Classifier(pl.LightningModule):
+class Classifier(OnFrozenFeatures):
     """Images in [0, 1] to logits, and the evaluation on public and test images that every student has.
 
     Args:
@@ -30,8 +25,6 @@ class Classifier(pl.LightningModule):
 
     Attributes:
         network: what is trained: a whole network, or a head on features.
-        extractor: frozen; None for a whole network. Checkpoints hold what it learned from public images, no more.
-        whitening: between extractor and head; learned from public images.
 
     Raises:
         ValueError: for arguments out of range.
@@ -46,8 +39,6 @@ class Classifier(pl.LightningModule):
         self.num_classes = check_int("num_classes", num_classes, 2)
         for name, constants in zip(("mean", "std"), normalization.tensors(), strict=True):
             self.register_buffer(name, constants, persistent=False)
-        self.extractor: Extractor | None = None
-        self.whitening: PublicWhitening | None = None
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
 
@@ -71,11 +62,8 @@ class Classifier(pl.LightningModule):
             head: of features.
             group_norm: put group normalisation in the place of batch normalisation.
         """
-        self.extractor = extractor
         if extractor is not None:
-            width = _feature_size(extractor, in_channels, image_size)
-            self.whitening = PublicWhitening(width, head.components, head.whitening)
-            width = self.whitening.out_features
+            width = self.stand_on(extractor, in_channels, image_size, head.components, head.whitening)
             network = build_head(head.head, width, self.num_classes, head.hidden_size, head.bias)
         elif isinstance(network, str):
             network = build_network(network, self.num_classes, in_channels, image_size)
@@ -87,29 +75,9 @@ class Classifier(pl.LightningModule):
 
     def inputs(self, images: Tensor) -> Tensor:
         """What :attr:`network` sees of images; an image's input depends on that image alone."""
-        if self.extractor is None or self.whitening is None:
-            return images if self.mean is None or self.std is None else (images - self.mean) / self.std
-        with torch.no_grad():
-            return self.whitening(self.extractor(images))
-
-    def fit_public(self, public: Any) -> None:
-        """Let extractor and whitening learn from a public dataset, where they have not done so."""
-        if self.extractor is None or self.whitening is None:
-            return
-        learn_publicly(self.extractor, public.images)
-        if not bool(self.whitening.fitted):
-            parts = torch.arange(len(public)).split(_IMAGES_AT_ONCE)
-            self.whitening.fit(torch.cat([self.extractor(public.images(part)).cpu() for part in parts]))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what the extractor learned."""
-        if isinstance(self.extractor, Extractor) and self.extractor.learns:
-            checkpoint["extractor"] = self.extractor.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give the extractor what it had learned."""
-        if self.extractor is not None and "extractor" in checkpoint:
-            self.extractor.load_state_dict(checkpoint["extractor"])
+        if self.extractor is None and self.mean is not None and self.std is not None:
+            return (images - self.mean) / self.std
+        return self.vectors(images)
 
     def input_shape(self, images: Sequence[int]) -> tuple[int, ...]:
         """Shape of one input of :attr:`network`, for images of a shape."""
@@ -137,17 +105,3 @@ class Classifier(pl.LightningModule):
         if bool(known.any()):
             loss = nn.functional.cross_entropy(logits[known], y[known])
             self.log(f"{stage}/loss", loss, batch_size=int(known.sum()))
-
-
-def _feature_size(extractor: Extractor, in_channels: int, image_size: int | tuple[int, int]) -> int:
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    shape = (check_int("in_channels", in_channels), height, width)
-    if getattr(extractor, "learns", False):
-        return extractor.feature_size(shape)
-    features = extractor(torch.zeros(1, *shape))
-    if features.ndim != 2:
-        raise ValueError(
-            f"extractor: {type(extractor).__name__} returned shape {tuple(features.shape)} for one image; want "
-            "(1, d)"
-        )
-    return int(features.shape[1])

@@ -43,7 +43,7 @@ def run_export(parsed: argparse.Namespace) -> int:
     output = Path(parsed.output or run / "export")
     output.mkdir(parents=True, exist_ok=True)
     path = export_model(student, head, released, output, parsed.format)
-    if head is not None:
+    if head is not None or student.extractor is not None:
         print(f"released: {released}; the file takes one image a call", file=sys.stderr)
     for name in _BESIDE:
         if (run / name).is_file():
@@ -75,7 +75,18 @@ def finished_student(run: Path) -> Any:
         raise ValueError(
             f"model.class_path={model['class_path']} is no student; give the folder of a run that has one"
         )
-    return found.load_from_checkpoint(run / CHECKPOINT, map_location="cpu", weights_only=True).eval()
+    section = (model.get("init_args") or {}).get("extractor")
+    given = {} if section is None else {"extractor": _extractor(section)}
+    return found.load_from_checkpoint(run / CHECKPOINT, map_location="cpu", weights_only=True, **given).eval()
+
+
+def _extractor(section: Any) -> Any:
+    """The extractor that a section names; checkpoints hold only what it learned."""
+    from pl_privknn.configuration import instantiate
+    from pl_privknn.features import PublicPCA
+
+    # Any class will do that is made with an extractor, and keeps it as it is.
+    return instantiate({"model": {"extractor": section}}, {"model": PublicPCA}).model.extractor
 
 
 def released_of(run: Path) -> str:
@@ -113,7 +124,7 @@ def export_model(student: Any, head: Any, released: str, output: Path, kind: str
     Args:
         student: a student of this package, in ``eval`` mode.
         head: a :class:`~pl_privknn.callbacks.released_head.ReleasedHead`; None for the student alone. n is 1 in a
-            file with a head, whose features count images as they go.
+            file with a head or extractor, whose features count images as they go.
         released: one of :data:`~pl_privknn.callbacks.released_head.MODELS`.
         output: folder for the file.
         kind: ``"torch"`` or ``"onnx"``.
@@ -138,8 +149,9 @@ def export_model(student: Any, head: Any, released: str, output: Path, kind: str
     shape = (int(settings["in_channels"]), int(settings["image_size"]), int(settings["image_size"]))
     images = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
     module = Probabilities().eval()
-    at_once = len(images) if head is None else 1
-    batch = {"images": {0: torch.export.Dim("batch", min=1)}} if head is None else None
+    whole = head is None and student.extractor is None
+    at_once = len(images) if whole else 1
+    batch = {"images": {0: torch.export.Dim("batch", min=1)}} if whole else None
     with torch.inference_mode(False), torch.no_grad():
         wanted = module(images)
         program = torch.export.export(module, (images[:at_once],), dynamic_shapes=batch)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_int
 from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.students.augment import WeakAugmentation
@@ -20,7 +21,7 @@ from pl_privknn.students.optim import StudentOptimization, lr_factor
 from pl_privknn.students.reset import fresh_weights
 
 
-class StudentModule(HasInitArguments, pl.LightningModule):
+class StudentModule(HasInitArguments, OnFrozenFeatures):
     """Trains a network on public images; subclasses say on what batches, and by what loss.
 
     In evaluation mode :meth:`forward` and :meth:`features` use the moving average of the weights where
@@ -37,6 +38,10 @@ class StudentModule(HasInitArguments, pl.LightningModule):
         augmentation: weak augmentation.
         normalization: public constants, applied inside the student.
         ema_decay: decay of the moving average of weights, in (0, 1); none is kept if None.
+        extractor: the network sees its features in place of images: centred by their public mean, scaled to a norm
+            of √d. It learns from public images and stays as it is; ``network`` is ``"mlp"``, ``"linear_probe"``
+            or a module for vectors ``(n, d)``. Without augmentation each image's features are needed once:
+            :class:`~pl_privknn.features.RememberedFeatures` keeps them.
         **groups: groups of arguments that a subclass adds, and arguments of groups by themselves, for one release
             more.
 
@@ -49,6 +54,8 @@ class StudentModule(HasInitArguments, pl.LightningModule):
 
     mean: Tensor | None
     std: Tensor | None
+    #: Whether the objective asks for gradients at pixels, which features do not pass on.
+    perturbs_pixels: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -60,6 +67,7 @@ class StudentModule(HasInitArguments, pl.LightningModule):
         augmentation: WeakAugmentation = WeakAugmentation(),
         normalization: Normalization = Normalization(),
         ema_decay: float | None = None,
+        extractor: Extractor | None = None,
         **groups: Any,
     ) -> None:
         super().__init__()
@@ -75,29 +83,40 @@ class StudentModule(HasInitArguments, pl.LightningModule):
         self.weak: WeakAugmentation = self.groups["augmentation"]
         # Frames of subclasses are searched as well, so their arguments are saved too.
         whole = ["network"] if isinstance(network, nn.Module) else []
-        self.save_hyperparameters(ignore=[*whole, *flat_names(type(self))])
+        self.save_hyperparameters(ignore=[*whole, "extractor", *flat_names(type(self))])
         self.save_hyperparameters(plain_groups(self.groups))
         self.num_classes = num_classes
         self._network_name = network if isinstance(network, str) else None
+        for name, constants in zip(("mean", "std"), self.groups["normalization"].tensors(), strict=True):
+            self.register_buffer(name, constants, persistent=False)
+        self._input_shape: tuple[int, int | tuple[int, int]] = (in_channels, image_size)
+        if extractor is not None:
+            self._check_extractor(extractor)
+            self._input_shape = (self.stand_on(extractor, in_channels, image_size), 1)
         # Convolutions and pooling with channels last take about two thirds of the time, on CPUs as well. A network
         # of the user's own may reshape its activations in a way that does not allow it.
         self.network = (
-            build_network(network, num_classes, in_channels, image_size).to(memory_format=torch.channels_last)
+            build_network(network, num_classes, *self._input_shape).to(memory_format=torch.channels_last)
             if isinstance(network, str)
             else network
         )
         self.ema = EMA(self.network, ema_decay) if ema_decay is not None else None
-        for name, constants in zip(("mean", "std"), self.groups["normalization"].tensors(), strict=True):
-            self.register_buffer(name, constants, persistent=False)
         self._schedule_start = 0
 
     def setup(self, stage: str) -> None:
         """Begin each training with a schedule of its own; a checkpoint is loaded after this."""
         if stage == "fit":
             self._schedule_start = 0
+            if self.extractor is not None:
+                self._learn_publicly()
 
     def normalize(self, images: Tensor) -> Tensor:
-        """``(images - mean) / std`` with the public constants, or ``images`` where there are none."""
+        """What the network sees: images, by public constants where there are any, or features, float32 ``(n, d)``."""
+        if self.extractor is not None:
+            vectors = self.vectors(images)
+            return vectors * math.sqrt(
+                vectors.shape[1]
+            )  # entries of about 1, as weights at their start expect
         if self.mean is not None and self.std is not None:
             images = (images - self.mean) / self.std
         if self._network_name is not None and images.ndim == 4:
@@ -186,11 +205,13 @@ class StudentModule(HasInitArguments, pl.LightningModule):
                 group["lr"] = base * self._lr_factor(config.scheduler.last_epoch)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save where the learning-rate schedule began."""
+        """Save where the learning-rate schedule began, and what an extractor learned."""
+        super().on_save_checkpoint(checkpoint)
         checkpoint["student_schedule_start"] = self._schedule_start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore where the learning-rate schedule began."""
+        """Restore where the learning-rate schedule began, and what an extractor learned."""
+        super().on_load_checkpoint(checkpoint)
         self._schedule_start = checkpoint.get("student_schedule_start", 0)
 
     @property
@@ -201,10 +222,28 @@ class StudentModule(HasInitArguments, pl.LightningModule):
         return min(1.0, (self.trainer.global_step - self._schedule_start) / max(1.0, self._schedule_length()))
 
     def _rebuild(self) -> nn.Module:
-        hparams = self.hparams
-        return build_network(
-            hparams["network"], hparams["num_classes"], hparams["in_channels"], hparams["image_size"]
-        )
+        return build_network(self.hparams["network"], self.num_classes, *self._input_shape)
+
+    def _check_extractor(self, extractor: Extractor) -> None:
+        if not isinstance(extractor, Extractor):
+            raise TypeError(f"extractor={type(extractor).__name__}: want an Extractor, such as HOG()")
+        if self.perturbs_pixels:
+            raise ValueError(
+                f"extractor={type(extractor).__name__}: {type(self).__name__} needs gradients at pixels, and "
+                "extractors have none; take SupervisedStudent, UDAStudent or FixMatchStudent"
+            )
+        if self.mean is not None:
+            raise ValueError("normalization: an extractor sees images as they are; leave mean and std out")
+
+    def _learn_publicly(self) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        if (public := getattr(data, "public", None)) is not None:
+            self.fit_public(public)
+        elif self.whitening is not None and not bool(self.whitening.fitted):
+            raise ValueError(
+                "extractor: its features are centred by those of public images; train with a data module, or call "
+                "student.fit_public(public) before"
+            )
 
     def _lr_factor(self, step: int) -> float:
         step -= self._schedule_start

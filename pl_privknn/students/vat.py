@@ -100,6 +100,8 @@ class VATStudent(Student):
         torch.Size([2, 10])
     """
 
+    perturbs_pixels = True
+
     def __init__(
         self,
         radius: float = 0.5,

@@ -1,12 +1,20 @@
 """A file whose cost is asked names the project's own classes alone, and nothing of it is run."""
 
+import copy
 import json
 import sys
 
 import pytest
 
+from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli.main import main
-from pl_privknn.configuration import ConfigurationError, known_classes, one_line, project_classes_only
+from pl_privknn.configuration import (
+    ConfigurationError,
+    instantiate,
+    known_classes,
+    one_line,
+    project_classes_only,
+)
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 
@@ -147,3 +155,12 @@ def test_paths_and_words_stay_what_they_are(tmp_path):
 )
 def test_messages_of_the_parser_become_one_line(text, line):
     assert one_line(ValueError(text)) == line
+
+
+def test_sections_stay_as_they_were():
+    features = {"class_path": "RememberedFeatures", "init_args": {"extractor": "HOG"}}
+    teacher = {"class_path": "ReverseKNN", "init_args": {"epsilon": 1.0}}
+    section = {"labeler": teacher, "features": [features]}
+    before = copy.deepcopy(section)
+    instantiate({"labeling": section}, {"labeling": PrivateLabeler})
+    assert section == before

@@ -13,9 +13,9 @@ from ledger_setup import needs_fork
 
 from pl_privknn.callbacks.released_head import load_head, save_head
 from pl_privknn.cli.main import main
-from pl_privknn.features import HOG, PublicPCA
+from pl_privknn.features import HOG, PublicPCA, RememberedFeatures
 from pl_privknn.labelers import ClassSums
-from pl_privknn.students import VATStudent
+from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
 
 
@@ -27,14 +27,19 @@ def run(tmp_path):
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+    _left(tmp_path, student)
+    (tmp_path / "config.yaml").write_text("model: {class_path: VATStudent}\n")
+    return tmp_path, student.eval()
+
+
+def _left(folder, student):
+    """Leave a checkpoint and a summary of a student."""
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
     trainer.strategy.connect(student)
-    trainer.save_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
-    (tmp_path / "config.yaml").write_text("model: {class_path: VATStudent}\n")
-    (tmp_path / "summary.json").write_text(json.dumps({"epsilon": 1.0}))
-    return tmp_path, student.eval()
+    trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
+    (folder / "summary.json").write_text(json.dumps({"epsilon": 1.0}))
 
 
 @needs_fork
@@ -87,6 +92,35 @@ def test_onnx_says_what_the_student_says(run, capsys):
     torch.testing.assert_close(
         torch.from_numpy(said), student(images).softmax(1).detach(), atol=1e-4, rtol=1e-3
     )
+
+
+@needs_fork
+def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys):
+    torch.manual_seed(0)
+    student = SupervisedStudent(
+        network="mlp", num_classes=4, image_size=12, extractor=RememberedFeatures(PublicPCA(HOG(), 6))
+    )
+    public = torch.rand(60, 1, 12, 12)
+    student.extractor.fit_public(public)
+    student.whitening.fit(student.extractor(public))
+    _left(tmp_path, student)
+    (tmp_path / "config.yaml").write_text(
+        "model:\n  class_path: SupervisedStudent\n"
+        "  init_args:\n    extractor:\n      class_path: RememberedFeatures\n"
+        "      init_args: {extractor: {class_path: PublicPCA, init_args: {extractor: HOG, components: 6}}}\n"
+    )
+
+    def export():
+        assert main(["export", str(tmp_path)]) == 0
+        model = torch.export.load(capsys.readouterr().out.strip()).module()
+        images = torch.rand(4, 1, 12, 12)
+        with torch.no_grad():
+            wanted = student.eval()(images).softmax(1)
+            said = torch.cat([model(image[None]) for image in images])
+        torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-4)
+        assert wanted.std(dim=0).max() > 0.001
+
+    assert in_child(export) == 0
 
 
 def _teacher():

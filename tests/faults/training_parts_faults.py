@@ -193,4 +193,43 @@ FAULTS = (
         },
         ("test_tuning::test_what_a_search_can_t_pay_for_is_refused",),
     ),
+    Fault(
+        "ghost-clipping-skipped",
+        "Ghost clipping leaves gradients as they are.",
+        "pl_privknn.training.hooks",
+        {
+            "gradients[chosen] * weights)": "gradients[chosen])",
+        },
+        (
+            "test_noisy_sgd_clipping::test_no_example_moves_the_sum_by_more_than_the_clipping_norm",
+            "test_private_training::test_a_noiseless_update_is_that_of_each_example_clipped",
+        ),
+    ),
+    Fault(
+        "ghost-sums-of-other-convolutions",
+        "The sum is that of a convolution of another dilation than the one whose norms were taken.",
+        "pl_privknn.training.hooks",
+        {
+            "            layer.dilation,\n": "            [1] * len(layer.dilation),\n",
+        },
+        ("test_noisy_sgd_clipping::test_ghost_sums_of_all_kinds_of_convolutions_equal_a_loop_over_examples",),
+    ),
+    Fault(
+        "a-broken-gradient-times-nothing",
+        "A record whose gradient is not finite has a factor of 0, and so makes the sum of all NaN.",
+        "pl_privknn.training.hooks",
+        {
+            "chosen = ... if bool(usable.all()) else usable": "chosen = ...",
+        },
+        ("test_noisy_sgd_clipping::test_a_record_with_a_broken_gradient_contributes_nothing",),
+    ),
+    Fault(
+        "ghost-sum-of-a-failed-pass",
+        "What a pass that failed has kept gets into the sum of the next one, at another record's factor.",
+        "pl_privknn.training.hooks",
+        {
+            "        self._kept = []\n        super().backward(total, named)": "        super().backward(total, named)",
+        },
+        ("test_noisy_sgd_clipping::test_a_pass_that_failed_leaves_nothing_in_the_next_sum",),
+    ),
 )

@@ -1,0 +1,113 @@
+"""Students whose network sees frozen features in place of images."""
+
+import copy
+import math
+
+import pytest
+import torch
+from student_setup import trainer
+from torch import nn
+
+from pl_privknn.datamodules import DigitsDataModule
+from pl_privknn.features import HOG, PublicPCA, RememberedFeatures
+from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.networks import Normalization
+from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
+
+
+def make(kind=SupervisedStudent, extractor=None, **settings):
+    extractor = PublicPCA(HOG(), components=12) if extractor is None else extractor
+    arguments = {"network": "mlp", "num_classes": 10, "in_channels": 1, "image_size": 20} | settings
+    return kind(extractor=extractor, **arguments)
+
+
+def labelled_digits():
+    data = DigitsDataModule(batch_size=64)
+    data.prepare_data()
+    data.setup("fit")
+    data.public.set_labels(slice(None), data.public.truth)
+    return data
+
+
+def test_the_network_sees_what_features_and_public_mean_give(tmp_path):
+    student, data = make(ema_decay=0.9), labelled_digits()
+    trainer(tmp_path).fit(student, data)
+    public, images = data.public.images(), torch.rand(5, 1, 20, 20)
+    extractor = PublicPCA(HOG(), components=12)
+    extractor.fit_public(public)
+    vectors = extractor(images) - extractor(public).double().mean(dim=0).float()
+    seen = vectors / vectors.norm(dim=1, keepdim=True) * math.sqrt(12)
+    student.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(student(images), student.ema.network(seen), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            student.features(images), student.ema.network.encoder(seen), atol=1e-4, rtol=1e-4
+        )
+
+
+def test_a_checkpoint_holds_what_was_learned_from_public_images(tmp_path):
+    student = make()
+    fit = trainer(tmp_path)
+    fit.fit(student, labelled_digits())
+    fit.save_checkpoint(tmp_path / "last.ckpt")
+    again = SupervisedStudent.load_from_checkpoint(
+        tmp_path / "last.ckpt", extractor=PublicPCA(HOG(), components=12), weights_only=True
+    )
+    images = torch.rand(5, 1, 20, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(images), student.eval()(images))
+
+
+@pytest.mark.parametrize("kind", [SupervisedStudent, UDAStudent, FixMatchStudent])
+def test_students_learn_the_digits_on_features(tmp_path, kind):
+    student, data = make(kind, RememberedFeatures(HOG())), labelled_digits()
+    quiet = trainer(tmp_path, max_epochs=3)
+    quiet.fit(student, data)
+    assert quiet.validate(student, data, verbose=False)[0]["val/accuracy"] > 0.8
+
+
+def test_reinitialize_leaves_what_was_learned_from_public_images(tmp_path):
+    student, data = make(), labelled_digits()
+    trainer(tmp_path).fit(student, data)
+    before, weights = copy.deepcopy(student.whitening.state_dict()), student.network.encoder[1].weight.clone()
+    student.reinitialize()
+    assert not torch.equal(student.network.encoder[1].weight, weights)
+    torch.testing.assert_close(student.whitening.state_dict(), before, rtol=0, atol=0)
+
+
+def test_features_stay_in_full_precision():
+    student = make(extractor=HOG())
+    student.whitening = PublicWhitening(student.whitening.in_features).fit(HOG()(torch.rand(20, 1, 20, 20)))
+    images = torch.rand(4, 1, 20, 20)
+    wanted = student.normalize(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(student.normalize(images), wanted, rtol=0, atol=0)
+
+
+def test_a_module_of_ones_own_sees_vectors():
+    student = make(network=nn.Linear(12, 10))
+    student.whitening.fitted.fill_(True)
+    student.extractor.fit_public(torch.rand(30, 1, 20, 20))
+    assert student(torch.rand(3, 1, 20, 20)).shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": VATStudent}, "VATStudent needs gradients at pixels"),
+        ({"extractor": nn.Flatten()}, "want an Extractor, such as HOG"),
+        ({"normalization": Normalization((0.5,), (0.5,))}, "leave mean and std out"),
+        ({"network": "small_cnn"}, "image_size=.* does not fit network='small_cnn'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(**settings)
+
+
+def test_without_public_images_training_is_refused(tmp_path):
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.rand(4, 1, 20, 20), torch.arange(4))
+    )
+    with pytest.raises(ValueError, match="train with a data module"):
+        trainer(tmp_path).fit(make(), loader)
