@@ -15,7 +15,8 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_wandb_has_a_run_each_in_one_group_with_its_ledger",
     ),
     "comparison/test_compare_table.py": ("test_shipped_comparison_is_understood[compare_fashion_mnist]",),
-    "documentation/test_gallery.py": ("test_read_the_plot",),
+    "documentation/test_gallery.py": ("test_read_the_plot", "test_bring_your_own_data"),
+    "planning/test_vote_search.py": ("test_init_writes_a_configuration_that_runs[own.npz]",),
     "planning/test_recommendation.py": (
         "test_recommendations_on_real_digits",
         "test_recommendations_on_the_digits_of_scikit_learn",
@@ -63,9 +64,15 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_many_honest_runs_are_accused_in_the_stated_share_of_repetitions",
         "test_an_honest_labeler_is_accused_in_the_stated_share_of_repetitions",
         "test_private_knn_in_many_runs[12.0]",
+        "test_the_smallest_breach_is_found_about_as_often_as_stated",
+        "test_gradients_that_are_not_clipped_are_found[sgd]",
     ),
+    "attacks/test_events.py": ("test_an_honest_training_is_accused_in_the_stated_share_of_repetitions[1.0]",),
     "attacks/test_faults_are_found.py": ("test_faults_of_all_other_methods",),
-    # Interpreters that are started afresh.
+    # Processes and interpreters that are started afresh.
+    "testing/test_checks_in_shards.py": ("test_audits_run_through_shards",),
+    "training/test_processes.py": ("test_several_processes_train_as_one_and_pay_as_one[callback-4]",),
+    "documentation/test_package.py": ("test_wheel_holds_the_package_and_nothing_else",),
     "datamodules/test_datamodules.py": ("test_import_adds_nothing_heavy_to_that_of_lightning",),
     # Kills and broken disks at every call; some of each kind are always tried.
     "labelers/ind_knn/test_ind_knn_saved.py": ("test_killed_at_any_point_nothing_is_forgotten[1]",),
@@ -76,6 +83,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_a_charge_that_is_killed_at_any_call_is_whole_or_absent[third charge-half]",
         "test_a_disk_that_fails_loses_no_charge[EIO-False]",
         "test_a_disk_that_fails_loses_no_charge[EIO-True]",
+        "test_a_disk_that_fails_loses_no_charge[ENOSPC-True]",
         "test_a_disk_that_fails_loses_no_charge[EDQUOT-False]",
         "test_a_disk_that_fails_loses_no_charge[EDQUOT-True]",
     ),
@@ -105,13 +113,22 @@ LONG: dict[str, tuple[str, ...]] = {
     ),
     # What a student gains; its parts are checked one by one.
     "students/test_students.py": ("test_vat_beats_labels_alone_on_the_digits",),
+    "students/test_pretraining.py": (
+        "test_training_reads_no_label_and_leaves_a_checkpoint_of_features[RotationStudent]",
+    ),
+    # Files of more than one model; that of the head is always made.
+    "cli/test_export.py": ("test_the_file_is_the_model_that_was_released[mean]",),
     # The accountant at the papers' sizes; small cases are compared with brute force.
     "documentation/test_papers.py": ("test_pages_show_what_the_accountant_computes", "test_the_figure_is_drawn"),
     "privacy/accounting/test_exact.py": tuple(
         f"test_papers_parameters[{name}]"
         for name in ("8192 screenings", "8192 sampled screenings", "mnist", "mnist, sensitivity 1", "svhn", "cifar")
     ),
-    "labelers/reverse_knn/test_reverse_knn_shuffle.py": ("test_calibration_keeps_the_target_and_wastes_little",),
+    "labelers/reverse_knn/test_reverse_knn_shuffle.py": (
+        "test_calibration_keeps_the_target_and_wastes_little",
+        "test_messages_are_shuffled_objects_with_the_distribution_of_the_simulation[shares]",
+        "test_labelers_answer_and_pay_without_a_curator[shuffle-collision]",
+    ),
     "labelers/test_noisy_sgd_teacher.py": ("test_target_is_met_and_agrees_with_opacus[0.5-0.02-40-2]",),
 }  # fmt: skip
 

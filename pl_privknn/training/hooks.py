@@ -88,6 +88,11 @@ class GhostHooks(_OnTensors, GradSampleHooksFastGradientClipping):
         self._kept: list[tuple[nn.Module, list[Tensor], Tensor]] = []
         super().__init__(*args, **kwargs)
 
+    def backward(self, total: Tensor, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """See the base; what a pass that failed has left does not get into the next sum."""
+        self._kept = []
+        super().backward(total, named)
+
     def capture_backprops_hook(
         self, module: Any, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
     ) -> None:

@@ -87,6 +87,16 @@ def test_a_record_with_a_broken_gradient_contributes_nothing(method):
     assert not clipped.sum(x[2:3], y[2:3], losses).any()
 
 
+def test_a_pass_that_failed_leaves_nothing_in_the_next_sum():
+    clipped = ClippedGradients(build_network("tanh_cnn", 5, 1, 20), 0.7, "ghost")
+    clipped.attach()
+    x, y = torch.rand(4, 1, 20, 20), torch.arange(4)
+    expected = clipped.sum(x, y, losses)
+    with pytest.raises(ValueError, match="first dimension"):
+        clipped._ghost(3, lambda kept: losses(clipped.network(x), y))  # after the gradients of all four
+    torch.testing.assert_close(clipped.sum(x, y, losses), expected)
+
+
 def test_clip_factors():
     norms = torch.tensor([0.0, 0.5, 2.0, math.inf, math.nan])
     factors = clip_factors(norms, 1.0)
