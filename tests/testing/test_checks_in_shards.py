@@ -161,6 +161,8 @@ class CountedAtFirst(IndKNN):
 
     def fit(self, features, labels, num_classes):
         super().fit(features, labels, num_classes)
+        if self.shard is None or self.shard.exchange.rank != 0:
+            return
         engine, others = self._engine, self._engine.others
         turn = others.turn
 

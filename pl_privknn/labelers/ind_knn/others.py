@@ -23,6 +23,8 @@ class Alone:
             :attr:`~pl_privknn.privacy.per_record.filter.IndividualFilter.mark`. Public.
     """
 
+    __slots__ = ()  # one object serves all tables
+
     active = 0
     marks: tuple[str, ...] = ()
 
