@@ -8,14 +8,15 @@ sums are the same in any order and any number of shards.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 #: Binary digits of a record's coordinates, counted from its greatest length.
 BITS = 24
-# Squares of whole numbers that float64 does not hold are wrong by less.
-_ROUNDING = 2.0**-40
+# Squares of whole numbers are exact in float64 below this, and wrong by less than so much of them above.
+_EXACT, _ROUNDING = 2**53, 2.0**-40
 
 
 def step_for(length: float, bits: int = BITS) -> float:
@@ -30,7 +31,8 @@ def whole_steps(rows: Tensor, step: float) -> Tensor:
 
 def not_too_long(squares: Tensor, length: float, step: float) -> Tensor:
     """Whether vectors of these squared lengths, in steps, are at most as long as ``length``; bool."""
-    return squares <= (length / step) ** 2 * (1 - _ROUNDING)
+    bound = math.floor((Fraction(length) / Fraction(step)) ** 2)
+    return squares <= (bound if bound < _EXACT else bound * (1 - _ROUNDING))
 
 
 def within(rows: Tensor, length: float, step: float) -> Tensor:
