@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn.neighbors.search import _VALUES_CENTRED_AT_A_TIME, _full_precision
+from pl_privknn.neighbors.search import _VALUES_SENT_AT_A_TIME, _full_precision
 
 _UNIT_ROUNDOFF = 2.0**-24
 
@@ -34,7 +34,7 @@ def reaching(
     # |rounded - exact| <= d u |x||q| for each of the two, and some roundings of lengths and of the bound itself.
     slack = 2 * (table.shape[1] + 16) * _UNIT_ROUNDOFF
     left, bound = queries.to(device), torch.from_numpy(least - slack).float().to(device)
-    step = max(256, _VALUES_CENTRED_AT_A_TIME // table.shape[1])
+    step = max(256, _VALUES_SENT_AT_A_TIME // table.shape[1])
     found = [(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))]
     for start in range(0, len(table), step):
         block = table[start : start + step].to(device)

@@ -18,8 +18,10 @@ from pl_privknn.neighbors.selection import merge, order_candidates, pack, pair_d
 # 2**26 float32 keys are 256 MB: the most that a search holds at once beside its inputs and its result.
 _KEYS_AT_A_TIME = 1 << 26
 _QUERIES_AT_A_TIME = 1024
-# Records are centred some 32 MB at a time, so that the copy costs little memory and mostly stays in the cache.
-_VALUES_CENTRED_AT_A_TIME = 1 << 23
+# Records are centred some 2 MB at a time: the copy stays in the cache, in memory that is not asked for anew.
+_VALUES_CENTRED_AT_A_TIME = 1 << 19
+# Other devices take some 32 MB at a time.
+_VALUES_SENT_AT_A_TIME = 1 << 23
 _UNIT_ROUNDOFF = 2.0**-24
 # Keys of features up to 1e18 can't overflow float32.
 _LARGEST_SQUARE = 1e36
@@ -237,7 +239,8 @@ def _key_blocks(
     table, device = records.table, records.device
     block_size = records.block_size or max(at_least, _KEYS_AT_A_TIME // max(1, len(queries)))
     block_size = min(block_size, max(1, len(table)))
-    inner = max(256, _VALUES_CENTRED_AT_A_TIME // table.shape[1])
+    values = _VALUES_CENTRED_AT_A_TIME if device.type == "cpu" else _VALUES_SENT_AT_A_TIME
+    inner = max(256, values // table.shape[1])
     centre = centre.to(device)
     left = (queries.to(device) - centre).mul_(-2)
     buffer = torch.empty(len(queries) * block_size, device=device)

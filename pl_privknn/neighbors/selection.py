@@ -26,6 +26,8 @@ Floats = NDArray[np.float32]
 _SAMPLE = 1024
 _ROWS_AT_A_TIME = 32
 _PAIRS_AT_A_TIME = 4096
+# What is known of each candidate takes some 50 bytes while they are put in order.
+_CANDIDATES_AT_A_TIME = 1 << 22
 
 
 def smallest(keys: NDArray[np.float32], count: int, first: int = 0) -> NDArray[np.int64]:
@@ -103,15 +105,42 @@ def order_candidates(
     """
     chosen = np.empty((len(packed), k), dtype=np.int32)
     complete = np.empty(len(packed), dtype=np.bool_)
-
-    def work(start: int, stop: int) -> None:
-        keys, indices = unpack(packed[start:stop])
-        rows = slice(start, stop)
+    step = max(1, _CANDIDATES_AT_A_TIME // packed.shape[1])
+    for start in range(0, len(packed), step):
+        rows = slice(start, start + step)
+        keys, indices = unpack(packed[rows])
         _order_rows(queries[rows], table, keys, indices, tolerance[rows], k, complete[rows])
         chosen[rows] = indices[:, :k]
-
-    in_threads(work, len(packed), _ROWS_AT_A_TIME)
     return chosen, complete
+
+
+def _order_rows(
+    queries: Floats,
+    table: Floats,
+    keys: Floats,
+    indices: NDArray[np.int32],
+    tolerance: Floats,
+    k: int,
+    complete: NDArray[np.bool_],
+) -> None:
+    """Put ``indices`` in order, and say of each row whether it is complete."""
+    ends = np.zeros(keys.shape, dtype=np.int32)
+
+    def find(start: int, stop: int) -> None:
+        _find_groups(keys[start:stop], tolerance[start:stop], k, ends[start:stop], complete[start:stop])
+
+    in_threads(find, len(keys), _ROWS_AT_A_TIME)
+    rows, places = ends.nonzero()
+    # Many queries doubt about the same records: each is read from memory once for all of them.
+    together = indices[rows, places].argsort()
+    rows, places = rows[together], places[together]
+    exact = np.empty(keys.shape, dtype=np.float64)
+    exact[rows, places] = pair_distances(queries, table, rows, indices[rows, places])
+    in_threads(
+        lambda start, stop: _sort_groups(exact[start:stop], indices[start:stop], ends[start:stop], k),
+        len(keys),
+        _ROWS_AT_A_TIME,
+    )
 
 
 def pair_distances(
@@ -184,9 +213,9 @@ def _sort_group(exact, indices, first, last):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _order_rows(queries, table, keys, indices, tolerance, k, complete):  # type: ignore[no-untyped-def]
+def _find_groups(keys, tolerance, k, ends, complete):  # type: ignore[no-untyped-def]
+    """Write to each place of a group, whose keys are too close to tell, the place after the group's last one."""
     length = keys.shape[1]
-    exact = np.empty(length, dtype=np.float64)
     for row in range(len(keys)):
         first = 0
         while first < k:
@@ -194,11 +223,20 @@ def _order_rows(queries, table, keys, indices, tolerance, k, complete):  # type:
             while last < length and keys[row, last] - keys[row, last - 1] <= 2 * tolerance[row]:
                 last += 1
             if last - first > 1:
-                for i in range(first, last):
-                    exact[i] = _squared_distance(queries[row], table[indices[row, i]])
-                _sort_group(exact, indices[row], first, last)
+                ends[row, first:last] = last
             # A group cut off by the list's end may lack members that lie nearer than those it has.
             complete[row] = last < length
+            first = last
+
+
+@compiled()
+def _sort_groups(exact, indices, ends, k):  # type: ignore[no-untyped-def]
+    for row in range(len(ends)):
+        first = 0
+        while first < k:
+            last = max(ends[row, first], first + 1)
+            if last - first > 1:
+                _sort_group(exact[row], indices[row], first, last)
             first = last
 
 

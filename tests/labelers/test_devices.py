@@ -133,7 +133,7 @@ def test_ind_knn_finds_the_neighbours_of_one_fixed_product(table, queries, monke
     asked = torch.cat([queries, drawn(len(queries), 300, seed=5)], dim=1)
     asked[0] = wide[3]
     options = (kernel, threshold)
-    monkeypatch.setattr(products, "_VALUES_CENTRED_AT_A_TIME", 1)  # three blocks
+    monkeypatch.setattr(products, "_VALUES_SENT_AT_A_TIME", 1)  # three blocks
     with PretendedDevice() as device:
         there = ind_knn_answers(wide, asked, CUDA, *options)
     assert device.products == 3
