@@ -24,7 +24,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks import accounting, labelling
+from benchmarks import accounting, labelling, weak_scaling
 from benchmarks.record import ROOT, Measured
 from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.features import HOG
@@ -70,13 +70,18 @@ def in_turns(
 
     ours(), bare()
     pairs = [(taken(ours), taken(bare)) for _ in range(repeat)]
-    ratios = [one / other for one, other in pairs]
+    return {
+        **_summary([one / other for one, other in pairs]),
+        "seconds": round(statistics.median(one for one, _ in pairs), 4),
+        "bare_seconds": round(statistics.median(other for _, other in pairs), 4),
+    }
+
+
+def _summary(ratios: list[float]) -> dict[str, Any]:
     return {
         "ratio": round(statistics.median(ratios), 4),
         "ratio_min": round(min(ratios), 4),
         "ratio_max": round(max(ratios), 4),
-        "seconds": round(statistics.median(one for one, _ in pairs), 4),
-        "bare_seconds": round(statistics.median(other for _, other in pairs), 4),
     }
 
 
@@ -161,12 +166,7 @@ def _epoch(options: argparse.Namespace) -> dict[str, Any]:
             optimizer.step()
         bare = _spent() - started
         ratios.append(bare / epoch.seconds)
-    middle = statistics.median(ratios)
-    return {
-        "ratio": round(middle, 4),
-        "ratio_min": round(min(ratios), 4),
-        "ratio_max": round(max(ratios), 4),
-    }
+    return _summary(ratios)
 
 
 def _python(*words: str) -> Callable[[], None]:
@@ -198,6 +198,10 @@ def _exact(options: argparse.Namespace) -> dict[str, Any]:
         )
 
 
+def _weak_scaling(teacher: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    return lambda options: _summary(weak_scaling.ratios(teacher, 60_000, 1296, 1000, options.repeat))
+
+
 ROWS = {
     "labelling, one thread": Row(
         "Private-kNN labelling, 1,000 queries of 60,000 x 1,296, one thread",
@@ -215,6 +219,15 @@ ROWS = {
     ),
     "exact ε": Row(
         "`privknn epsilon` of 18,000 screenings and 3,877 answers", "`import torch`", "1.5 s", _exact
+    ),
+    "weak scaling, Private-kNN": Row(
+        "a round of Private-kNN, 60,000 x 1,296 a process, two processes, on the clock",
+        "one process with its 60,000",
+        "≤ 1.15",
+        _weak_scaling("PrivateKNN"),
+    ),
+    "weak scaling, reverse kNN": Row(
+        "the same of reverse kNN", "one process with its 60,000", "≤ 1.15", _weak_scaling("ReverseKNN")
     ),
     "import": Row("`from pl_privknn import PrivateKNN`", "`import torch`", "≤ 1.3", _import),
 }
