@@ -36,6 +36,7 @@ BENCHMARKS = {
     "scale": "what a round costs a process that holds a shard, for 10⁹ records",
     "speed": "labelling, HOG, an epoch, the exact ε and the import, as ratios of processor seconds",
     "statistics": "head and student of a teacher that releases statistics, at several values of ε",
+    "student_parts": "what each part of a student gains behind released gradients",
     "students": "students with 1,000 labels, and with wrong labels",
     "table_memory": "memory of a labelling round whose private table is larger than it",
     "updates": "Ind-KNN and NoisySGD while records come and go",

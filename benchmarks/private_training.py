@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from benchmarks import training_speed
 from benchmarks.record import Measured, entries
-from benchmarks.statistics import features_of, saved, sections_at
+from benchmarks.statistics import features_file, features_of, saved, sections_at
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.datamodules import EmbeddingsDataModule, FashionMNISTDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -261,7 +261,7 @@ def _data(features: str, options: argparse.Namespace) -> PrivatePublicDataModule
         return images
     if features == "imagenet":
         sections = sections_at(2.0, 0, options.root, own=False)
-        tables = features_of(sections, options.cache / "imagenet_features_0.pt")
+        tables = features_of(sections, options.cache / features_file(0, own=False))
     else:
         tables = _scattering(options)
     made = EmbeddingsDataModule(

@@ -254,6 +254,25 @@ def private_training() -> str:
     return explained(markdown(header, lines), named)
 
 
+def student_parts() -> str:
+    """The student with one thing changed, and its mean with the head."""
+    found: dict[str, dict[float, dict[str, Any]]] = {}
+    for part, entry in entries("student_parts").items():
+        found.setdefault(part.rpartition(", ε ")[0], {})[entry["results"]["epsilon"]] = entry["results"]
+    guarantees = {ε: guarantee_of(one) for runs in found.values() for ε, one in runs.items()}
+    header = [
+        f"{who}, ε = {ε:g}{mark(guarantee)}"
+        for who in ("student", "mean with head")
+        for ε, guarantee in sorted(guarantees.items())
+    ]
+    lines = [
+        [name, *(spread(runs[ε][kind]) for kind in ("student", "mean") for ε in sorted(runs))]
+        for name, runs in found.items()
+    ]
+    named = [(f"ε = {ε:g}", guarantee) for ε, guarantee in guarantees.items()]
+    return explained(markdown(["", *header], lines), named)
+
+
 def speed() -> str:
     """What is measured beside what, where it is stored."""
     from benchmarks.speed import ROWS
@@ -285,6 +304,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("scale.md", "scale", scale.table),
     ("scale.md", "speed", speed),
     ("methods/students.md", "students", students),
+    ("methods/students.md", "student parts", student_parts),
     ("methods/students.md", "noisy labels", noisy_labels),
     ("methods/reverse_knn.md", "curator", curator),
     ("methods/reverse_knn.md", "smoothing", smoothing),

@@ -65,29 +65,26 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         tables: dict[str, Tensor] = {}
         for seed in options.seeds:
             for epsilon in options.epsilons:
-                part = f"student on features, split {split}, ε {epsilon:g}, seed {seed}"
-                if not options.own:
-                    part = f"ImageNet weights, {part}"
+                part = part_of(split, epsilon, seed, options.own)
                 stored = entries("statistics").get(part, {}).get("results", {})
                 if "student" in stored or (stored and options.heads):
                     continue
                 sections = sections_at(epsilon, split, options.root, options.own)
-                name = f"features_{split}.pt" if options.own else f"imagenet_features_{split}.pt"
-                tables = tables or features_of(sections, options.cache / name)
-                answers = _answers(sections, tables, options.cache / f"{part}.pt")
+                tables = tables or features_of(sections, options.cache / features_file(split, options.own))
+                answers = answers_of(sections, tables, options.cache / f"{part}.pt")
                 truth = tables["test_labels"]
                 results: dict[str, Any] = {
                     "epsilon": epsilon,
                     "delta": sections["labeling"]["labeler"]["init_args"]["delta"],
                     "adjacency": "add_remove",
                     **answers["guarantee"],
-                    "label_accuracy": _accuracy(answers["soft"], tables["public_labels"]),
-                    "head": _accuracy(answers["test"], truth),
+                    "label_accuracy": accuracy(answers["soft"], tables["public_labels"]),
+                    "head": accuracy(answers["test"], truth),
                 }
                 if not options.heads:
-                    student = _student(sections, answers, seed)
-                    results["student"] = _accuracy(student, truth)
-                    results["mean"] = _accuracy((student + answers["test"]) / 2, truth)
+                    student = student_of(sections, answers, seed)
+                    results["student"] = accuracy(student, truth)
+                    results["mean"] = accuracy((student + answers["test"]) / 2, truth)
                 components, releases = SETTINGS[epsilon]
                 settings = {
                     "config": Path(CONFIG).name,
@@ -98,6 +95,17 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                     "student": "on features",
                 }
                 yield Measured(results, [seed], part, settings)
+
+
+def part_of(split: int, epsilon: float, seed: int, own: bool) -> str:
+    """Name of a run."""
+    part = f"student on features, split {split}, ε {epsilon:g}, seed {seed}"
+    return part if own else f"ImageNet weights, {part}"
+
+
+def features_file(split: int, own: bool) -> str:
+    """Name of the file in the cache that holds the features of a split."""
+    return f"features_{split}.pt" if own else f"imagenet_features_{split}.pt"
 
 
 def sections_at(epsilon: float, split: int, root: str, own: bool) -> dict[str, Any]:
@@ -163,7 +171,7 @@ def _mapped(extractor: Any, images: Tensor) -> Tensor:
     return torch.cat([extractor(part) for part in images.split(1024)])
 
 
-def _answers(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) -> dict[str, Any]:
+def answers_of(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) -> dict[str, Any]:
     """What one release of the teacher says of public and of test images, drawn once."""
     if not path.is_file():
         teacher: Any = _labeling(sections).labeler
@@ -180,7 +188,7 @@ def _answers(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) ->
     return loaded
 
 
-def _student(sections: dict[str, Any], answers: dict[str, Any], seed: int) -> Tensor:
+def student_of(sections: dict[str, Any], answers: dict[str, Any], seed: int) -> Tensor:
     """Class probabilities of the test images, by a student of the answers."""
     data, soft = _data(sections), answers["soft"]
     data.public.set_labels(slice(None), soft.argmax(dim=1), soft)
@@ -198,7 +206,7 @@ def _student(sections: dict[str, Any], answers: dict[str, Any], seed: int) -> Te
         return torch.cat([student(part).float().softmax(dim=1) for part in data.test.images().split(500)])
 
 
-def _accuracy(probabilities: Tensor, labels: Tensor) -> float:
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
     return round(float((probabilities.argmax(dim=1) == labels).double().mean()), 6)
 
 

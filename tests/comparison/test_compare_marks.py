@@ -160,7 +160,7 @@ def stored(value):
 
 
 #: Benchmarks with noise of the operating system's generator; all others draw it from seeds.
-OF_THE_SYSTEM = ("statistics", "private_training", "compare_fashion_mnist")
+OF_THE_SYSTEM = ("statistics", "student_parts", "private_training", "compare_fashion_mnist")
 
 
 def test_every_stored_figure_says_how_its_noise_was_drawn():
