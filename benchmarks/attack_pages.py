@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from pl_privknn.attacks.guessing import SHARES, Guesses, epsilon_of_guesses
 from pl_privknn.attacks.many_runs import STUDENTS
 from pl_privknn.attacks.one_run import STUDENT_RUNS
 from pl_privknn.privacy.auditing.lower_bound import epsilon_lower_bound
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _FASHION = ", Fashion-MNIST"
 _PLACE = DOCS / "guides"
@@ -146,7 +149,7 @@ def draw() -> None:
     axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
     axes.minorticks_off()
     figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(str(_PLACE / "attack.svg"), metadata={"Date": None})
+    _save(figure, "attack.svg")
     figure = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -155,4 +158,11 @@ def draw() -> None:
     axes.plot([1e-3, 1], [1e-3, 1], "--", color="gray", label="guessing")
     axes.set(xscale="log", yscale="log", xlabel="false-positive rate", ylabel="true-positive rate")
     axes.legend()
-    figure.savefig(str(_PLACE / "membership.svg"), metadata={"Date": None})
+    _save(figure, "membership.svg")
+
+
+def _save(figure: Figure, name: str) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # the same file each time
+        figure.savefig(str(_PLACE / name), metadata={"Date": None})
