@@ -92,7 +92,14 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], size: float =
             va="center",
             color=colour,
             fontsize=size,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={  # from the text's left end: from its middle, lines would cross other texts
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.7,
+                "shrinkA": 1,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
             annotation_clip=False,
         )
 
