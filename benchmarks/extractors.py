@@ -38,7 +38,8 @@ EXTRACTORS: dict[str, Callable[[], Any]] = {
     "patch dictionary": PatchDictionary,
     "patch dictionary, 400 public components": lambda: PublicPCA(PatchDictionary(), 400),
     "scattering": Scattering,
-    "HOG, pixels and patches under a kernel": shipped,
+    "EfficientNet-Lite0 at 64 pixels": lambda: TimmFeatures("tf_efficientnet_lite0", image_size=64),
+    "all of fashion_mnist_statistics.yaml": shipped,
 }
 
 

@@ -254,6 +254,23 @@ def private_training() -> str:
     return explained(markdown(header, lines), named)
 
 
+def extractors() -> str:
+    """Accuracy and speed of features."""
+    lines = [
+        [
+            name,
+            one["width"],
+            f"{one['linear']:.3f}",
+            f"{one['neighbors']:.3f}",
+            f"{one['seconds_to_learn']:.0f}",
+            f"{one['images_per_second']:,}",
+        ]
+        for name, one in ((name, entry["results"]) for name, entry in entries("extractors").items())
+    ]
+    header = ["features", "numbers", "linear model", "ten neighbours", "seconds to learn", "images a second"]
+    return markdown(header, lines)
+
+
 def student_parts() -> str:
     """The student with one thing changed, and its mean with the head."""
     found: dict[str, dict[float, dict[str, Any]]] = {}
@@ -300,6 +317,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "attack faults", attack_pages.faults),
     ("guides/attack.md", "membership", attack_pages.membership),
     ("guides/private_training.md", "private training", private_training),
+    ("methods/statistics.md", "extractors", extractors),
     ("methods/statistics.md", "statistics", statistics_teacher),
     ("scale.md", "scale", scale.table),
     ("scale.md", "speed", speed),
