@@ -264,10 +264,11 @@ def extractors() -> str:
             f"{one['neighbors']:.3f}",
             f"{one['seconds_to_learn']:.0f}",
             f"{one['images_per_second']:,}",
+            f"{one['load']:.0f}",
         ]
         for name, one in ((name, entry["results"]) for name, entry in entries("extractors").items())
     ]
-    header = ["features", "numbers", "linear model", "ten neighbours", "seconds to learn", "images a second"]
+    header = ["features", "numbers", "linear model", "ten neighbours", "seconds to learn", "images a second", "load"]
     return markdown(header, lines)
 
 
