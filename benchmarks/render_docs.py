@@ -268,7 +268,15 @@ def extractors() -> str:
         ]
         for name, one in ((name, entry["results"]) for name, entry in entries("extractors").items())
     ]
-    header = ["features", "numbers", "linear model", "ten neighbours", "seconds to learn", "images a second", "load"]
+    header = [
+        "features",
+        "numbers",
+        "linear model",
+        "ten neighbours",
+        "seconds to learn",
+        "images a second",
+        "load",
+    ]
     return markdown(header, lines)
 
 
