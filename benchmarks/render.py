@@ -31,6 +31,13 @@ HEADER = (
 )
 
 
+def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    """A table of Markdown."""
+    names = list(header)
+    rows = [names, ["---"] * len(names), *lines]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in rows)
+
+
 def runs() -> dict[str, list[dict[str, Any]]]:
     """Summaries of training runs by name, in order of seeds: what ``python -m benchmarks config`` stored."""
     stored = {name: entries(name) for name in names() if not name.startswith(COMPARISON)}

@@ -7,22 +7,15 @@ made from files of ``benchmarks/results/`` alone, so none can differ from what w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attack_pages, scale
+from benchmarks import attack_pages, scale, speed_tables
 from benchmarks.record import DOCS, entries, results
-from benchmarks.render import explained, guarantee, row, runs, spread
+from benchmarks.render import explained, guarantee, markdown, row, runs, spread
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
 from pl_privknn.privacy.guarantee import weakest
-
-
-def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
-    """A table of Markdown."""
-    names = list(header)
-    rows = [names, ["---"] * len(names), *lines]
-    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in rows)
 
 
 def students() -> str:
@@ -254,32 +247,6 @@ def private_training() -> str:
     return explained(markdown(header, lines), named)
 
 
-def extractors() -> str:
-    """Accuracy and speed of features."""
-    lines = [
-        [
-            name,
-            one["width"],
-            f"{one['linear']:.3f}",
-            f"{one['neighbors']:.3f}",
-            f"{one['seconds_to_learn']:.0f}",
-            f"{one['images_per_second']:,}",
-            f"{one['load']:.0f}",
-        ]
-        for name, one in ((name, entry["results"]) for name, entry in entries("extractors").items())
-    ]
-    header = [
-        "features",
-        "numbers",
-        "linear model",
-        "ten neighbours",
-        "seconds to learn",
-        "images a second",
-        "load",
-    ]
-    return markdown(header, lines)
-
-
 def student_parts() -> str:
     """The student with one thing changed, and its mean with the head."""
     found: dict[str, dict[float, dict[str, Any]]] = {}
@@ -299,37 +266,16 @@ def student_parts() -> str:
     return explained(markdown(["", *header], lines), named)
 
 
-def speed() -> str:
-    """What is measured beside what, where it is stored."""
-    from benchmarks.speed import ROWS
-
-    found = {name: one["results"] for name, one in entries("speed").items()}
-    lines = [
-        [wanted.what, wanted.beside, wanted.aim, shown(found[name]), f"{found[name]['load']:.0f}"]
-        for name, wanted in ROWS.items()
-        if name in found
-    ]
-    return markdown(["what", "beside", "aim", "ratio of processor seconds", "load"], lines)
-
-
-def shown(found: dict[str, Any]) -> str:
-    """A ratio with its range, and the seconds of a command."""
-    spread = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
-    clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
-    seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
-    return f"{found['ratio']:.2f}{spread}{clock}{seconds}"
-
-
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "attacks", attack_pages.attacks),
     ("guides/attack.md", "attack faults", attack_pages.faults),
     ("guides/attack.md", "membership", attack_pages.membership),
     ("guides/private_training.md", "private training", private_training),
-    ("methods/statistics.md", "extractors", extractors),
+    ("methods/statistics.md", "extractors", speed_tables.extractors),
     ("methods/statistics.md", "statistics", statistics_teacher),
     ("scale.md", "scale", scale.table),
-    ("scale.md", "speed", speed),
+    ("scale.md", "speed", speed_tables.speed),
     ("methods/students.md", "students", students),
     ("methods/students.md", "student parts", student_parts),
     ("methods/students.md", "noisy labels", noisy_labels),

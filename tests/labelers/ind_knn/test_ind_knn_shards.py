@@ -10,6 +10,7 @@ from shard_setup import by_row, in_order
 
 from pl_privknn.labelers.ind_knn import PublicDensity, RecordBudgets, RecordGroups
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.labelers.ind_knn.others import ALONE
 from pl_privknn.neighbors import Shard
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -347,3 +348,9 @@ def test_shards_say_what_they_miss(tmp_path):
         Together(lambda: teacher(ids=NUMBERS[:11]), THREE, ROWS, LABELS).fit()
     with pytest.raises(ValueError, match="members: must be one group a private record"):
         Together(lambda: teacher(**OTHERS["groups"]), THREE, ROWS, LABELS).fit()
+
+
+@pytest.mark.parametrize("name", ["active", "turn", "votes"])
+def test_what_stands_for_no_other_shards_can_not_be_changed(name):
+    with pytest.raises(AttributeError, match="read-only"):
+        setattr(ALONE, name, lambda: 1)
