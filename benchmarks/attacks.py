@@ -24,7 +24,7 @@ from pl_privknn.attacks.configuration import target_of_config
 from pl_privknn.attacks.training_configuration import training_of_config
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.comparison.trainings import is_training
-from pl_privknn.documents import read_document
+from pl_privknn.documents import read_configuration
 from pl_privknn.planning.configuration_plan import plan_with_setting
 from pl_privknn.planning.setting_search import Calibrate
 from pl_privknn.privacy.noise import SeededNoise
@@ -146,7 +146,7 @@ def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str
 def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
     """The configuration of a method, with its noise for an ε."""
     name, setting, changes = METHODS[method]
-    document = copy.deepcopy(read_document(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
+    document = copy.deepcopy(read_configuration(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
     if root is not None and "root" in document["data"].get("init_args", {}):
         document["data"]["init_args"]["root"] = root
     if document["data"]["class_path"] == "FashionMNISTDataModule" and method != _WHOLE:

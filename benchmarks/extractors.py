@@ -22,13 +22,13 @@ from benchmarks.record import ROOT, Measured, entries
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.configuration import instantiate
 from pl_privknn.datamodules import FashionMNISTDataModule
-from pl_privknn.documents import read_document
+from pl_privknn.documents import read_configuration
 from pl_privknn.features import HOG, PatchDictionary, Pixels, PublicPCA, Scattering, TimmFeatures
 
 
 def shipped() -> Any:
     """The features of configs/fashion_mnist_statistics.yaml."""
-    document = read_document(ROOT / "configs/fashion_mnist_statistics.yaml")
+    document = read_configuration(ROOT / "configs/fashion_mnist_statistics.yaml")
     return instantiate({"labeling": document["labeling"]}, {"labeling": PrivateLabeler}).labeling.features[0]
 
 

@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace, get_loader, s
 
 from pl_privknn._checks import shown
 from pl_privknn.argument_groups import in_groups, place_of
-from pl_privknn.documents import DocumentError, check_yaml, read_yaml, write_yaml
+from pl_privknn.documents import DocumentError, check_yaml, read_yaml, write_yaml, written_out
 from pl_privknn.parser_messages import in_one_line
 
 #: Rooms whose classes YAML may name, bare or by their path.
@@ -190,14 +190,14 @@ def one_line(error: BaseException, options: Collection[str] = ()) -> str:
 
 
 def strict_yaml() -> None:
-    """Let jsonargparse read only what :func:`~pl_privknn.documents.check_yaml` lets through, and write such YAML."""
+    """Let jsonargparse read what :func:`~pl_privknn.documents.check_yaml` lets through, and write such YAML."""
     load = get_loader("yaml")
     if getattr(load, "strict", False):
         return
 
     def load_strictly(text: str) -> Any:
         check_yaml(text)
-        return load(text)
+        return written_out(load(text))
 
     load_strictly.strict = True  # type: ignore[attr-defined]
     set_loader("yaml", load_strictly, (yaml.YAMLError, DocumentError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ MAX_JSON_BYTES = 1 << 24
 MAX_YAML_BYTES = 1 << 18
 #: Most lists and mappings within each other; configurations have about ten.
 MAX_DEPTH = 64
+#: Most places of a configuration that name a definition.
+MAX_USES = 64
 
 # What PyYAML raises; ValueError comes from numbers of thousands of digits.
 _UNREADABLE = (yaml.YAMLError, ValueError)
@@ -86,6 +89,61 @@ def read_document(path: str | Path) -> Any:
     if not isinstance(document, list | dict):
         raise DocumentError(f"{path} is neither JSON ({not_json}) nor a YAML list or mapping")
     return document
+
+
+def read_configuration(path: str | Path) -> Any:
+    """:func:`read_document` of a configuration, its definitions written out; see :func:`written_out`.
+
+    Raises:
+        DocumentError: as there.
+        OSError: if it can't be read.
+    """
+    document = read_document(path)
+    try:
+        return written_out(document)
+    except DocumentError as error:
+        raise DocumentError(f"{path}: {error}") from None
+
+
+def written_out(document: Any) -> Any:
+    """A configuration with each ``{definition: NAME}`` replaced by what its ``definitions`` section has of that name.
+
+    Definitions don't use one another, so that a short file stays a short configuration.
+
+    Raises:
+        DocumentError: for a name that is not defined, or more than :data:`MAX_USES` uses.
+
+    Example:
+        >>> from pl_privknn.documents import written_out
+        >>> written_out({"definitions": {"x": {"k": 4}}, "a": {"definition": "x"}, "b": [{"definition": "x"}]})
+        {'a': {'k': 4}, 'b': [{'k': 4}]}
+    """
+    if not isinstance(document, dict):
+        return document
+    defined = document.get("definitions", {})
+    if not isinstance(defined, dict):
+        raise DocumentError(f"definitions={shown(defined)} must be a section with a name for each definition")
+    uses = 0
+
+    def replaced(part: Any) -> Any:
+        nonlocal uses
+        if isinstance(part, list):
+            return [replaced(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if set(part) != {"definition"}:
+            return {name: replaced(item) for name, item in part.items()}
+        name, uses = part["definition"], uses + 1
+        if not isinstance(name, str) or name not in defined:
+            raise DocumentError(
+                f"definition={shown(name)} is not in the section definitions; it has "
+                f"{', '.join(map(str, defined)) or 'none, or is missing'}"
+            )
+        if uses > MAX_USES:
+            raise DocumentError(f"definitions are used more than {MAX_USES} times; split the file")
+        return copy.deepcopy(defined[name])
+
+    return {name: replaced(part) for name, part in document.items() if name != "definitions"}
 
 
 def read_yaml(text: str) -> Any:

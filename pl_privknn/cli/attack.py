@@ -33,10 +33,10 @@ def run_attack(parsed: argparse.Namespace) -> int:
     from pl_privknn.attacks.training_configuration import training_of_config
     from pl_privknn.cli.training_words import importable
     from pl_privknn.comparison.trainings import is_training
-    from pl_privknn.documents import read_document
+    from pl_privknn.documents import read_configuration
     from pl_privknn.privacy.noise import SeededNoise
 
-    document = read_document(parsed.attack)
+    document = read_configuration(parsed.attack)
     if not isinstance(document, dict):
         raise ValueError(f"{parsed.attack}: there is no labeling section, so there is nothing to attack")
     options: dict[str, Any] = {

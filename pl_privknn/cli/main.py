@@ -188,7 +188,7 @@ def _config_plans(files: list[str], num_classes: int | None) -> list[tuple[str |
     """Plans of configurations, or None where the files are of other kinds."""
     if not all(Path(file).suffix in (".yaml", ".yml") and Path(file).is_file() for file in files):
         return None
-    from pl_privknn.documents import read_document
+    from pl_privknn.documents import read_configuration, read_document
     from pl_privknn.privacy.ledger.release_files import releases_in
 
     documents = [(file, read_document(file)) for file in files]
@@ -197,7 +197,7 @@ def _config_plans(files: list[str], num_classes: int | None) -> list[tuple[str |
     from pl_privknn.planning.configuration_plan import plan_of_config
 
     return [
-        (file, plan_of_config(document, file, num_classes))
+        (file, plan_of_config(read_configuration(file), file, num_classes))
         if _is_config(document)
         else (file, releases_in(document, file))
         for file, document in documents

@@ -81,7 +81,7 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def _run_config(parsed: argparse.Namespace) -> int:
     from pl_privknn._checks import check_positive
-    from pl_privknn.documents import read_document
+    from pl_privknn.documents import read_configuration
     from pl_privknn.planning.configuration_plan import plan_with_setting
     from pl_privknn.planning.setting_search import Calibrate
 
@@ -89,7 +89,7 @@ def _run_config(parsed: argparse.Namespace) -> int:
     if low >= high:
         raise ValueError(f"low={low:g} must be below high={high:g}")
     wanted = Calibrate(parsed.find, low, high, parsed.rising, parsed.whole, parsed.exact)
-    document = read_document(parsed.file)
+    document = read_configuration(parsed.file)
     if not isinstance(document, dict) or "labeling" not in document:
         raise ValueError(f"{parsed.file}: there is no labeling section, so there is nothing to plan")
     found = plan_with_setting(document, parsed.file, wanted, parsed.epsilon, parsed.delta, parsed.num_classes)

@@ -47,11 +47,11 @@ def run_search(parsed: argparse.Namespace) -> int:
     from pl_privknn.comparison.results import read_results
     from pl_privknn.comparison.runner import run_comparison
     from pl_privknn.comparison.search import search_of, search_table
-    from pl_privknn.documents import read_document
+    from pl_privknn.documents import read_configuration
 
     path = Path(parsed.config)
     values = dict(values_of(text) for text in parsed.set)
-    search = search_of(read_document(path), path.stem, values, parsed.records, parsed.seeds)
+    search = search_of(read_configuration(path), path.stem, values, parsed.records, parsed.seeds)
     output = Path(parsed.output or Path("runs") / "search" / path.stem)
     shown = Progress(search.name, len(search.methods) * len(search.seeds))
     with interruptible(), shown, importable([parsed.config]):

@@ -44,11 +44,11 @@ def run_tune(parsed: argparse.Namespace) -> int:
     """Search, and print the best setting and what the search cost."""
     from pl_privknn.comparison.tuning import tuning_of
     from pl_privknn.comparison.tuning_run import TuningRun
-    from pl_privknn.documents import read_document
+    from pl_privknn.documents import read_configuration
 
     path = Path(parsed.config)
     values = dict(values_of(text) for text in parsed.set)
-    tuning = tuning_of(read_document(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
+    tuning = tuning_of(read_configuration(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
     output = Path(parsed.output or Path("runs") / "tune" / path.stem)
     ledger = None if parsed.ledger is None else Path(parsed.ledger)
     print(json.dumps(TuningRun(tuning, output, ledger, parsed.max_epsilon).run(), ensure_ascii=False))

@@ -11,7 +11,7 @@ from typing import Any
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
 from pl_privknn.comparison.spec import Calibrate, Comparison, Method, SpecError, epsilon_text, read_epsilon
-from pl_privknn.documents import read_document
+from pl_privknn.documents import read_document, written_out
 from pl_privknn.nested_settings import put
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 
@@ -34,7 +34,7 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
     Args:
         path: the file.
         overrides: dotted paths to values that replace those of the file; a method is found by its name, as in
-            ``methods.pate.labeling.queries_per_round``.
+            ``methods.pate.labeling.queries_per_round``. Those of ``definitions`` come first.
 
     Raises:
         SpecError: for a key that is missing, unknown or has a bad value.
@@ -45,8 +45,11 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
         raise FileNotFoundError(f"there is no file {path}")
     document = read_document(path)
     try:
-        for where, value in (overrides or {}).items():
-            put(document, where, value)
+        for defining in (True, False):
+            for where, value in (overrides or {}).items():
+                if where.startswith("definitions.") == defining:
+                    put(document, where, value)
+            document = written_out(document)
         return comparison_of(document)
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from error

@@ -5,7 +5,15 @@ import math
 
 import pytest
 
-from pl_privknn.documents import MAX_DEPTH, DocumentError, read_document, read_yaml, write_yaml
+from pl_privknn.documents import (
+    MAX_DEPTH,
+    DocumentError,
+    read_configuration,
+    read_document,
+    read_yaml,
+    write_yaml,
+    written_out,
+)
 
 
 def test_numbers_and_words_as_people_write_them():
@@ -89,3 +97,42 @@ def test_depth_up_to_the_limit_is_read(tmp_path):
     path.write_text("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     assert isinstance(read_document(path), list)
     assert isinstance(read_yaml(path.read_text()), list)
+
+
+def test_definitions_are_written_out(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "definitions:\n  soft: {sigma: [1, 2]}\n  k: 5\n"
+        "a: {definition: soft}\nb: [{definition: k}, {c: {definition: soft}}]\nd: {definition: k, more: 1}\n"
+    )
+    document = read_configuration(path)
+    soft = {"sigma": [1, 2]}
+    assert document == {"a": soft, "b": [5, {"c": soft}], "d": {"definition": "k", "more": 1}}
+    document["a"]["sigma"].append(3)  # a place of its own
+    assert document["b"][1]["c"] == soft
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (
+            "definitions: {a: 1}\nb: {definition: c}",
+            "definition='c' is not in the section definitions; it has a",
+        ),
+        ("definitions: {a: 1}\nb: {definition: [a]}", "is not in the section"),
+        ("definition: {a: 1}\nb: {definition: a}", "definition='a' is not in .*; it has none, or is missing"),
+        ("definitions: [a]\nb: 1", "must be a section"),
+        ("definitions: {a: 1}\nb: [" + "{definition: a}, " * 65 + "]", "more than 64 times"),
+    ],
+)
+def test_definitions_that_are_refused(tmp_path, text, match):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(DocumentError, match=match) as refused:
+        read_configuration(tmp_path / "run.yaml")
+    assert "run.yaml" in str(refused.value)
+
+
+def test_definitions_do_not_grow():
+    definitions = {"a": "x" * 9, "b": [{"definition": "a"}] * 9}
+    found = written_out({"definitions": definitions, "c": {"definition": "b"}})
+    assert found == {"c": definitions["b"]}
