@@ -183,7 +183,9 @@ class PrivateLabeler(ReportsRun):
             return
         data = data_module(trainer)
         if data.task not in self.labeler.tasks:
-            fitting = "MultiLabelKNN" if data.task == "multilabel" else "PrivateKNN"
+            fitting = "PrivateKNN"
+            if data.task == "multilabel":
+                fitting = "MultiLabelKNN, or PublicCurvature with task='multilabel'"
             raise ValueError(
                 f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
                 f"data is {data.task}; use for instance {fitting}"

@@ -14,6 +14,8 @@ from pl_privknn._files import write_durably
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.statistics.targets import TARGETS
+from pl_privknn.students.output_types import TASKS
 
 #: The file in a run's folder.
 HEAD = "head.pt"
@@ -22,7 +24,7 @@ MODELS = ("student", "head", "mean")
 
 
 class ReleasedHead(nn.Module):
-    """Images to class probabilities by a teacher's releases: as private as these, whoever uses it how often.
+    """Images to probabilities by a teacher's releases: as private as these, whoever uses it how often.
 
     Args:
         labeler: of the class and the settings that released.
@@ -43,7 +45,7 @@ class ReleasedHead(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Class probabilities of images, float32 ``(n, c)`` on the CPU."""
+        """Probabilities of images, of classes or attributes, float32 ``(n, c)`` on the CPU."""
         return self._predict(self._extractor(images.cpu()).cpu()).float()
 
 
@@ -74,26 +76,34 @@ def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
 
 
 class Judged:
-    """How many test images each model gets right."""
+    """What share of test labels each model gets right; of attributes, the mean of their shares.
 
-    def __init__(self, head: ReleasedHead) -> None:
+    Args:
+        head: the teacher's model.
+        task: ``"multiclass"`` or ``"multilabel"``.
+    """
+
+    def __init__(self, head: ReleasedHead, task: str) -> None:
         self.head = head
-        self._right = {"head": 0, "mean": 0}
-        self._known = 0
+        self._outputs, self._targets = TASKS[task], TARGETS[task]
+        self._right: dict[str, Tensor] = {}
+        self._known = torch.zeros(1)
 
     @torch.no_grad()
     def add(self, student: nn.Module, images: Tensor, labels: Tensor) -> None:
-        """A batch of test images, with int64 labels ``(n,)``, -1 where unknown."""
+        """A batch of test images, with int64 labels ``(n,)``, or attributes ``(n, a)``; -1 where unknown."""
         head = self.head(images)
-        mean = (head + student(images).float().softmax(dim=1).cpu()) / 2
-        known = labels.cpu() >= 0
+        mean = (head + self._outputs.probabilities(student(images)).cpu()) / 2
+        labels = labels.cpu()
+        known = labels >= 0
         for name, probabilities in (("head", head), ("mean", mean)):
-            right = probabilities.argmax(dim=1) == labels.cpu()
-            self._right[name] += int((right & known).sum())
-        self._known += int(known.sum())
+            right = (self._targets.answers(probabilities) == labels) & known
+            self._right[name] = self._right.get(name, 0) + right.sum(dim=0)
+        self._known = self._known + known.sum(dim=0)
 
     def accuracies(self, student: float | None) -> dict[str, float | None]:
         """Accuracy of each of :data:`MODELS`, given the student's."""
-        if not self._known:
+        if not self._known.any():
             return dict.fromkeys(MODELS)
-        return {"student": student, **{name: round(n / self._known, 6) for name, n in self._right.items()}}
+        shares = {name: (n.double() / self._known).nanmean() for name, n in self._right.items()}
+        return {"student": student, **{name: round(float(share), 6) for name, share in shares.items()}}

@@ -138,7 +138,8 @@ class RunReport(pl.Callback):
         extractor = lasting_extractor(labeling.features)
         if labeling.labeler is not None and extractor is not None:
             head = load_head(labeling.folder, labeling.labeler, extractor)
-            self._judged = None if head is None else Judged(head)
+            task = trainer.datamodule.task  # type: ignore[attr-defined]
+            self._judged = None if head is None else Judged(head, task)
 
     def on_test_batch_end(
         self,

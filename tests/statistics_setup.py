@@ -12,18 +12,38 @@ def table(count=60, dimension=5, seed=0):
     return centres[labels] + torch.randn(count, dimension, generator=generator), labels
 
 
-def fitted(teacher, features=None, labels=None):
+#: Attributes of a record of each class: none, all, and some.
+ATTRIBUTES = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 1]])
+
+
+def labels_for(teacher, classes):
+    """Labels as a teacher takes them."""
+    return ATTRIBUTES[classes] if teacher.tasks == ("multilabel",) else classes
+
+
+def fitted(teacher, features=None, classes=None):
     public, _ = table(40, seed=7)
     teacher.fit_public(public)
-    teacher.fit(*(table() if features is None else (features, labels)), 3)
+    features, classes = table() if features is None else (features, classes)
+    teacher.fit(features, labels_for(teacher, classes), 3)
     return teacher
 
 
-MADE = {
+_OF_CLASSES = {
     "class sums": lambda **given: ClassSums(expected_records=60, **given),
     "likelihood": lambda **given: ClassSums(
         expected_records=60, fit="maximum_likelihood", components=3, **given
     ),
     "soft votes": lambda **given: SoftVotes(expected_records=60, gamma=2.0, centers=9, **given),
     "curvature": lambda **given: PublicCurvature(expected_records=60, releases=4, **given),
+}
+
+
+def _of_attributes(make):
+    return lambda **given: make(task="multilabel", **given)
+
+
+MADE = {
+    **_OF_CLASSES,
+    **{f"{name} of attributes": _of_attributes(make) for name, make in _OF_CLASSES.items()},
 }

@@ -220,6 +220,11 @@ RUNS = {
     ),
     "public_prototypes": fit_teacher(lambda: PublicPrototypes(epsilon=8.0, noise_source=noise())),
     "multilabel_knn": attributes(lambda: MultiLabelKNN(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
+    "public_curvature of attributes": attributes(
+        lambda: PublicCurvature(
+            noise_multiplier=0.5, expected_records=40, releases=2, noise_source=noise(), task="multilabel"
+        )
+    ),
     "multilabel_pate": attributes(
         lambda: MultiLabelPATE(3, LinearAttributeTeachers(20), noise=Gaussian(0.5), noise_source=noise())
     ),

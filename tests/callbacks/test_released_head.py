@@ -9,13 +9,14 @@ from noisy_sgd_setup import make_data
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.released_head import load_head
+from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import ClassSums, PublicCurvature, ReverseKNN
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.students import SupervisedStudent
 
 
-def run(folder, labeler, features, released="student", data=None):
+def run(folder, labeler, features, released="student", data=None, **student):
     """A short run and its test; the student, the data module and the summary."""
     pl.seed_everything(0)
     labeling = PrivateLabeler(
@@ -26,7 +27,7 @@ def run(folder, labeler, features, released="student", data=None):
         max_epochs=2, accelerator="cpu", logger=False, default_root_dir=folder, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, callbacks=[labeling, RunReport(folder)],
     )  # fmt: skip
-    student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8)
+    student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8, **student)
     data = data or make_data()
     trainer.fit(student, data)
     trainer.test(student, data, verbose=False)
@@ -52,6 +53,37 @@ def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
     assert summary["released"] == released
     assert summary["test_accuracy"] == summary[f"{released}_test_accuracy"]
     assert summary["head_test_accuracy"] > 0.8
+
+
+def test_of_attributes_each_model_has_the_mean_of_their_accuracies(tmp_path):
+    classes = make_data()
+    arrays = {}
+    for part, labels in (("private", "labels"), ("public", "truth"), ("test", "labels")):
+        images, y = classes._sources[f"{part}_images"], classes._sources[f"{part}_{labels}"]
+        arrays |= {
+            f"{part}_images": images,
+            f"{part}_{labels}": torch.stack([y, images[:, 0, 0, 0] > 0.5], 1).long(),
+        }
+    data = ArraysDataModule(**arrays, num_classes=2, task="multilabel")
+
+    def teacher():
+        return PublicCurvature(noise_multiplier=0.5, expected_records=90, releases=3, task="multilabel")
+
+    student, data, summary = run(tmp_path, teacher(), PublicPCA(Pixels(), 6), "mean", data, task="multilabel")
+    head = load_head(tmp_path, teacher(), PublicPCA(Pixels(), 6))
+    images, truth = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
+    student.eval()
+    with torch.no_grad():
+        models = {"student": student(images).sigmoid(), "head": head(images)}
+    models["mean"] = (models["student"] + models["head"]) / 2
+    for name, probabilities in models.items():
+        each = [
+            float(((found > 0.5) == (y == 1))[y >= 0].double().mean())
+            for found, y in zip(probabilities.T, truth.T, strict=True)
+        ]
+        assert summary[f"{name}_test_accuracy"] == pytest.approx(sum(each) / 2, abs=1e-6)
+    assert summary["test_accuracy"] == summary["mean_test_accuracy"]
+    assert summary["head_test_accuracy"] > 0.7
 
 
 def test_a_resumed_run_has_its_head(tmp_path):

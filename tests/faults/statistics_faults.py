@@ -43,7 +43,7 @@ FAULTS = (
         "The model is divided by the number of private records.",
         _CURVATURE,
         {
-            "taken.noisy / self.expected_records": "taken.noisy / len(self._table[1])",
+            "divisor = self.expected_records *": "divisor = len(self._table[1]) *",
         },
         ("test_statistics::test_the_model_is_made_of_releases_and_public_constants",),
     ),
@@ -52,7 +52,7 @@ FAULTS = (
         "As much, for the sums by class.",
         _SUMS,
         {
-            "releases[0].noisy / self.expected_records": "releases[0].noisy / len(self._table[1])",
+            "(self.expected_records * self": "(len(self._table[1]) * self",
         },
         ("test_statistics::test_the_model_is_made_of_releases_and_public_constants",),
     ),
@@ -77,7 +77,7 @@ FAULTS = (
         "λ follows the number of private records.",
         _TEACHER,
         {
-            "/ math.sqrt(self.releases) / self.expected_records": "/ math.sqrt(self.releases) / len(self._table[1])",
+            "divisor = self.expected_records *": "divisor = len(self._table[1]) *",
         },
         ("test_statistics::test_the_model_is_made_of_releases_and_public_constants",),
     ),
@@ -98,6 +98,34 @@ FAULTS = (
             "if self._paid_by is not ledger:": "if self._paid_by is None:",
         },
         ("test_statistics_releases::test_another_ledger_pays_anew",),
+    ),
+    Fault(
+        "attributes-charged-as-classes",
+        "Sums of signs are charged for one class that changes, and all attributes of a replaced record may.",
+        _SUMS,
+        {
+            "return 2.0 * longest if self._signed else max(": "return max(",
+        },
+        ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
+    ),
+    Fault(
+        "signed-votes-charged-as-votes",
+        "As much, for votes of attributes at public centres.",
+        _SUMS,
+        {
+            "return 2.0 if self._signed else math.sqrt(2.0)": "return math.sqrt(2.0)",
+        },
+        ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
+    ),
+    Fault(
+        "attributes-clipped-one-by-one",
+        "Each attribute's gradient is clipped by itself, so that a record moves the sum by √a norms.",
+        _CURVATURE,
+        {
+            "norms = errors.norm(dim=1) * inputs.norm(dim=1)": "norms = errors.abs().amax(dim=1) * inputs.norm(dim=1)",
+            "kept = not_too_long(squares, clip_norm, self.step(release))": "kept = squares > -1",
+        },
+        ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
     ),
     Fault(
         "unclipped-gradients-statistics",
@@ -131,7 +159,7 @@ FAULTS = (
         "A replaced record is charged as one that is added.",
         _SUMS,
         {
-            'longest if self.adjacency == "add_remove" else max(2.0, math.sqrt(2.0) * longest)': "longest",
+            'if self.adjacency == "add_remove":\n            return longest': "if True:\n            return longest",
         },
         ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
     ),
@@ -140,7 +168,7 @@ FAULTS = (
         "A replaced record is charged one set of votes.",
         _SUMS,
         {
-            '1.0 if self.adjacency == "add_remove" else math.sqrt(2.0)': "1.0",
+            'if self.adjacency == "add_remove":\n            return 1.0': "if True:\n            return 1.0",
         },
         ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
     ),

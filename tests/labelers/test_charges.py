@@ -57,6 +57,9 @@ LABELERS = {
     "class_sums": lambda: ClassSums(noise_multiplier=1.0),
     "class_sums_replaced": lambda: ClassSums(noise_multiplier=1.0, adjacency="replace_one"),
     "public_curvature": lambda: PublicCurvature(noise_multiplier=1.0, releases=2),
+    "class_sums_of_attributes": lambda: ClassSums(
+        noise_multiplier=1.0, adjacency="replace_one", task="multilabel"
+    ),
     "multilabel_knn": lambda: MultiLabelKNN(5, 1.0),
     "multilabel_pate": lambda: MultiLabelPATE(teachers=LinearAttributeTeachers(steps=2), **FEW),
     "multilabel_reverse_knn": lambda: MultiLabelReverseKNN(epsilon=1.0),

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from shard_setup import by_row, in_order, members_of
-from statistics_setup import MADE, fitted, table
+from statistics_setup import MADE, fitted, labels_for, table
 
 from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher, PublicPrototypes, SklearnTeachers
 from pl_privknn.labelers.pate.partition import Partitioner
@@ -43,7 +43,8 @@ def made(name):
 
 def led(name, parts):
     """The first of several teachers, which has public features of its own; others have not."""
-    members, _ = members_of(lambda: made(name), PARTS[parts], *records(), 3)
+    features, classes = records()
+    members, _ = members_of(lambda: made(name), PARTS[parts], features, labels_for(made(name), classes), 3)
     members[0].fit_public(table(40, seed=7)[0])
     return members
 

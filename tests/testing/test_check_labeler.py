@@ -181,6 +181,20 @@ HONEST = {
         PublicCurvature(noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5]),
         {"gaussian (L2)": 0.5},
     ),
+    "class sums of attributes": (
+        ClassSums(noise_multiplier=2.0, expected_records=30, adjacency="replace_one", task="multilabel"),
+        {"gaussian (L2)": 2 * math.hypot(1, 0.3)},
+    ),
+    "soft votes of attributes": (
+        SoftVotes(noise_multiplier=2.0, expected_records=30, centers=5, task="multilabel"), {"gaussian (L2)": 1.0},
+    ),
+    "public curvature of attributes": (
+        PublicCurvature(
+            noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5], adjacency="replace_one",
+            task="multilabel",
+        ),
+        {"gaussian (L2)": 1.0},
+    ),
     "public prototypes": (PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1), {"exponential_argmax (answers)": None}),
     "public prototypes replaced": (
         PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1, adjacency="replace_one"),

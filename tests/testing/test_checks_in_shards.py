@@ -46,6 +46,7 @@ HONEST = {
     "class sums": (ClassSums(components=3, **SUMS), 2, {"gaussian (L2)": 1.09**0.5}),
     "soft votes": (SoftVotes(**SUMS), 3, {"gaussian (L2)": 1.0}),
     "curvature": (PublicCurvature(releases=2, **SUMS), 4, {"gaussian (L2)": 0.5}),
+    "attributes": (PublicCurvature(releases=2, task="multilabel", **SUMS), 3, {"gaussian (L2)": 1.0}),
     "prototypes": (PublicPrototypes(1.0, components=3), 3, {"exponential_argmax (answers)": 1.0}),
     "ind knn": (IndKNN(0.5, 2.0, **BUDGETS), 3, {STREAM: 0.16}),
     "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
@@ -59,7 +60,7 @@ def test_teachers_in_shards_keep_their_promises(name):
     labeler, shards, bounds = HONEST[name]
     report = check_labeler(labeler, shards=shards, **SMALLER.get(name, {}))
     assert report.labeler == type(labeler).__name__
-    largest = report.largest["multiclass, add_remove"]
+    largest = report.largest[f"{labeler.tasks[0]}, add_remove"]
     assert largest.pairs >= 20
     for what, bound in bounds.items():
         move = largest.moves[what]

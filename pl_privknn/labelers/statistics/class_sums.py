@@ -13,7 +13,7 @@ from torch.nn import functional
 from pl_privknn._checks import check_choice, check_int, check_positive
 from pl_privknn.labelers.canaries import Canaries, one_in_each_cell
 from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
-from pl_privknn.labelers.statistics.lattice import step_for, whole_steps, within
+from pl_privknn.labelers.statistics.lattice import LEFT_BITS, RIGHT_BITS, step_for, whole_steps, within
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
 
 FITS = ("least_squares", "maximum_likelihood")
@@ -28,6 +28,10 @@ class ClassSums(StatisticsTeacher):
     **Sensitivity.** A record adds x in its class's row and nothing elsewhere, so under ``add_remove`` the sum moves
     by |x| ≤ R = √(1 + bias²). Under ``replace_one`` it moves by √(|x|² + |x'|²) ≤ √2·R where the class changes and
     by |x − x'| ≤ 2 where it does not (the bias cancels), so by max(2, √2·R).
+
+    **Attributes** (``task="multilabel"``): t = (2y − 1)/√a takes the place of y, with a attributes. Every record's t
+    has length 1, whichever attributes it has, so the sum moves by R under ``add_remove`` and by 2R at most under
+    ``replace_one``, and nothing is clipped. E[y xᵀ] follows from E[t xᵀ] and the public E[x].
 
     Args:
         *args: ``epsilon`` or ``noise_multiplier``.
@@ -55,35 +59,63 @@ class ClassSums(StatisticsTeacher):
         super().__init__(1, *args, **kwargs)
 
     def sensitivity(self, release: int) -> float:
-        """R, or max(2, √2·R); see the class."""
+        """R, or max(2, √2·R), of attributes 2R; see the class."""
         longest = math.sqrt(1 + self.bias**2)
-        return longest if self.adjacency == "add_remove" else max(2.0, math.sqrt(2.0) * longest)
+        if self.adjacency == "add_remove":
+            return longest
+        return 2.0 * longest if self._signed else max(2.0, math.sqrt(2.0) * longest)
 
     def step(self, release: int) -> float:
-        """2⁻²⁴ for a bias below 2."""
-        return step_for(max(1.0, self.bias))
+        """2⁻²⁴ for a bias below 2; of attributes, whose t are no whole numbers, 2⁻³²."""
+        left, right = self._steps
+        return left * right
+
+    @property
+    def _signed(self) -> bool:
+        return self.targets.task == "multilabel"
+
+    @property
+    def _steps(self) -> tuple[float, float]:
+        """Steps of labels and of x."""
+        longest = max(1.0, self.bias)
+        return (
+            (step_for(1.0, LEFT_BITS), step_for(longest, RIGHT_BITS))
+            if self._signed
+            else (1.0, step_for(longest))
+        )
+
+    def _vectors(self, labels: Tensor, num_targets: int) -> Tensor:
+        """Y of classes, t of attributes, float64 ``(n, c)``, of length 1."""
+        vectors = self.targets.vectors(labels, num_targets)
+        return (vectors - 0.5) * self.targets.error_scale(num_targets) if self._signed else vectors
 
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
         """Σ y xᵀ in steps, the unit vector in x of length 1 at most and the bias the same for all."""
-        total, step = torch.zeros(weights.shape, dtype=torch.int64), self.step(release)
+        total, (left, right) = torch.zeros(weights.shape, dtype=torch.int64), self._steps
         for inputs, labels in self.private_parts():
             unit = inputs[:, :-1] if self.bias else inputs
-            steps = torch.cat([within(unit, 1.0, step), whole_steps(inputs[:, unit.shape[1] :], step)], dim=1)
-            total += (functional.one_hot(labels, len(weights)).double().T @ steps).long()
+            rows = torch.cat(
+                [within(unit, 1.0, right), whole_steps(inputs[:, unit.shape[1] :], right)], dim=1
+            )
+            total += (within(self._vectors(labels, len(weights)), 1.0, left).T @ rows).long()
         return total
 
     def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:
         """The public fit."""
-        fit = fit_least_squares if self.fitted_by == "least_squares" else fit_maximum_likelihood
-        return fit(public, releases[0].noisy / self.expected_records, self.penalty)
+        num_targets = len(releases[0].noisy)
+        moment = releases[0].noisy / (self.expected_records * self.targets.error_scale(num_targets))
+        if self._signed:
+            moment = moment + public.mean(dim=0) / 2
+        penalty = self.penalty(num_targets)
+        if self.fitted_by == "least_squares":
+            return fit_least_squares(public, moment, penalty)
+        return fit_maximum_likelihood(public, moment, penalty, targets=self.targets)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Softmax; of least squares, whose scores estimate probabilities, the positive parts over their sum."""
+        """Those of the model; the scores of least squares estimate probabilities themselves."""
         if self.fitted_by == "maximum_likelihood":
-            return scores.softmax(dim=1)
-        # The largest stays the largest where none is positive.
-        positive = (scores - scores.amax(dim=1, keepdim=True).clamp(max=0)).clamp(min=0) + 1e-12
-        return positive / positive.sum(dim=1, keepdim=True)
+            return self.targets.expected(scores)
+        return self.targets.probabilities_of(scores)
 
 
 class SoftVotes(ClassSums):
@@ -95,7 +127,7 @@ class SoftVotes(ClassSums):
     public examples.
 
     **Sensitivity.** |v| = 1 and no entry is negative, so the sums move by 1 under ``add_remove`` and by √2 at most
-    under ``replace_one``, whether the class changes or not.
+    under ``replace_one``, whether the class changes or not; of attributes, whose votes have signs, by 2 at most.
 
     Args:
         *args: ``epsilon`` or ``noise_multiplier``.
@@ -130,8 +162,10 @@ class SoftVotes(ClassSums):
         self._centers: Tensor | None = None
 
     def sensitivity(self, release: int) -> float:
-        """1, or √2."""
-        return 1.0 if self.adjacency == "add_remove" else math.sqrt(2.0)
+        """1, or √2, of attributes 2."""
+        if self.adjacency == "add_remove":
+            return 1.0
+        return 2.0 if self._signed else math.sqrt(2.0)
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """At public examples, each of which votes for its own centre most."""

@@ -10,15 +10,18 @@ from torch import Tensor
 
 from pl_privknn._checks import check_positive
 from pl_privknn.labelers.statistics.fits import fit_maximum_likelihood
-from pl_privknn.labelers.statistics.lattice import not_too_long, step_for, whole_steps
+from pl_privknn.labelers.statistics.lattice import (
+    LEFT_BITS,
+    RIGHT_BITS,
+    not_too_long,
+    step_for,
+    whole_steps,
+)
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
 from pl_privknn.privacy.noisy_steps import clip_factors
 
 # Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.
 _NORMS = (1.0, 0.5, 0.5, 0.25)
-# A gradient is an outer product: its steps are products of steps of errors, of so many bits, and of inputs.
-_ERROR_BITS = 14
-_INPUT_STEP = 2.0**-18
 
 
 class PublicCurvature(StatisticsTeacher):
@@ -30,6 +33,10 @@ class PublicCurvature(StatisticsTeacher):
     all M so far, weighted by the inverse of their variances (see
     :func:`~pl_privknn.labelers.statistics.fits.fit_maximum_likelihood`). Gradients shrink as the model learns, and
     with them clipping norms and noise.
+
+    Of attributes (``task="multilabel"``) the same goes for one logistic regression each, whose errors p − y a record
+    has together: they are clipped as one gradient, after the public factor 2/√a that makes them as long at first,
+    with a attributes, as the errors of classes are.
 
     **Cost.** T Gaussian releases compose to one Gaussian, exactly. **Sensitivity.** A sum of gradients clipped to C
     moves by C under ``add_remove`` and by 2C under ``replace_one``; the model at which they are taken is public.
@@ -73,20 +80,20 @@ class PublicCurvature(StatisticsTeacher):
 
     def step(self, release: int) -> float:
         """2⁻³² for a clipping norm of 1."""
-        return step_for(self.clip_norms[release], _ERROR_BITS) * _INPUT_STEP
+        return step_for(self.clip_norms[release], LEFT_BITS) * step_for(1.0, RIGHT_BITS)
 
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
         """Σ of the clipped gradients (p_W(x) − y) xᵀ, in steps."""
         total, clip_norm = torch.zeros(weights.shape, dtype=torch.int64), self.clip_norms[release]
         for inputs, labels in self.private_parts():
-            errors = (inputs @ weights.T).softmax(dim=1)
-            errors[torch.arange(len(labels)), labels] -= 1
+            errors = self.targets.expected(inputs @ weights.T) - self.targets.vectors(labels, len(weights))
+            errors *= self.targets.error_scale(len(weights))
             # The norm of an outer product is the product of the norms.
             norms = errors.norm(dim=1) * inputs.norm(dim=1)
             clipped = errors * clip_factors(norms, clip_norm)[:, None]
             left, right = (
-                whole_steps(clipped, step_for(clip_norm, _ERROR_BITS)),
-                whole_steps(inputs, _INPUT_STEP),
+                whole_steps(clipped, step_for(clip_norm, LEFT_BITS)),
+                whole_steps(inputs, step_for(1.0, RIGHT_BITS)),
             )
             squares = left.square().sum(dim=1) * right.square().sum(dim=1)
             kept = not_too_long(squares, clip_norm, self.step(release))
@@ -96,10 +103,11 @@ class PublicCurvature(StatisticsTeacher):
     def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:
         """Maximum likelihood at the mean of all moments."""
         total, precision = torch.zeros_like(releases[min(releases)].noisy), 0.0
+        divisor = self.expected_records * self.targets.error_scale(len(total))
         for number, taken in releases.items():
-            expected = (public @ taken.weights.T).softmax(dim=1).T @ public / len(public)
+            expected = self.targets.expected(public @ taken.weights.T).T @ public / len(public)
             weight = self.clip_norms[number] ** -2
-            total += weight * (expected - taken.noisy / self.expected_records)
+            total += weight * (expected - taken.noisy / divisor)
             precision += weight
-        start = releases[max(releases)].weights
-        return fit_maximum_likelihood(public, total / precision, self.penalty, start)
+        start, penalty = releases[max(releases)].weights, self.penalty(len(total))
+        return fit_maximum_likelihood(public, total / precision, penalty, start, self.targets)

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pl_privknn.labelers.statistics.targets import TARGETS, Targets
+
 _MOST_STEPS = 300
 
 
@@ -29,18 +31,23 @@ def fit_least_squares(public: Tensor, moment: Tensor, ridge: float) -> Tensor:
 
 
 def fit_maximum_likelihood(
-    public: Tensor, moment: Tensor, ridge: float, start: Tensor | None = None
+    public: Tensor,
+    moment: Tensor,
+    ridge: float,
+    start: Tensor | None = None,
+    targets: Targets = TARGETS["multiclass"],
 ) -> Tensor:
     """W that minimises E[log Σ exp(Wx)] − ⟨W, moment⟩ + ridge/2·|W|², the first mean over public examples.
 
     That is a softmax regression in which labels enter by their moment alone, since the log-likelihood is
-    ⟨W, y xᵀ⟩ − log Σ exp(Wx). Strictly convex; by L-BFGS.
+    ⟨W, y xᵀ⟩ − log Σ exp(Wx); of attributes, for each a logistic regression. Strictly convex; by L-BFGS.
 
     Args:
         public: x of public examples, float64 ``(m, p)``.
         moment: E[y xᵀ], float64 ``(c, p)``, noisy.
         ridge: above 0.
         start: where to begin.
+        targets: of classes, or of attributes.
 
     Returns:
         float64 ``(c, p)``.
@@ -50,8 +57,12 @@ def fit_maximum_likelihood(
     def value_and_slope(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weights = torch.from_numpy(flat).view_as(moment)
         scores = public @ weights.T
-        slope = scores.softmax(dim=1).T @ public / len(public) - moment + ridge * weights
-        value = scores.logsumexp(dim=1).mean() - (weights * moment).sum() + ridge / 2 * weights.square().sum()
+        slope = targets.expected(scores).T @ public / len(public) - moment + ridge * weights
+        value = (
+            targets.log_partition(scores).mean()
+            - (weights * moment).sum()
+            + ridge / 2 * weights.square().sum()
+        )
         return float(value), slope.flatten().numpy()
 
     first = torch.zeros_like(moment) if start is None else start

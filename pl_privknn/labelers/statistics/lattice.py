@@ -15,6 +15,8 @@ from torch import Tensor
 
 #: Binary digits of a record's coordinates, counted from its greatest length.
 BITS = 24
+#: Of the two sides of an outer product, whose steps are products of theirs.
+LEFT_BITS, RIGHT_BITS = 14, 18
 # Squares of whole numbers are exact in float64 below this, and wrong by less than so much of them above.
 _EXACT, _ROUNDING = 2**53, 2.0**-40
 

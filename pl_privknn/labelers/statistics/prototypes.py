@@ -56,6 +56,11 @@ class PublicPrototypes(StatisticsTeacher):
     ) -> None:
         reach = REACH[check_adjacency(kwargs.get("adjacency", "add_remove"))]
         super().__init__(1, noise_multiplier=reach / check_positive("epsilon", epsilon), bias=0.0, **kwargs)
+        if self.targets.task != "multiclass":
+            raise ValueError(
+                "task='multilabel': a class has a public example that stands for it, an attribute has none; use "
+                "PublicCurvature or ClassSums"
+            )
         if not -1.0 <= low < high <= 1.0:
             raise ValueError(f"low={low!r}, high={high!r}: want cosines with -1 <= low < high <= 1")
         self.low, self.high = float(low), float(high)

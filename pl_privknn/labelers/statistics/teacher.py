@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,14 +12,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_non_negative, check_open_unit, check_positive, shape_text
-from pl_privknn._files import write_durably
+from pl_privknn._checks import (
+    check_choice,
+    check_int,
+    check_non_negative,
+    check_open_unit,
+    check_positive,
+    shape_text,
+)
 from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
 from pl_privknn.labelers.canaries import Canaries, Evidence
 from pl_privknn.labelers.statistics.audited import Taken, canaries_of, evidence_of
+from pl_privknn.labelers.statistics.releases_file import read_releases, write_releases
 from pl_privknn.labelers.statistics.shards import SumsOverShards
+from pl_privknn.labelers.statistics.targets import TARGETS
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
@@ -30,7 +37,6 @@ from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism
 #: Releases of one teacher.
 MOST_RELEASES = 1000
 
-_FILE = "releases.pt"
 _ROWS_AT_ONCE = 8192
 # Public features that were made again may differ by the order of sums.
 _SAME = 1e-3
@@ -66,6 +72,7 @@ class StatisticsTeacher(SumsOverShards):
         components: keep so many principal directions of the public features first; None takes features as they are.
         whitening: divide each direction by its public standard deviation to this power.
         adjacency: neighbouring relation.
+        task: ``"multiclass"``, or ``"multilabel"`` for attributes, each of which holds or doesn't.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
@@ -87,9 +94,12 @@ class StatisticsTeacher(SumsOverShards):
         components: int | None = None,
         whitening: float = 0.5,
         adjacency: Adjacency = "add_remove",
+        task: str = "multiclass",
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
+        self.targets = TARGETS[check_choice("task", task, tuple(TARGETS))]
+        self.tasks = (self.targets.task,)
         if (epsilon is None) == (noise_multiplier is None):
             raise ValueError(
                 f"epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
@@ -139,8 +149,8 @@ class StatisticsTeacher(SumsOverShards):
         return mechanism.add_noise_to_multiples(exact, self.step(release), noise)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Class probabilities from scores, float64 ``(n, c)``."""
-        return scores.softmax(dim=1)
+        """Probabilities from scores, float64 ``(n, c)``."""
+        return self.targets.expected(scores)
 
     def transformed(self, features: Tensor) -> Tensor:
         """What is scaled to unit length, float64 ``(n, d)``: depends on each row alone, and on public examples."""
@@ -172,10 +182,10 @@ class StatisticsTeacher(SumsOverShards):
         """What a release costs; draws its noise as well."""
         return step_mechanism(self.noise_multiplier, self.sensitivity(release), 1.0)
 
-    @property
-    def penalty(self) -> float:
-        """λ of the model."""
-        return self.ridge * self.noise_multiplier / math.sqrt(self.releases) / self.expected_records
+    def penalty(self, num_targets: int) -> float:
+        """λ of a model of so many classes or attributes."""
+        divisor = self.expected_records * self.targets.error_scale(num_targets)
+        return self.ridge * self.noise_multiplier / math.sqrt(self.releases) / divisor
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """All releases, once, however many rounds there are; see :meth:`Labeler.plan`."""
@@ -197,10 +207,7 @@ class StatisticsTeacher(SumsOverShards):
             self._charged = sum(
                 ledger.charged(kind) for kind in {part.mechanism for part in self.plan(1, 1, 2)}
             )
-        if (folder / _FILE).exists():
-            kept = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
-            self._taken = {number: Taken(*pair) for number, pair in kept["releases"].items()}
-            self._sketch = kept["public"]
+        self._taken, self._sketch = read_releases(folder)
         if len(self._taken) > self._charged:
             raise ReleaseLostError(
                 f"{folder}: it holds releases that this run's ledger did not pay for; restore the ledger that "
@@ -225,7 +232,7 @@ class StatisticsTeacher(SumsOverShards):
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Nothing is computed before the first query."""
-        check_table(features, labels, num_classes)
+        self.targets.check(features, labels, num_classes)
         self._table = (features, labels, num_classes)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -241,12 +248,11 @@ class StatisticsTeacher(SumsOverShards):
                 "and fit(features, labels, num_classes) first"
             )
         num_classes = self._table[2]
-        released = torch.full((len(queries),), -1, dtype=torch.int64)
-        soft = torch.zeros(len(queries), num_classes)
+        released, soft = self.targets.unknown(len(queries), num_classes)
         asked = queries[:max_answers]
         if len(asked):
             probabilities = self.predict(asked, self._released(ledger))
-            released[: len(asked)] = probabilities.argmax(dim=1)
+            released[: len(asked)] = self.targets.answers(probabilities)
             soft[: len(asked)] = probabilities.float()
         return Release(released, soft)
 
@@ -285,7 +291,7 @@ class StatisticsTeacher(SumsOverShards):
         return torch.cat([unit, unit.new_full((len(unit), 1), self.bias)], dim=1) if self.bias else unit
 
     def predict(self, features: Tensor, weights: Tensor) -> Tensor:
-        """Class probabilities of features ``(n, d)`` under a model, float64 ``(n, c)``."""
+        """Probabilities of features ``(n, d)`` under a model, float64 ``(n, c)``."""
         if features.ndim != 2:
             raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d)")
         return self.probabilities(self.inputs(features) @ weights.T)
@@ -324,7 +330,8 @@ class StatisticsTeacher(SumsOverShards):
             self._charged += 1
             noisy = self.drawn(number, mechanism, exact, noise)
             self._taken[number], self._sketch = Taken(noisy, weights), sketch
-            self._keep()
+            if self._place is not None:
+                write_releases(self._place, self._taken, self._sketch)
             weights = self.model(self._public, self._taken)
         self._weights = weights
         return weights
@@ -335,15 +342,6 @@ class StatisticsTeacher(SumsOverShards):
                 "all releases were paid for, and a kill or an error came before one was kept; they are not drawn "
                 "again. Start a new run in another folder, with this run's ledger as ledger_path"
             )
-
-    def _keep(self) -> None:
-        if self._place is None:
-            return
-        self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        releases = {number: tuple(taken) for number, taken in self._taken.items()}
-        torch.save({"releases": releases, "public": self._sketch}, buffer)
-        write_durably(self._place / _FILE, buffer.getvalue(), 0o600)
 
     def _forget(self, ledger: ChargesLedger) -> None:
         self._paid_by, self._charged = ledger, 0

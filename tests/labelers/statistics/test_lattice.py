@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from statistics_setup import MADE, fitted, table
+from statistics_setup import MADE, fitted, labels_for, table
 
 from pl_privknn.labelers import ClassSums, SoftVotes
 from pl_privknn.labelers.statistics import curvature
@@ -85,7 +85,9 @@ def test_no_record_moves_whole_sums_by_more_than_its_sensitivity(name, adjacency
     weights = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).double()
     for release in range(min(2, teacher.releases)):
         parts = [
-            teacher.with_table(row[None], torch.tensor([label]), 3).private_sum(release, weights)
+            teacher.with_table(row[None], labels_for(teacher, torch.tensor([label])), 3).private_sum(
+                release, weights
+            )
             for row, label in itertools.product(features, range(2))
         ]
         assert parts[0].dtype == torch.int64
@@ -101,11 +103,16 @@ def test_whole_sums_are_those_of_real_numbers_but_for_a_step_a_record(name):
     rows, labels = table()
     x = teacher.inputs(rows)
     weights = torch.randn(3, x.shape[1], generator=torch.Generator().manual_seed(0)).double()
-    outer = torch.nn.functional.one_hot(labels, 3).double()
-    if name == "curvature":
-        outer = (x @ weights.T).softmax(dim=1) - outer
+    if name.endswith("attributes"):  # (2y − 1)/√a; and of gradients twice the error
+        y, scores = labels_for(teacher, labels).double(), x @ weights.T
+        outer, error = (2 * y - 1) / math.sqrt(3), 2.0**-13
+        gradients = 2 * (1 / (1 + (-scores).exp()) - y) / math.sqrt(3)
+    else:
+        outer, error = torch.nn.functional.one_hot(labels, 3).double(), 2.0**-23
+        gradients = (x @ weights.T).softmax(dim=1) - outer
+    if name.startswith("curvature"):
+        outer, error = gradients, 2.0**-13
         outer *= (1.0 / (outer.norm(dim=1) * x.norm(dim=1))).clamp(max=1.0)[:, None]
-    error = {"curvature": 2.0**-13}.get(name, 2.0**-23)
     torch.testing.assert_close(teacher.exact_sum(0, weights), outer.T @ x, atol=len(rows) * error, rtol=0)
 
 

@@ -11,10 +11,11 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
-from statistics_setup import MADE, fitted, table
+from statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
 
 from pl_privknn.labelers import PublicCurvature, SoftVotes
 from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
+from pl_privknn.labelers.statistics.targets import TARGETS
 from pl_privknn.labelers.statistics.teacher import Taken
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
@@ -110,7 +111,9 @@ def test_the_model_is_made_of_releases_and_public_constants(name):
     found = []
     for count in (20, 60):
         teacher = fitted(MADE[name](noise_multiplier=2.0), *table(count))
-        assert teacher.penalty == pytest.approx(0.4 * 2.0 / math.sqrt(teacher.releases) / 60)
+        # The noise on a moment of attributes is 2/√3 times smaller for it.
+        scale = 2 / math.sqrt(3) if teacher.tasks == ("multilabel",) else 1.0
+        assert teacher.penalty(3) == pytest.approx(0.4 * 2.0 / math.sqrt(teacher.releases) / 60 / scale)
         width = teacher.inputs(table(1)[0]).shape[1]
         same = torch.randn(3, width, generator=torch.Generator().manual_seed(1)).double()
         releases = {number: Taken(same * (1 + number), same / 9) for number in range(teacher.releases)}
@@ -152,6 +155,35 @@ def test_maximum_likelihood_is_logistic_regression():
     np.testing.assert_allclose(found.numpy(), model.fit(x.numpy(), labels.numpy()).coef_, atol=1e-4)
 
 
+def test_maximum_likelihood_of_attributes_is_a_logistic_regression_each():
+    x, labels = table(50)
+    x, y = x.double(), ATTRIBUTES[labels].double() * (torch.arange(50) % 4 > 0)[:, None]
+    found = fit_maximum_likelihood(x, y.T @ x / 50, 0.02, targets=TARGETS["multilabel"])
+    for weights, attribute in zip(found, y.T, strict=True):
+        model = LogisticRegression(C=1 / (0.02 * 50), fit_intercept=False, tol=1e-9, max_iter=2000)
+        np.testing.assert_allclose(weights[None], model.fit(x, attribute).coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["class sums", "likelihood", "curvature"])
+def test_without_noise_attributes_give_the_model_of_all_labels(name):
+    rows, classes = table()
+    given = {"clip_norms": [1.5] * 4} if name == "curvature" else {}
+    teacher = MADE[f"{name} of attributes"](noise_multiplier=1e-9, ridge=1e9, **given)
+    teacher.fit_public(rows)  # the public examples are the private ones
+    teacher.fit(rows, labels_for(teacher, classes), 3)
+    x, y = teacher.inputs(rows), ATTRIBUTES[classes].double()
+    if name == "class sums":
+        alpha = teacher.penalty(3) * 60
+        expected = Ridge(alpha=alpha, fit_intercept=False).fit(x, y).predict(x).clip(0, 1)
+    else:
+        C = 1 / (teacher.penalty(3) * 60)
+        models = [LogisticRegression(C=C, fit_intercept=False, tol=1e-9, max_iter=5000) for _ in range(3)]
+        fits = [model.fit(x, attribute) for model, attribute in zip(models, y.T, strict=True)]
+        expected = np.stack([fit.predict_proba(x)[:, 1] for fit in fits], axis=1)
+    soft = teacher.label(rows, FreeLedger()).soft
+    np.testing.assert_allclose(soft.numpy(), expected, atol=2e-3)
+
+
 def test_without_noise_and_clipping_releases_give_the_model_of_all_labels():
     rows, labels = table()
     for clip_norms in ([1.5], [1.5, 1.5, 1.5]):
@@ -167,7 +199,7 @@ def test_without_noise_and_clipping_releases_give_the_model_of_all_labels():
         release = teacher.label(rows, FreeLedger())
         x = teacher.inputs(rows)
         moment = torch.nn.functional.one_hot(labels, 3).double().T @ x / 60
-        expected = (x @ fit_maximum_likelihood(x, moment, teacher.penalty).T).softmax(dim=1)
+        expected = (x @ fit_maximum_likelihood(x, moment, teacher.penalty(3)).T).softmax(dim=1)
         torch.testing.assert_close(release.soft.double(), expected, atol=1e-4, rtol=0)
 
 
@@ -192,6 +224,10 @@ def test_little_noise_labels_well(name):
     teacher = fitted(MADE[name](noise_multiplier=0.2))
     queries, truth = table(300, seed=5)
     release = teacher.label(queries, FreeLedger())
-    assert float((release.labels == truth).double().mean()) > 0.85
-    torch.testing.assert_close(release.soft.sum(dim=1), torch.ones(300))
-    assert torch.equal(release.soft.argmax(dim=1), release.labels)
+    assert float((release.labels == labels_for(teacher, truth)).double().mean()) > 0.85
+    if teacher.tasks == ("multiclass",):
+        torch.testing.assert_close(release.soft.sum(dim=1), torch.ones(300))
+        assert torch.equal(release.soft.argmax(dim=1), release.labels)
+    else:
+        assert 0 <= float(release.soft.min()) <= float(release.soft.max()) <= 1
+        assert torch.equal((release.soft > 0.5).long(), release.labels)

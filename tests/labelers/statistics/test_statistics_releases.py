@@ -7,6 +7,7 @@ from statistics_setup import MADE, fitted, table
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
 from pl_privknn.labelers import ClassSums, PrivateKNN, PublicCurvature, SoftVotes
+from pl_privknn.labelers.statistics.releases_file import write_releases
 from pl_privknn.labelers.statistics.teacher import ReleaseLostError
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -53,24 +54,28 @@ def test_the_head_is_the_model_that_answers(tmp_path, name):
         PrivateKNN(5).head({})
 
 
-def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path):
+def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monkeypatch):
     ledger = Ledger(tmp_path / "ledger.sqlite")
     queries = table(30, seed=5)[0]
 
     class Killed(Exception):
         pass
 
-    def die(*arguments):
+    def die():
         raise Killed
 
     def begin(release, releases):
         teacher = fitted(PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=releases))
         handle = ledger.run(f"{releases}", plan=teacher.plan(30, 30, 3))
         teacher.join_run(tmp_path / f"{releases}", handle)
-        keep = teacher._keep
-        teacher._keep = lambda: die() if teacher._charged > release else keep()
-        with pytest.raises(Killed):
-            teacher.label(queries, handle)
+
+        def keep(*kept):
+            return die() if teacher._charged > release else write_releases(*kept)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("pl_privknn.labelers.statistics.teacher.write_releases", keep)
+            with pytest.raises(Killed):
+                teacher.label(queries, handle)
         assert handle.num_charges == release + 1
         resumed = PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=releases)
         return resumed, ledger.run(f"{releases}")
