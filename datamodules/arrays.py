@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -30,7 +29,7 @@ class ArraysDataModule(PrivatePublicDataModule):
 
     Images are uint8 (0 … 255) or float (0 … 1), of shape ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``.
     Arrays are kept as they are and not copied: don't change them afterwards. Labels are whole numbers of
-    shape ``(n,)`` in ``[0, num_classes)``.
+    shape ``(n,)`` in ``[0, num_classes)``; with ``task="multilabel"`` rows of 0 and 1, ``(n, num_classes)``.
 
     Args:
         private_images: images of the sensitive records.
@@ -109,14 +108,13 @@ class ArraysDataModule(PrivatePublicDataModule):
     def load_public(self) -> PublicDataset:
         """``public_images`` and ``public_truth``."""
         truth = self._vector("public_truth") if self._has("public_truth") else None
-        return PublicDataset(self._store("public_images"), self.num_classes, truth)
+        return PublicDataset(self._store("public_images"), self.num_classes, truth, self.task)
 
     def load_test(self) -> LabeledImages:
         """``test_images`` and ``test_labels``, or an empty set."""
         if self._has("test_images"):
             return self._labeled("test")
-        nothing = torch.empty(0, *self.image_shape)
-        return LabeledImages(TensorImages(nothing), torch.empty(0, dtype=torch.int64), self.num_classes)
+        return LabeledImages.none(self.image_shape, self.num_classes, self.task)
 
     def load_validation(self) -> LabeledImages | None:
         """``val_images`` and ``val_labels``, if given."""
@@ -131,7 +129,8 @@ class ArraysDataModule(PrivatePublicDataModule):
 
     def _labeled(self, part: str) -> LabeledImages:
         labels = self._vector(f"{part}_labels")
-        return LabeledImages(self._store(f"{part}_images"), labels, self.num_classes, f"{part}_labels")
+        store = self._store(f"{part}_images")
+        return LabeledImages(store, labels, self.num_classes, f"{part}_labels", self.task)
 
     def _store(self, name: str) -> TensorImages:
         array = read_array(name, self._sources[name])

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.datamodules.formats.images import ImageStore, as_indices
+from pl_privknn.datamodules.formats.images import ImageStore, TensorImages, as_indices
 from pl_privknn.datamodules.formats.targets import TASKS, check_soft, check_targets, known_rows
 from pl_privknn.privacy.private_side import privately
 
@@ -49,6 +49,12 @@ class LabeledImages(Dataset[Any]):
         self.store = store
         self.task = check_choice("task", task, TASKS)
         self.labels = check_targets(name, labels, len(store), check_int("num_classes", num_classes, 2), task)
+
+    @classmethod
+    def none(cls, image_shape: ImageShape, num_classes: int, task: str = "multiclass") -> LabeledImages:
+        """A set without images, for a part that is not given."""
+        labels = torch.empty((0, num_classes) if task == "multilabel" else 0, dtype=torch.int64)
+        return cls(TensorImages(torch.empty(0, *image_shape)), labels, num_classes, task=task)
 
     def __len__(self) -> int:
         return len(self.store)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.formats.array_files import ArrayOrPath
-from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
+from pl_privknn.datamodules.formats.images import ImageStore
 from pl_privknn.datamodules.formats.shards import in_shards, own_shard, shard_file
 from pl_privknn.datamodules.formats.tables import dimension_of, numbers_of, rows_of
 
@@ -40,7 +38,8 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
 
     Args:
         private_embeddings: of the sensitive records, float, shape ``(n, d)``.
-        private_labels: their classes, whole numbers, shape ``(n,)``.
+        private_labels: their classes, whole numbers, shape ``(n,)``; with ``task="multilabel"`` rows of 0 and 1,
+            ``(n, num_classes)``, from ``.npy`` or ``.npz`` files.
         public_embeddings: of records that may be seen by anybody.
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_embeddings: for the final accuracy; none by default.
@@ -117,19 +116,18 @@ class EmbeddingsDataModule(PrivatePublicDataModule):
         """``public_embeddings`` and ``public_truth``."""
         source = self._sources["public_truth"]
         truth = None if source is None else numbers_of("public_truth", source)
-        return PublicDataset(self._store("public_embeddings"), self.num_classes, truth)
+        return PublicDataset(self._store("public_embeddings"), self.num_classes, truth, self.task)
 
     def load_test(self) -> LabeledImages:
         """``test_embeddings`` and ``test_labels``, or an empty set."""
         if self._sources["test_embeddings"] is not None:
             return self._labeled("test")
-        nothing = TensorImages(torch.empty(0, *self.image_shape))
-        return LabeledImages(nothing, torch.empty(0, dtype=torch.int64), self.num_classes)
+        return LabeledImages.none(self.image_shape, self.num_classes, self.task)
 
     def _labeled(self, part: str) -> LabeledImages:
         name = f"{part}_labels"
         labels = numbers_of(name, self._own.get(name, self._sources[name]))
-        return LabeledImages(self._store(f"{part}_embeddings"), labels, self.num_classes, name)
+        return LabeledImages(self._store(f"{part}_embeddings"), labels, self.num_classes, name, self.task)
 
     def _store(self, name: str) -> ImageStore:
         return rows_of(name, self._own.get(name, self._sources[name]))

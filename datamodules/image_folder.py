@@ -163,7 +163,7 @@ class ImageFolderDataModule(PrivatePublicDataModule):
     def load_test(self) -> LabeledImages:
         """``test/<class>/``, empty where there is no such folder."""
         if not (self.root / "test").is_dir():
-            return LabeledImages(self._store([]), torch.empty(0, dtype=torch.int64), self.num_classes)
+            return LabeledImages.none(self.image_shape, self.num_classes)
         return self._labeled("test")
 
     def load_validation(self) -> LabeledImages | None:

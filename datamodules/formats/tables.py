@@ -58,14 +58,14 @@ def rows_of(name: str, source: Any) -> ImageStore:
 
 
 def numbers_of(name: str, source: Any) -> Tensor:
-    """A number for each row, such as labels: in memory, from the same kinds of sources; see :func:`rows_of`."""
+    """A number for each row, such as labels, or a row of them, in memory; sources as in :func:`rows_of`."""
     parts = []
     for part in _parts(name, source):
         parts.append(ParquetColumn(name, str(part)).numbers() if is_parquet(part) else _array(name, part))
     if len(parts) == 1:
         return parts[0]
-    if any(part.ndim != 1 for part in parts):
-        raise ValueError(f"{name}={str(source)!r}: want files of one number a row")
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ValueError(f"{name}={str(source)!r}: want files of one number a row, or of as many in each")
     return torch.cat(parts)
 
 

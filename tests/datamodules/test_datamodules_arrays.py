@@ -189,3 +189,28 @@ def test_bad_array_files_are_refused(tmp_path):
     ]:
         with pytest.raises(ValueError, match=f"private_images='.*{name}' .*{words}"):
             ArraysDataModule(**array_arguments(private_images=tmp_path / name))
+
+
+@pytest.mark.parametrize("test_part", [True, False])
+def test_attributes_of_arrays(tmp_path, test_part):
+    arguments = array_arguments()
+    for name in ("private_labels", "public_truth", "test_labels"):
+        arguments[name] = np.stack(
+            [arguments[name] == 0, arguments[name] > 0, arguments[name] == 2], 1
+        ).astype(int)
+    np.save(tmp_path / "labels.npy", arguments["private_labels"])
+    arguments["public_truth"][2] = -1
+    if not test_part:
+        arguments["test_images"] = arguments["test_labels"] = None
+    data = ArraysDataModule(
+        **{**arguments, "private_labels": str(tmp_path / "labels.npy")}, task="multilabel"
+    )
+    data.setup("fit")
+    data.setup("test")
+    assert (data.task, data.public.task) == ("multilabel", "multilabel")
+    assert torch.equal(data.private.labels, torch.from_numpy(arguments["private_labels"]))
+    assert torch.equal(data.public.truth, torch.from_numpy(arguments["public_truth"]))
+    assert data.test.labels.shape == (5 if test_part else 0, 3)
+    wrong = ArraysDataModule(**{**arguments, "private_labels": np.arange(9) % 3}, task="multilabel")
+    with pytest.raises(ValueError, match=r"private_labels: .*want whole numbers of shape \(n, 3\)"):
+        wrong.setup("fit")

@@ -58,6 +58,20 @@ def test_arrays_and_files_give_the_same(tmp_path):
     _assert_holds(EmbeddingsDataModule(**named, num_classes=3), parts)
 
 
+@pytest.mark.parametrize("tested", [True, False])
+def test_attributes_are_rows_of_labels(tmp_path, tested):
+    parts = {name: (rows, np.eye(3, dtype=np.int64)[labels]) for name, (rows, labels) in _parts().items()}
+    folder = tmp_path / "labels"
+    folder.mkdir()
+    for number, some in enumerate(np.split(parts["private"][1], [70])):
+        np.save(folder / f"{number}.npy", some)
+    arguments = {**_arguments(parts), "private_labels": folder}
+    if not tested:
+        arguments["test_embeddings"] = arguments["test_labels"] = None
+        parts["test"] = np.empty((0, 6), np.float32), np.empty((0, 3), np.int64)
+    _assert_holds(EmbeddingsDataModule(**arguments, num_classes=3, task="multilabel"), parts)
+
+
 def test_parquet_gives_the_same(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
