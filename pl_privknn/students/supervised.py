@@ -16,9 +16,10 @@ class SupervisedStudent(Student):
     """Trains on labelled images and ignores unlabelled ones.
 
     Args:
-        mixup: α of mixup (Zhang, Cisse, Dauphin & Lopez-Paz 2018, arXiv:1710.09412): each image of a batch and its
-            label are mixed with another one's, in shares that are drawn from Beta(α, α) once a batch. 0 mixes
-            nothing. Classes alone; attributes are not known for every image.
+        mixup: α of mixup (Zhang, Cisse, Dauphin & Lopez-Paz 2018, arXiv:1710.09412): each image of a batch, or its
+            features where there is an extractor, and its label are mixed with another one's, in shares that are
+            drawn from Beta(α, α) once a batch. 0 mixes nothing. Classes alone; attributes are not known for every
+            image.
         **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
 
     Raises:
@@ -40,24 +41,26 @@ class SupervisedStudent(Student):
 
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """The loss on labels."""
+        # Vectors where there is an extractor: a mixed image would need it once more.
+        inputs = self.normalize(x)
         if self.hparams["mixup"] and self.training:
-            x, y = mixed(x, target_distribution(y, self.num_classes), self.hparams["mixup"])
-        return {"supervised": self.label_loss(self.logits(x), y)}
+            inputs, y = mixed(inputs, target_distribution(y, self.num_classes), self.hparams["mixup"])
+        return {"supervised": self.label_loss(self.network(inputs), y)}
 
 
-def mixed(images: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Pairs of images and of their labels, mixed in the same shares.
+def mixed(inputs: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Pairs of inputs and of their labels, mixed in the same shares.
 
     Args:
-        images: float ``(n, …)``.
-        labels: float ``(n, c)``; rows of zeros, which are no labels, are left out with their images.
+        inputs: images or vectors, float ``(n, …)``.
+        labels: float ``(n, c)``; rows of zeros, which are no labels, are left out with their inputs.
         alpha: the share is drawn from Beta(alpha, alpha).
 
     Returns:
-        As many images and labels as have one.
+        As many inputs and labels as have one.
     """
     known = labels.sum(dim=1) > 0
-    images, labels = images[known], labels[known]
+    inputs, labels = inputs[known], labels[known]
     share = float(torch.distributions.Beta(alpha, alpha).sample())
-    order = torch.randperm(len(images), device=images.device)
-    return torch.lerp(images[order], images, share), torch.lerp(labels[order], labels, share)
+    order = torch.randperm(len(inputs), device=inputs.device)
+    return torch.lerp(inputs[order], inputs, share), torch.lerp(labels[order], labels, share)
