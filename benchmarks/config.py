@@ -1,7 +1,8 @@
 """Run one configuration over several seeds and keep each run's summary.
 
 Further words are handed to ``privknn fit``. Seeds that are stored already are not run again. Seeded noise makes the
-runs repeatable; it is for benchmarks, a run over real private data keeps the operating system's generator.
+runs repeatable; it is for benchmarks, a run over real private data keeps the operating system's generator, as
+``--noise system`` does here.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.record import Measured, entries
 from pl_privknn.cli.main import main as privknn
+from pl_privknn.documents import read_configuration
 
 #: Words that are not its own belong to ``privknn fit``.
 TAKES_WORDS = True
@@ -46,13 +46,13 @@ def attribute_accuracies(metrics: Path) -> dict[str, float]:
     }
 
 
-def run(config: str, seed: int, words: list[str]) -> dict[str, Any]:
+def run(config: str, seed: int, words: list[str], seeded: bool = True) -> dict[str, Any]:
     """One run in a folder of its own; returns its summary."""
     noise = "--labeling.labeler.init_args.noise_source"
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--config", config, "--run_dir", folder, "--seed_everything", str(seed)]
         arguments += ["--labeling.seed", str(seed), "--trainer.enable_progress_bar", "false"]
-        if yaml.safe_load(Path(config).read_text())["labeling"].get("labeler") is not None:
+        if seeded and read_configuration(config)["labeling"].get("labeler") is not None:
             arguments += [noise, "SeededNoise", f"{noise}.seed", str(seed)]
         arguments += words
         if privknn(["fit", *arguments]):
@@ -72,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config")
     parser.add_argument("--name", required=True, help="file under benchmarks/results/")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--noise", choices=["seeded", "system"], default="seeded")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
@@ -80,4 +81,5 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     for seed in options.seeds:
         part = f"seed {seed}"
         if part not in entries(options.name):
-            yield Measured(run(options.config, seed, options.words), [seed], part, settings, options.name)
+            found = run(options.config, seed, options.words, seeded=options.noise == "seeded")
+            yield Measured(found, [seed], part, settings, options.name)

@@ -38,6 +38,7 @@ RUNS = {
     "knn": "Private-kNN, τ = 3, 1,000 answers",
     "pate": "PATE, 500 linear teachers, τ = 3, 200 answers",
     "reverse_knn": "reverse kNN, r = 5, 200 clusters, one release",
+    "statistics": "released gradients, six releases, all images",
     "nonprivate": "none: true attributes of 5,000 images",
 }
 REVERSE_CLUSTERS, REVERSE_TAUS, REVERSE_EPSILONS = 200, (1.0, 3.0, 5.0, None), (0.05, 0.1, 0.5, 1.0)

@@ -23,6 +23,7 @@ COMPARE_END = "<!-- end of comparisons -->"
 COMPARISON = "compare_"
 TITLES = {
     "compare_fashion_mnist": "Fashion-MNIST, 60,000 private records",
+    "compare_fashion_mnist_attributes": "Attributes of Fashion-MNIST, 60,000 private records",
     "compare_digits": "Digits, 1,000 private records",
 }
 HEADER = (
@@ -50,11 +51,12 @@ def runs() -> dict[str, list[dict[str, Any]]]:
 
 def comparisons() -> dict[str, list[Result]]:
     """Stored comparisons by name: what ``python -m benchmarks compare`` stored."""
-    return {
-        name: in_order(_result(name, one) for one in entries(name).values())
-        for name in names()
-        if name.startswith(COMPARISON)
-    }
+    return {name: comparison(name) for name in names() if name.startswith(COMPARISON)}
+
+
+def comparison(name: str) -> list[Result]:
+    """The runs of one."""
+    return in_order(_result(name, one) for one in entries(name).values())
 
 
 def _result(name: str, entry: dict[str, Any]) -> Result:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import attack_pages, scale, speed_tables
 from benchmarks.record import DOCS, entries, results
-from benchmarks.render import explained, guarantee, markdown, row, runs, spread
+from benchmarks.render import comparison, explained, guarantee, markdown, row, runs, spread
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
 from pl_privknn.privacy.guarantee import weakest
 
@@ -266,6 +266,13 @@ def student_parts() -> str:
     return explained(markdown(["", *header], lines), named)
 
 
+def second_rounds() -> str:
+    """Teachers with one round and with two."""
+    from pl_privknn.comparison import markdown_table
+
+    return markdown_table(comparison("second_rounds"))
+
+
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "attacks", attack_pages.attacks),
@@ -279,6 +286,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("methods/students.md", "students", students),
     ("methods/students.md", "student parts", student_parts),
     ("methods/students.md", "noisy labels", noisy_labels),
+    ("methods/labeling.md", "second rounds", second_rounds),
     ("methods/reverse_knn.md", "curator", curator),
     ("methods/reverse_knn.md", "smoothing", smoothing),
     ("methods/reverse_knn.md", "connections", connections),

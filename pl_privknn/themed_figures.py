@@ -68,6 +68,15 @@ def plain_axes(axes: Axes) -> Axes:
     return axes
 
 
+def thin_labels(axes: Axes) -> None:
+    """Hide labels below a drawn horizontal axis that would run into their right neighbours; their ticks stay."""
+    free = float("inf")
+    for label in reversed(axes.get_xticklabels()):
+        box = label.get_window_extent()
+        label.set_visible(box.x1 < free)
+        free = box.x0 if box.x1 < free else free
+
+
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], size: float = 8.5) -> None:
     """Write labels beside the right end of axes, at their heights, moved apart where they would touch.
 

@@ -32,6 +32,7 @@ from pl_privknn.themed_figures import (
     plain_axes,
     save_png,
     save_svg,
+    thin_labels,
 )
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
     figure.suptitle(title or first["comparison"], color=INK, fontsize=12)
     figure.canvas.draw()  # the heights of labels follow from the layout
     label_ends(panels[-1], ends)
+    figure.canvas.draw()  # the names take their room from the panels
+    for axes in panels:
+        thin_labels(axes)
     return figure
 
 
