@@ -37,9 +37,12 @@ $(VENV)-federated/.installed: pyproject.toml
 	touch $@
 
 # The wheel as its users get it: with its own torch, in an empty environment outside the checkout; and the demo there.
-test-wheel: $(STAMP)
+# It needs nothing of the checkout's environment, so that a small disk holds one of the two at a time.
+test-wheel:
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-	$(BIN)/python -m build --no-isolation --outdir "$$folder/dist" . > "$$folder/log" 2>&1 || { cat "$$folder/log"; exit 1; } && \
+	$(PYTHON) -m venv "$$folder/build" && \
+	"$$folder/build/bin/python" -m pip install --quiet build && \
+	{ "$$folder/build/bin/python" -m build --outdir "$$folder/dist" . > "$$folder/log" 2>&1 || { cat "$$folder/log"; exit 1; }; } && \
 	$(PYTHON) -m venv "$$folder/venv" && \
 	"$$folder/venv/bin/python" -m pip install --quiet "$$folder"/dist/*.whl && \
 	cd "$$folder" && unset PYTHONPATH && venv/bin/privknn --version && venv/bin/privknn demo
