@@ -5,9 +5,9 @@ An entry names what made it, so that nobody takes an old figure for one of today
     {"part": "seed 0", "commit": {…}, "machine": {…}, "versions": {…}, "seeds": [0], "settings": {…}, "results": …}
 
 ``commit`` holds a ``hash`` and where it is known ``from``: ``"run"`` is the code that measured (``modified`` where
-files differed from it), ``"history"`` the commit that stored figures from before entries named theirs. What such
-figures did not write down is null or missing; nothing was filled in afterwards. ``seeds`` is a list, or n for
-0 … n−1.
+files differed from it), ``"history"`` the commit that stored figures from before entries named theirs, or whose own
+commit was not published. What such figures did not write down is null or missing; nothing was filled in afterwards.
+``seeds`` is a list, or n for 0 … n−1.
 """
 
 from __future__ import annotations

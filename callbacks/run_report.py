@@ -71,13 +71,11 @@ class RunReport(pl.Callback):
         return None if self.run_dir is None else self.run_dir / "summary.json"
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Keep out of the way what no user can act on."""
+        """Keep out of the way what no user can act on; start the clock, before a labeler's first round."""
         quiet_lightning()
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
-        self.summary, self.run_dir = {}, None
-        self._started = time.monotonic()
+        if stage == "fit":
+            self.summary, self.run_dir = {}, None
+            self._started = time.monotonic()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the summary of the training."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,6 +48,21 @@ def labeling(**files):
         files=RunFiles(**files),
         progress=False,
     )
+
+
+def test_seconds_of_a_run_hold_its_first_round(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("pl_privknn.callbacks.run_report.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    labeler = labeling(run_dir=tmp_path / "mine")
+    fit = labeler.labeler.fit
+
+    def slow(*words):
+        clock[0] += 100.0
+        fit(*words)
+
+    monkeypatch.setattr(labeler.labeler, "fit", slow)
+    run(tmp_path, student(), small_data(), labeler)
+    assert json.loads((tmp_path / "mine" / "summary.json").read_text())["seconds"] == 100.0
 
 
 def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_its_own(tmp_path, capsys):
