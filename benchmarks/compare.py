@@ -31,6 +31,8 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     folder = options.output or Path("runs") / "compare" / name
     _begin(folder)
     failed = privknn(["compare", options.config, "--output", str(folder), *options.words])
+    if failed == 2:  # a mistake in the words, and told
+        raise SystemExit(2)
     stored = entries(name)
     for result in read_results(folder):
         values = dict(result.values)

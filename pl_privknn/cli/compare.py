@@ -27,15 +27,22 @@ def add_compare(commands: Any, command: Command) -> None:
         "config", nargs="?", help="YAML of the comparison, such as configs/compare_digits.yaml"
     )
     parser.add_argument("--output", default=None, help="its folder (runs/compare/NAME)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="these methods alone")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="these seeds alone")
-    parser.add_argument("--epsilons", nargs="+", default=[], metavar="ε", help="these values of ε alone")
+    parser.add_argument(
+        "--only", nargs="+", action="extend", default=[], metavar="METHOD", help="these methods alone"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", action="extend", type=int, default=[], metavar="N", help="these seeds alone"
+    )
+    parser.add_argument(
+        "--epsilons", nargs="+", action="extend", default=[], metavar="ε", help="these values of ε alone"
+    )
     parser.add_argument(
         "--workers", type=int, default=1, help="runs at a time, each in a process (1); 0: all in this process"
     )
     parser.add_argument(
         "--set",
         nargs="+",
+        action="extend",
         default=[],
         metavar="PATH=VALUE",
         help="replace values of the YAML, as in base.trainer.max_epochs=2",

@@ -20,6 +20,7 @@ def add_search(commands: Any, command: Command) -> None:
     parser.add_argument(
         "--set",
         nargs="+",
+        action="extend",
         default=[],
         metavar="PATH=V1,V2",
         help="values to try, as in labeling.labeler.init_args.ridge=0.2,0.4; all combinations are run",
@@ -31,7 +32,7 @@ def add_search(commands: Any, command: Command) -> None:
         help="about how many private records there will be; never counted here",
     )
     parser.add_argument(
-        "--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="0 1 2 by default"
+        "--seeds", nargs="+", action="extend", type=int, default=[], metavar="N", help="0 1 2 by default"
     )
     parser.add_argument("--output", default=None, help="its folder (runs/search/NAME)")
     parser.add_argument(
@@ -51,7 +52,7 @@ def run_search(parsed: argparse.Namespace) -> int:
 
     path = Path(parsed.config)
     values = dict(values_of(text) for text in parsed.set)
-    search = search_of(read_configuration(path), path.stem, values, parsed.records, parsed.seeds)
+    search = search_of(read_configuration(path), path.stem, values, parsed.records, parsed.seeds or [0, 1, 2])
     output = Path(parsed.output or Path("runs") / "search" / path.stem)
     shown = Progress(search.name, len(search.methods) * len(search.seeds))
     with interruptible(), shown, importable([parsed.config]):

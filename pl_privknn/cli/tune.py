@@ -21,6 +21,7 @@ def add_tune(commands: Any) -> None:
     parser.add_argument(
         "--set",
         nargs="+",
+        action="extend",
         required=True,
         metavar="PATH=V1,V2",
         help="values to draw from, as in model.init_args.optimization.lr=0.5,1,2; all combinations are possible",

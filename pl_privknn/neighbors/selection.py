@@ -23,11 +23,14 @@ from pl_privknn._compiled import compiled
 
 Floats = NDArray[np.float32]
 
-_SAMPLE = 1024
+# So many columns suggest a bound that lets too few or too many through in one row of hundreds.
+_SAMPLE = 4096
 _ROWS_AT_A_TIME = 32
 _PAIRS_AT_A_TIME = 4096
-# What is known of each candidate takes some 50 bytes while they are put in order.
-_CANDIDATES_AT_A_TIME = 1 << 22
+# What is known of each candidate takes some 30 bytes while they are put in order.
+_CANDIDATES_AT_A_TIME = 1 << 20
+# Doubtful pairs are gathered by so many stretches of the table: in tables of fewer records, by the record.
+_STRETCHES = 1 << 16
 
 
 def smallest(keys: NDArray[np.float32], count: int, first: int = 0) -> NDArray[np.int64]:
@@ -130,12 +133,14 @@ def _order_rows(
         _find_groups(keys[start:stop], tolerance[start:stop], k, ends[start:stop], complete[start:stop])
 
     in_threads(find, len(keys), _ROWS_AT_A_TIME)
-    rows, places = ends.nonzero()
     # Many queries doubt about the same records: each is read from memory once for all of them.
-    together = indices[rows, places].argsort()
-    rows, places = rows[together], places[together]
+    pairs = _by_stretch(ends, indices, max(0, (len(table) - 1).bit_length() - _STRETCHES.bit_length() + 1))
     exact = np.empty(keys.shape, dtype=np.float64)
-    exact[rows, places] = pair_distances(queries, table, rows, indices[rows, places])
+
+    def compare(start: int, stop: int) -> None:
+        _compare_again(queries, table, indices, pairs[start:stop], exact)
+
+    in_threads(compare, len(pairs), _PAIRS_AT_A_TIME)
     in_threads(
         lambda start, stop: _sort_groups(exact[start:stop], indices[start:stop], ends[start:stop], k),
         len(keys),
@@ -227,6 +232,36 @@ def _find_groups(keys, tolerance, k, ends, complete):  # type: ignore[no-untyped
             # A group cut off by the list's end may lack members that lie nearer than those it has.
             complete[row] = last < length
             first = last
+
+
+@compiled()
+def _by_stretch(ends, indices, shift):  # type: ignore[no-untyped-def]
+    """Places in groups, counted through rows and columns, in the order of stretches of 2**shift records."""
+    length = ends.shape[1]
+    starts = np.zeros(_STRETCHES + 1, dtype=np.int64)
+    for row in range(len(ends)):
+        for place in range(length):
+            if ends[row, place]:
+                starts[(indices[row, place] >> shift) + 1] += 1
+    for i in range(_STRETCHES):
+        starts[i + 1] += starts[i]
+    ordered = np.empty(starts[-1], dtype=np.int64)
+    for row in range(len(ends)):
+        for place in range(length):
+            if ends[row, place]:
+                stretch = indices[row, place] >> shift
+                ordered[starts[stretch]] = row * length + place
+                starts[stretch] += 1
+    return ordered
+
+
+@compiled()
+def _compare_again(queries, table, indices, pairs, exact):  # type: ignore[no-untyped-def]
+    """Write the squared distances of some places, counted through rows and columns."""
+    length = indices.shape[1]
+    for pair in pairs:
+        row, place = divmod(pair, length)
+        exact[row, place] = _squared_distance(queries[row], table[indices[row, place]])
 
 
 @compiled()

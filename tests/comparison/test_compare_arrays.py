@@ -53,8 +53,13 @@ def test_it_runs_on_them(arrays):
         f"definitions.arrays={arrays}", "definitions.records=400", "seeds=[0]", "epsilons=[4]", "delta=1e-4",
         "methods.noisy_sgd.model.init_args.batches.batch_size=80", "base.data.init_args.batch_size=16",
     ]  # fmt: skip
-    only = ["--only", "public_curvature", "noisy_sgd"]
-    assert compare(str(CONFIG), "--set", *words, *only) == 0
+    only = [
+        "--only",
+        "public_curvature",
+        "--only",
+        "noisy_sgd",
+    ]  # an option that is given twice adds to itself
+    assert compare(str(CONFIG), "--set", *words[:3], "--set", *words[3:], *only) == 0
     (results,) = arrays.parent.glob("runs/compare/*/results")
     found = {result.method: result.values for result in read_results(results)}
     assert found.keys() == {"public_curvature", "noisy_sgd"}

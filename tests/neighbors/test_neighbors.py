@@ -3,7 +3,14 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import RadiusNeighbors, search, top_k, within_radius
-from pl_privknn.neighbors.selection import merge, order_candidates, pack, smallest, unpack
+from pl_privknn.neighbors.selection import (
+    _by_stretch,
+    merge,
+    order_candidates,
+    pack,
+    smallest,
+    unpack,
+)
 
 
 def _table(n, d=3, seed=0):
@@ -224,3 +231,13 @@ def test_groups_of_near_ties_are_sorted_exactly(size):
     order, complete = order_candidates(query, table, packed, np.ones(1, dtype=np.float32), size)
     np.testing.assert_array_equal(order[0], np.argsort((table**2).sum(1), kind="stable"))
     assert not complete[0]  # the group reaches the end of the list
+
+
+@pytest.mark.parametrize("shift", [0, 4, 15])
+def test_doubtful_places_are_gathered_by_the_stretch_of_their_record(shift):
+    rng = np.random.default_rng(5)
+    ends = rng.integers(0, 3, (30, 40)).astype(np.int32)
+    indices = rng.integers(0, 1 << (16 + shift), ends.shape).astype(np.int32)
+    places = np.flatnonzero(ends)
+    wanted = places[np.argsort(indices.ravel()[places] >> shift, kind="stable")]
+    np.testing.assert_array_equal(_by_stretch(ends, indices, shift), wanted)
