@@ -8,6 +8,7 @@ made from files of ``benchmarks/results/`` alone, so none can differ from what w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,11 +267,11 @@ def student_parts() -> str:
     return explained(markdown(["", *header], lines), named)
 
 
-def second_rounds() -> str:
-    """Teachers with one round and with two."""
+def compared(name: str) -> str:
+    """Runs of a comparison that stands in the docs alone."""
     from pl_privknn.comparison import markdown_table
 
-    return markdown_table(comparison("second_rounds"))
+    return markdown_table(comparison(name))
 
 
 #: Page, name of the table, what makes it.
@@ -278,6 +279,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("guides/attack.md", "attacks", attack_pages.attacks),
     ("guides/attack.md", "attack faults", attack_pages.faults),
     ("guides/attack.md", "membership", attack_pages.membership),
+    ("guides/comparison.md", "second split", partial(compared, "second_split")),
     ("guides/private_training.md", "private training", private_training),
     ("methods/statistics.md", "extractors", speed_tables.extractors),
     ("methods/statistics.md", "statistics", statistics_teacher),
@@ -286,7 +288,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("methods/students.md", "students", students),
     ("methods/students.md", "student parts", student_parts),
     ("methods/students.md", "noisy labels", noisy_labels),
-    ("methods/labeling.md", "second rounds", second_rounds),
+    ("methods/labeling.md", "second rounds", partial(compared, "second_rounds")),
     ("methods/reverse_knn.md", "curator", curator),
     ("methods/reverse_knn.md", "smoothing", smoothing),
     ("methods/reverse_knn.md", "connections", connections),

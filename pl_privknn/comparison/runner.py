@@ -322,12 +322,15 @@ class _Pool:
             contextlib.redirect_stderr(log),
         ):
             try:
-                return work(folder, self.command)
+                status = work(folder, self.command)
             except SystemExit as stopped:
-                return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+                status = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
             except Exception:
                 traceback.print_exc()
-                return 1
+                status = 1
+        if status == 128 + signal.SIGINT:  # Ctrl-C is meant for the comparison, not for one run
+            raise KeyboardInterrupt
+        return status
 
     def _stop(self) -> None:
         """End what runs; each run has its checkpoint and its ledger, and continues next time."""
@@ -344,5 +347,4 @@ class _Pool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,6 +1,7 @@
 """The training commands as a shell gives them: help, folders, loggers, own modules, Ctrl-C, completion."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -109,3 +110,21 @@ def test_completion_without_its_package_names_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "zsh"]) == 2
     assert "pip install shtab" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, ["PASSIVE", "1000"]),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", "None"]),
+        ({"GOMP_SPINCOUNT": "7"}, ["PASSIVE", "7"]),
+    ],
+)
+def test_threads_spin_briefly_unless_the_shell_says_otherwise(given, found):
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    code = f"import os, pl_privknn.cli; print(*(os.environ.get(name) for name in {names!r}))"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True, check=True
+    )
+    assert printed.stdout.split() == found

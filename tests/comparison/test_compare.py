@@ -185,6 +185,24 @@ def test_interrupted_noisy_sgd_continues_its_plan(monkeypatch, capsys):
     assert values["epsilon_spent"] <= values["epsilon"] <= 4
 
 
+def test_a_stop_of_a_run_in_this_process_stops_the_comparison(monkeypatch, capsys):
+    config = write([sgd()], epsilons=[4, 8])
+    handler = signal.getsignal(signal.SIGINT)
+
+    def stopped(self, gradients, noise):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PaidSteps, "release", stopped)
+        assert compare(config) != 0
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
+    assert "interrupted; the same command continues where it stopped" in capsys.readouterr().err
+    assert folder("sgd", 4).is_dir()
+    assert not folder("sgd", 8).exists()
+    assert compare(config) == 0
+    assert {result("sgd", epsilon)["starts"] for epsilon in (4, 8)} == {1, 2}
+
+
 def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
     beside = (
         tmp_path / "beside"
