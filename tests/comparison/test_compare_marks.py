@@ -161,7 +161,7 @@ def stored(value):
 
 #: Benchmarks with noise of the operating system's generator; all others draw it from seeds.
 OF_THE_SYSTEM = (
-    "statistics", "student_parts", "private_training", "second_rounds", "compare_fashion_mnist",
+    "statistics", "student_parts", "private_training", "second_rounds", "second_split", "compare_fashion_mnist",
     "compare_fashion_mnist_attributes", "fashion_mnist_attributes_statistics",
 )  # fmt: skip
 
