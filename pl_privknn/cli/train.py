@@ -25,6 +25,7 @@ from pl_privknn.cli.quiet import ParameterCount, quietly
 from pl_privknn.cli.run_folder import keep_last_checkpoint, new_folder, run_loggers
 from pl_privknn.cli.training_parser import TrainingParser
 from pl_privknn.cli.training_words import check_files, expand_resume, help_topic, importable, values_of
+from pl_privknn.comparison.worker import INTERRUPTED
 from pl_privknn.configuration import (
     ConfigurationError,
     known_classes,
@@ -35,9 +36,6 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.ledger.run_folder import FolderLock
 from pl_privknn.report import write_report
-
-#: The exit status after Ctrl-C, as shells count it.
-INTERRUPTED = 130
 
 known_classes()  # YAML may name them without a module path
 strict_yaml()

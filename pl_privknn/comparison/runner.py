@@ -32,7 +32,7 @@ from pl_privknn.comparison.results import (
 )
 from pl_privknn.comparison.run import Run, fingerprint, grouped, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
-from pl_privknn.comparison.worker import BUSY, CONFIG, Command, work
+from pl_privknn.comparison.worker import BUSY, CONFIG, INTERRUPTED, Command, work
 from pl_privknn.documents import write_yaml
 from pl_privknn.nested_settings import differences
 
@@ -328,7 +328,7 @@ class _Pool:
             except Exception:
                 traceback.print_exc()
                 status = 1
-        if status == 128 + signal.SIGINT:  # Ctrl-C is meant for the comparison, not for one run
+        if status == INTERRUPTED:  # Ctrl-C is meant for the comparison, not for one run
             raise KeyboardInterrupt
         return status
 

@@ -11,6 +11,8 @@ from pl_privknn.privacy.ledger.run_folder import FolderInUse, FolderLock
 CONFIG = "run.yaml"
 #: Exit status of a worker whose run another process is working at.
 BUSY = 3
+#: Exit status of a command that was stopped by Ctrl-C, as shells count it.
+INTERRUPTED = 130
 
 #: Does what ``privknn`` does for these words, and returns its exit status.
 Command = Callable[[list[str]], int]
