@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, shape_text
-from pl_privknn.neighbors.selection import compiled
+from pl_privknn._compiled import compiled
 
 OBJECTIVES = ("arithmetic", "minimum", "harmonic")
 

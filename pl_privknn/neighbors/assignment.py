@@ -14,8 +14,10 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn._compiled import compiled
-from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision
-from pl_privknn.neighbors.selection import _squared_distance, in_threads
+from pl_privknn.neighbors.ordering import squared_distance
+from pl_privknn.neighbors.products import full_precision
+from pl_privknn.neighbors.search import _check_pair, _cpu
+from pl_privknn.neighbors.selection import in_threads
 
 # 16 MB of keys at a time: they are read back from the cache.
 _KEYS_AT_A_TIME = 1 << 22
@@ -63,7 +65,7 @@ def _choose(keys, tolerance, records, queries, k, chosen):  # type: ignore[no-un
         exact[:] = np.inf
         for column in range(count):
             if keys[row, column] <= reach:
-                distance = _squared_distance(records[row], queries[column])
+                distance = squared_distance(records[row], queries[column])
                 if distance < exact[k - 1]:
                     place = k - 1
                     while place > 0 and exact[place - 1] > distance:
@@ -124,7 +126,7 @@ def assign(
             raise ValueError(
                 "records: some features are NaN, infinite or above 1e18; leave them out or rescale them"
             )
-        with _full_precision(place):
+        with full_precision(place):
             keys = torch.addmm(offset, block.to(place), left.T).cpu()
         sizes = 1.01 * norms.double()
         # The last term: where float64 distances can't tell two queries apart, they must decide all the same.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,15 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, shape_text
-from pl_privknn.neighbors.selection import merge, order_candidates, pack, pair_distances, smallest, unpack
+from pl_privknn.neighbors.ordering import order_candidates, pair_distances
+from pl_privknn.neighbors.products import VALUES_SENT_AT_A_TIME, full_precision
+from pl_privknn.neighbors.selection import Smallest, merge, pack, unpack
 
 # 2**26 float32 keys are 256 MB: the most that a search holds at once beside its inputs and its result.
 _KEYS_AT_A_TIME = 1 << 26
 _QUERIES_AT_A_TIME = 1024
-# Records are centred some 16 MB at a time, in memory that is not asked for anew: products of fewer rows run slower.
-_VALUES_CENTRED_AT_A_TIME = 1 << 22
-# Other devices take some 32 MB at a time.
-_VALUES_SENT_AT_A_TIME = 1 << 23
+# Records are centred some 8 MB at a time, in memory that is not asked for anew, and the keys of so many are selected
+# from while they are in the processor's cache. Products of fewer rows run slower.
+_VALUES_CENTRED_AT_A_TIME = 1 << 21
+_FEWEST_ROWS, _MOST_ROWS = 256, 4096
 _UNIT_ROUNDOFF = 2.0**-24
 # Keys of features up to 1e18 can't overflow float32.
 _LARGEST_SQUARE = 1e36
@@ -200,7 +201,7 @@ def _mark_members(members: Tensor, queries: Tensor, records: _Records, radius: f
     """Set ``members``, bool ``(m, n)``, where a record lies within the radius of a query."""
     centre, norms = _centre(queries)
     limit = radius**2 - norms**2
-    for first, keys in _key_blocks(queries, centre, records):
+    for first, keys in _key_blocks(queries, centre, records, _KEYS_AT_A_TIME // max(1, len(queries))):
         chosen = torch.arange(0, keys.shape[1], max(1, keys.shape[1] // 64))
         columns = (chosen + first).expand(len(keys), -1)
         error = _relative_error(keys[:, chosen.to(keys.device)].cpu(), columns, queries, norms, records)
@@ -215,20 +216,31 @@ def _mark_members(members: Tensor, queries: Tensor, records: _Records, radius: f
 
 def _candidates(queries: Tensor, centre: Tensor, records: _Records, length: int) -> NDArray[np.int64]:
     """The ``length`` smallest approximate keys of each query, packed with their records, ascending."""
+    if records.device.type != "cpu":
+        return _candidates_by_sorting(queries, centre, records, length)
+    width = max(_FEWEST_ROWS, _VALUES_CENTRED_AT_A_TIME // queries.shape[1] // _FEWEST_ROWS * _FEWEST_ROWS)
+    width = min(width, _MOST_ROWS, len(records.table))
+    nearest = Smallest(len(queries), length, width)
+    for start, keys in _key_blocks(queries, centre, records, width):
+        nearest.add(keys.numpy(), start)
+    return nearest.packed()
+
+
+def _candidates_by_sorting(
+    queries: Tensor, centre: Tensor, records: _Records, length: int
+) -> NDArray[np.int64]:
+    """The same where keys are dear to send and cheap to sort: on another device."""
     best = np.empty((len(queries), 0), dtype=np.int64)
-    for start, keys in _key_blocks(queries, centre, records, at_least=4 * length):
-        count = min(length, keys.shape[1])
-        if keys.device.type == "cpu":
-            packed = smallest(keys.numpy(), count, start)
-        else:
-            values, columns = keys.topk(count, dim=1, largest=False)
-            packed = pack(values.cpu().numpy(), columns.cpu().numpy() + start)
+    block_size = max(4 * length, _KEYS_AT_A_TIME // len(queries))
+    for start, keys in _key_blocks(queries, centre, records, block_size):
+        values, columns = keys.topk(min(length, keys.shape[1]), dim=1, largest=False)
+        packed = pack(values.cpu().numpy(), columns.cpu().numpy() + start)
         best = merge(best, packed, length) if start else packed
     return best
 
 
 def _key_blocks(
-    queries: Tensor, centre: Tensor, records: _Records, at_least: int = 1
+    queries: Tensor, centre: Tensor, records: _Records, block_size: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield ``(first record, keys)`` for blocks of the table; keys of shape ``(m, block)``, on the device.
 
@@ -237,26 +249,25 @@ def _key_blocks(
     The keys are overwritten by the next block.
     """
     table, device = records.table, records.device
-    block_size = records.block_size or max(at_least, _KEYS_AT_A_TIME // max(1, len(queries)))
-    block_size = min(block_size, max(1, len(table)))
-    values = _VALUES_CENTRED_AT_A_TIME if device.type == "cpu" else _VALUES_SENT_AT_A_TIME
-    inner = max(256, values // table.shape[1])
+    block_size = min(records.block_size or block_size, max(1, len(table)))
+    values = _VALUES_CENTRED_AT_A_TIME if device.type == "cpu" else VALUES_SENT_AT_A_TIME
+    inner = max(_FEWEST_ROWS, values // table.shape[1])
     centre = centre.to(device)
     left = (queries.to(device) - centre).mul_(-2)
     buffer = torch.empty(len(queries) * block_size, device=device)
-    memory = torch.empty((2, min(inner, block_size), table.shape[1]), device=device)
+    memory = torch.empty((min(inner, block_size), table.shape[1]), device=device)
     for start in range(0, len(table), block_size):
         block = table[start : start + block_size]
         keys = buffer[: len(queries) * len(block)].view(len(queries), len(block))
         for first in range(0, len(block), inner):
             some = block[first : first + inner].to(device, torch.float32)
-            centred = torch.sub(some, centre, out=memory[0, : len(some)])
-            norms = torch.square(centred, out=memory[1, : len(some)]).sum(dim=1)
+            centred = torch.sub(some, centre, out=memory[: len(some)])
+            norms = torch.linalg.vector_norm(centred, dim=1).square_()
             if not bool((norms < _LARGEST_SQUARE).all()):  # false for NaN, too
                 raise ValueError(
                     "table: some features are NaN, infinite or above 1e18; leave them out or rescale them"
                 )
-            with _full_precision(device):
+            with full_precision(device):
                 torch.addmm(norms, left, centred.T, out=keys[:, first : first + inner])
         yield start, keys
 
@@ -300,28 +311,6 @@ def _relative_error(
     size = norms[:, None] + exact.sqrt()
     error = (keys - (exact - norms[:, None] ** 2)).abs() / (size * size).clamp_min(1e-300)
     return float(error.max())
-
-
-@contextlib.contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in true float32, whatever autocast and ``set_float32_matmul_precision`` say."""
-    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    backend: Any = getattr(library, "matmul", None)
-    with torch.autocast(device.type, enabled=False):
-        if hasattr(backend, "fp32_precision"):
-            before = backend.fp32_precision
-            backend.fp32_precision = "ieee"
-            try:
-                yield
-            finally:
-                backend.fp32_precision = before
-        else:  # torch before 2.9
-            precision = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("highest")
-            try:
-                yield
-            finally:
-                torch.set_float32_matmul_precision(precision)
 
 
 def _cpu(features: Tensor) -> Tensor:

@@ -3,14 +3,8 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import RadiusNeighbors, search, top_k, within_radius
-from pl_privknn.neighbors.selection import (
-    _by_stretch,
-    merge,
-    order_candidates,
-    pack,
-    smallest,
-    unpack,
-)
+from pl_privknn.neighbors.ordering import _by_stretch, order_candidates
+from pl_privknn.neighbors.selection import Smallest, merge, pack, unpack
 
 
 def _table(n, d=3, seed=0):
@@ -118,6 +112,18 @@ def test_many_queries_and_several_threads_and_blocks(monkeypatch):
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("kind", HARD)
+def test_order_on_a_device_is_the_same(kind, monkeypatch):
+    """The code of another device, on tensors of this one."""
+    table, queries = _hard(kind), _table(30, 200) + 1
+    wanted = top_k(queries, table, 50)
+    monkeypatch.setattr(search, "_candidates", search._candidates_by_sorting)
+    for block in (None, 90, 77):
+        found = top_k(queries, table, 50, block_size=block)
+        assert torch.equal(found[0], wanted[0])
+        assert torch.equal(found[1], wanted[1])
+
+
 def test_coarse_products_change_nothing():
     """Autocast and the precision of matrix products are the user's to set for training, not for distances."""
     queries, table = _table(64, 256, seed=1), _table(512, 256)
@@ -194,23 +200,24 @@ ROWS = {
     "descending": lambda rng: np.tile(-np.arange(5000.0), (40, 1)),
     "equal": lambda rng: np.zeros((40, 5000)),
     "few levels": lambda rng: rng.integers(-2, 3, size=(40, 5000)),
-    # The small ones, or the large ones, are where a sample with a stride of 4 looks.
-    "sampled small": lambda rng: rng.random((40, 5000)) + (np.arange(5000) % 4 != 0) * 10,
-    "sampled large": lambda rng: rng.random((40, 5000)) + (np.arange(5000) % 4 == 0) * 10,
 }
 
 
 @pytest.mark.parametrize("kind", ROWS)
-@pytest.mark.parametrize("count", [1, 30, 2000, 4999, 5000])
-def test_selection_equals_a_stable_sort(kind, count):
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (30, 64), (2000, 300), (4999, 5000), (5000, 777)])
+def test_selection_equals_a_stable_sort(kind, count, width):
     keys = ROWS[kind](np.random.default_rng(0)).astype(np.float32)
     order = np.argsort(keys, axis=1, kind="stable")[:, :count]
-    values, columns = unpack(smallest(keys, count, first=7))
+    whole, left, right = (Smallest(40, count, width) for _ in range(3))
+    whole.add(keys[:, :1234], first=7)
+    whole.add(keys[:, 1234:], first=1241)
+    values, columns = unpack(whole.packed())
     np.testing.assert_array_equal(values, np.take_along_axis(keys, order, axis=1))
     np.testing.assert_array_equal(columns, order + 7)
-    halves = merge(smallest(keys[:, :2500], min(count, 2500)), smallest(keys[:, 2500:], 1000, 2500), count)
-    if count <= 1000:
-        np.testing.assert_array_equal(unpack(halves)[1], order)
+    if count <= 2500:
+        left.add(keys[:, :2500])
+        right.add(keys[:, 2500:], first=2500)
+        np.testing.assert_array_equal(unpack(merge(left.packed(), right.packed(), count))[1], order)
 
 
 def test_packing_keeps_order_and_values():

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn._compiled import compiled
 from pl_privknn.labelers.ind_knn.others import ALONE, Alone
-from pl_privknn.neighbors.selection import compiled
 from pl_privknn.privacy.mechanisms import FixedTotal
 from pl_privknn.privacy.per_record.budgets import Conversion, budget_for_epsilon
 
