@@ -65,6 +65,7 @@ MOVED = {
     "labelers.reverse_knn_shuffle": "labelers.reverse_knn.shuffle",
     "labelers.reverse_knn_theory": "labelers.reverse_knn.accuracy",
     "labelers.voting": "labelers.aggregation",
+    "neighbors.ordering": "neighbors.selection",
     "neighbors.sums": "neighbors.poisson",
     "neighbors.votes": "neighbors.poisson",
     "networks.timm_door": "networks.timm_models",

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn._compiled import compiled
-from pl_privknn.neighbors.ordering import squared_distance
-from pl_privknn.neighbors.products import full_precision
-from pl_privknn.neighbors.search import _check_pair, _cpu
-from pl_privknn.neighbors.selection import in_threads
+from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision
+from pl_privknn.neighbors.selection import in_threads, squared_distance
 
 # 16 MB of keys at a time: they are read back from the cache.
 _KEYS_AT_A_TIME = 1 << 22
@@ -126,7 +124,7 @@ def assign(
             raise ValueError(
                 "records: some features are NaN, infinite or above 1e18; leave them out or rescale them"
             )
-        with full_precision(place):
+        with _full_precision(place):
             keys = torch.addmm(offset, block.to(place), left.T).cpu()
         sizes = 1.01 * norms.double()
         # The last term: where float64 distances can't tell two queries apart, they must decide all the same.

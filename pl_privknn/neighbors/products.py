@@ -1,41 +1,15 @@
-"""Matrix products on any device in true float32, and which rows may reach a bound by them, for the CPU to decide."""
+"""Which rows of a table may reach a bound with a query: found on any device, for the CPU to decide."""
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-#: Other devices than the CPU take some 32 MB at a time.
-VALUES_SENT_AT_A_TIME = 1 << 23
+from pl_privknn.neighbors.search import _VALUES_SENT_AT_A_TIME, _full_precision
+
 _UNIT_ROUNDOFF = 2.0**-24
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in true float32, whatever autocast and ``set_float32_matmul_precision`` say."""
-    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    backend: Any = getattr(library, "matmul", None)
-    with torch.autocast(device.type, enabled=False):
-        if hasattr(backend, "fp32_precision"):
-            before = backend.fp32_precision
-            backend.fp32_precision = "ieee"
-            try:
-                yield
-            finally:
-                backend.fp32_precision = before
-        else:  # torch before 2.9
-            precision = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("highest")
-            try:
-                yield
-            finally:
-                torch.set_float32_matmul_precision(precision)
 
 
 @torch.no_grad()
@@ -60,11 +34,11 @@ def reaching(
     # |rounded - exact| <= d u |x||q| for each of the two, and some roundings of lengths and of the bound itself.
     slack = 2 * (table.shape[1] + 16) * _UNIT_ROUNDOFF
     left, bound = queries.to(device), torch.from_numpy(least - slack).float().to(device)
-    step = max(256, VALUES_SENT_AT_A_TIME // table.shape[1])
+    step = max(256, _VALUES_SENT_AT_A_TIME // table.shape[1])
     found = [(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))]
     for start in range(0, len(table), step):
         block = table[start : start + step].to(device)
-        with full_precision(device):
+        with _full_precision(device):
             products = left @ block.T
         row, column = (products >= bound[:, None]).cpu().nonzero(as_tuple=True)
         found.append((row, column + start))

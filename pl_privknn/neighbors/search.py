@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,17 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, shape_text
-from pl_privknn.neighbors.ordering import order_candidates, pair_distances
-from pl_privknn.neighbors.products import VALUES_SENT_AT_A_TIME, full_precision
-from pl_privknn.neighbors.selection import Smallest, merge, pack, unpack
+from pl_privknn.neighbors.selection import Smallest, merge, order_candidates, pack, pair_distances, unpack
 
 # 2**26 float32 keys are 256 MB: the most that a search holds at once beside its inputs and its result.
 _KEYS_AT_A_TIME = 1 << 26
 _QUERIES_AT_A_TIME = 1024
-# Records are centred some 8 MB at a time, in memory that is not asked for anew, and the keys of so many are selected
-# from while they are in the processor's cache. Products of fewer rows run slower.
+# Records are centred some 8 MB at a time, and selected from while their keys are in the processor's cache.
 _VALUES_CENTRED_AT_A_TIME = 1 << 21
 _FEWEST_ROWS, _MOST_ROWS = 256, 4096
+# Other devices take some 32 MB at a time.
+_VALUES_SENT_AT_A_TIME = 1 << 23
 _UNIT_ROUNDOFF = 2.0**-24
 # Keys of features up to 1e18 can't overflow float32.
 _LARGEST_SQUARE = 1e36
@@ -86,7 +86,7 @@ def nearest(
     k = min(check_int("k", k), len(table))
     if len(table) > _ROWS_OF_A_PART:
         return _nearest_in_parts(queries, records, k)
-    # Some more candidates than k, so that near ties around the k-th place are among them.
+    # More candidates than k, so that near ties around the k-th place are among them.
     length = min(len(table), k + max(16, k // 50))
     found = torch.empty((len(queries), k), dtype=torch.int32)
     if k:
@@ -217,18 +217,16 @@ def _mark_members(members: Tensor, queries: Tensor, records: _Records, radius: f
 def _candidates(queries: Tensor, centre: Tensor, records: _Records, length: int) -> NDArray[np.int64]:
     """The ``length`` smallest approximate keys of each query, packed with their records, ascending."""
     if records.device.type != "cpu":
-        return _candidates_by_sorting(queries, centre, records, length)
-    width = max(_FEWEST_ROWS, _VALUES_CENTRED_AT_A_TIME // queries.shape[1] // _FEWEST_ROWS * _FEWEST_ROWS)
-    width = min(width, _MOST_ROWS, len(records.table))
+        return _sorted_candidates(queries, centre, records, length)
+    rows = _FEWEST_ROWS * max(1, _VALUES_CENTRED_AT_A_TIME // (_FEWEST_ROWS * queries.shape[1]))
+    width = min(rows, _MOST_ROWS, len(records.table))
     nearest = Smallest(len(queries), length, width)
     for start, keys in _key_blocks(queries, centre, records, width):
         nearest.add(keys.numpy(), start)
     return nearest.packed()
 
 
-def _candidates_by_sorting(
-    queries: Tensor, centre: Tensor, records: _Records, length: int
-) -> NDArray[np.int64]:
+def _sorted_candidates(queries: Tensor, centre: Tensor, records: _Records, length: int) -> NDArray[np.int64]:
     """The same where keys are dear to send and cheap to sort: on another device."""
     best = np.empty((len(queries), 0), dtype=np.int64)
     block_size = max(4 * length, _KEYS_AT_A_TIME // len(queries))
@@ -250,7 +248,7 @@ def _key_blocks(
     """
     table, device = records.table, records.device
     block_size = min(records.block_size or block_size, max(1, len(table)))
-    values = _VALUES_CENTRED_AT_A_TIME if device.type == "cpu" else VALUES_SENT_AT_A_TIME
+    values = _VALUES_CENTRED_AT_A_TIME if device.type == "cpu" else _VALUES_SENT_AT_A_TIME
     inner = max(_FEWEST_ROWS, values // table.shape[1])
     centre = centre.to(device)
     left = (queries.to(device) - centre).mul_(-2)
@@ -267,7 +265,7 @@ def _key_blocks(
                 raise ValueError(
                     "table: some features are NaN, infinite or above 1e18; leave them out or rescale them"
                 )
-            with full_precision(device):
+            with _full_precision(device):
                 torch.addmm(norms, left, centred.T, out=keys[:, first : first + inner])
         yield start, keys
 
@@ -311,6 +309,28 @@ def _relative_error(
     size = norms[:, None] + exact.sqrt()
     error = (keys - (exact - norms[:, None] ** 2)).abs() / (size * size).clamp_min(1e-300)
     return float(error.max())
+
+
+@contextlib.contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Matrix products in true float32, whatever autocast and ``set_float32_matmul_precision`` say."""
+    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    backend: Any = getattr(library, "matmul", None)
+    with torch.autocast(device.type, enabled=False):
+        if hasattr(backend, "fp32_precision"):
+            before = backend.fp32_precision
+            backend.fp32_precision = "ieee"
+            try:
+                yield
+            finally:
+                backend.fp32_precision = before
+        else:  # torch before 2.9
+            precision = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(precision)
 
 
 def _cpu(features: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pl_privknn.neighbors.ordering import pair_distances
 from pl_privknn.neighbors.poisson import Coins, PoissonTotals, RankedLists, compact_labels, count_votes
+from pl_privknn.neighbors.selection import pair_distances
 
 # A candidate travels as its float64 squared distance and an int64 that holds its global index above its label.
 _LABEL_BITS = 16

@@ -242,7 +242,7 @@ FAULTS = (
         "candidates-by-coarse-products",
         "Products are made in the precision of the training, and neighbours are missed by where they lie.",
         "pl_privknn.neighbors.products",
-        {"        with full_precision(device):\n": "        if True:\n"},
+        {"        with _full_precision(device):\n": "        if True:\n"},
         ("test_devices::test_candidates_reach_as_far_as_products_may_err",),
     ),
 )

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import RadiusNeighbors, search, top_k, within_radius
-from pl_privknn.neighbors.ordering import _by_stretch, order_candidates
-from pl_privknn.neighbors.selection import Smallest, merge, pack, unpack
+from pl_privknn.neighbors.selection import Smallest, _by_stretch, merge, order_candidates, pack, unpack
 
 
 def _table(n, d=3, seed=0):
@@ -117,7 +116,7 @@ def test_order_on_a_device_is_the_same(kind, monkeypatch):
     """The code of another device, on tensors of this one."""
     table, queries = _hard(kind), _table(30, 200) + 1
     wanted = top_k(queries, table, 50)
-    monkeypatch.setattr(search, "_candidates", search._candidates_by_sorting)
+    monkeypatch.setattr(search, "_candidates", search._sorted_candidates)
     for block in (None, 90, 77):
         found = top_k(queries, table, 50, block_size=block)
         assert torch.equal(found[0], wanted[0])
