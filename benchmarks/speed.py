@@ -31,6 +31,7 @@ from pl_privknn.features import HOG
 from pl_privknn.students import SupervisedStudent
 
 _IMAGES, _ONE_BY_ONE = 2048, 64
+_IMAGES_OF_AN_EPOCH = 8192
 _BATCH = 64
 
 
@@ -147,8 +148,8 @@ class _Epoch(pl.Callback):
 
 def _epoch(options: argparse.Namespace) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(_IMAGES, 1, 28, 28, generator=generator)
-    labels = torch.randint(10, (_IMAGES,), generator=generator)
+    images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
+    labels = torch.randint(10, (len(images),), generator=generator)
     loader = DataLoader(TensorDataset(images, labels), _BATCH)
     student = SupervisedStudent(network="small_cnn", num_classes=10, augment="weak")
     epoch = _Epoch()

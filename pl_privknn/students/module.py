@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -102,11 +102,13 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         )
         self.ema = EMA(self.network, ema_decay) if ema_decay is not None else None
         self._schedule_start = 0
+        self._sums: dict[str, tuple[Any, int]] = {}
 
     def setup(self, stage: str) -> None:
         """Begin each training with a schedule of its own; a checkpoint is loaded after this."""
         if stage == "fit":
             self._schedule_start = 0
+            self._sums.clear()
             if self.extractor is not None:
                 self._learn_publicly()
 
@@ -151,15 +153,33 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         return self.network(self.normalize(images))
 
     def log_training(self, values: Mapping[str, Tensor], batch_size: int) -> None:
-        """Log means over the epoch as ``train/<name>``."""
+        """Log means over the epoch as ``train/<name>``, at its last batch.
+
+        Args:
+            values: means over a batch.
+            batch_size: its examples.
+        """
         for name, value in values.items():
+            total, examples = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value.detach() * batch_size, examples + batch_size)
+        # Lightning takes as long over what is logged at each step as over a twentieth of a small network's step.
+        if self._trainer is not None and self.trainer.is_last_batch:
+            self._log_means(values)
+
+    def on_train_epoch_end(self) -> None:
+        """Log what the last batch lacked, and all of an epoch that ``max_steps`` has ended."""
+        self._log_means(tuple(self._sums))
+
+    def _log_means(self, names: Iterable[str]) -> None:
+        for name in names:
+            total, examples = self._sums.pop(name)
             self.log(
                 f"train/{name}",
-                value.detach(),
+                total / examples,
                 on_step=False,
                 on_epoch=True,
                 prog_bar=name == "loss",
-                batch_size=batch_size,
+                batch_size=examples,
             )
 
     def configure_optimizers(self) -> Any:
