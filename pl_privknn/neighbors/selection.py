@@ -29,7 +29,7 @@ _ROWS_AT_A_TIME = 64
 _PAIRS_AT_A_TIME = 4096
 # What is known of each candidate takes some 30 bytes while they are put in order.
 _CANDIDATES_AT_A_TIME = 1 << 20
-# Doubtful pairs are gathered by so many stretches of the table: in tables of fewer records, by the record.
+# Pairs are compared by so many stretches of the table: in tables of fewer records, by the record.
 _STRETCHES = 1 << 16
 
 
@@ -153,11 +153,10 @@ def _order_rows(
         _find_groups(keys[start:stop], tolerance[start:stop], k, ends[start:stop], complete[start:stop])
 
     in_threads(find, len(keys), _ROWS_AT_A_TIME)
-    # Many queries doubt about the same records: each is read from memory once for all of them.
-    pairs = _by_stretch(ends, indices, max(0, (len(table) - 1).bit_length() - _STRETCHES.bit_length() + 1))
     exact = np.empty(keys.shape, dtype=np.float64)
-    exact.reshape(-1)[pairs] = pair_distances(
-        queries, table, pairs // keys.shape[1], indices.reshape(-1)[pairs]
+    places = np.flatnonzero(ends)
+    exact.reshape(-1)[places] = pair_distances(
+        queries, table, places // keys.shape[1], indices.reshape(-1)[places]
     )
     in_threads(
         lambda start, stop: _sort_groups(exact[start:stop], indices[start:stop], ends[start:stop], k),
@@ -170,13 +169,17 @@ def pair_distances(
     queries: Floats, table: Floats, rows: NDArray[np.int64], columns: NDArray[np.integer[Any]]
 ) -> NDArray[np.float64]:
     """Squared distances of the pairs ``(queries[rows[i]], table[columns[i]])``; shape ``(len(rows),)``."""
-    columns = columns.astype(np.int64, copy=False)  # compiled once
-    out = np.empty(len(rows), dtype=np.float64)
+    # Many queries ask about the same records: each is read from memory once for all of them.
+    order = _by_stretch(columns, max(0, (len(table) - 1).bit_length() - _STRETCHES.bit_length() + 1))
+    rows, columns = rows[order], columns[order].astype(np.int64, copy=False)  # compiled once
+    ordered = np.empty(len(rows), dtype=np.float64)
 
     def work(start: int, stop: int) -> None:
-        _pairs(queries, table, rows[start:stop], columns[start:stop], out[start:stop])
+        _pairs(queries, table, rows[start:stop], columns[start:stop], ordered[start:stop])
 
     in_threads(work, len(rows), _PAIRS_AT_A_TIME)
+    out = np.empty_like(ordered)
+    out[order] = ordered
     return out
 
 
@@ -245,24 +248,19 @@ def _find_groups(keys, tolerance, k, ends, complete):  # type: ignore[no-untyped
 
 
 @compiled()
-def _by_stretch(ends, indices, shift):  # type: ignore[no-untyped-def]
-    """Places in groups, counted through rows and columns, in the order of stretches of 2**shift records."""
-    length = ends.shape[1]
+def _by_stretch(columns, shift):  # type: ignore[no-untyped-def]
+    """Positions in the order of the stretches of 2**shift records that ``columns`` fall into."""
     starts = np.zeros(_STRETCHES + 1, dtype=np.int64)
-    for row in range(len(ends)):
-        for place in range(length):
-            if ends[row, place]:
-                starts[(indices[row, place] >> shift) + 1] += 1
+    for column in columns:
+        starts[(column >> shift) + 1] += 1
     for i in range(_STRETCHES):
         starts[i + 1] += starts[i]
-    ordered = np.empty(starts[-1], dtype=np.int64)
-    for row in range(len(ends)):
-        for place in range(length):
-            if ends[row, place]:
-                stretch = indices[row, place] >> shift
-                ordered[starts[stretch]] = row * length + place
-                starts[stretch] += 1
-    return ordered
+    order = np.empty(len(columns), dtype=np.int64)
+    for i in range(len(columns)):
+        stretch = columns[i] >> shift
+        order[starts[stretch]] = i
+        starts[stretch] += 1
+    return order
 
 
 @compiled()

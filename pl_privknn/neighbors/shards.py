@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,13 +139,21 @@ class ShardedNeighbors:
         self.release += 1
         _, rows, _ = self.shard.exchange.tell(("votes", ranked.rows, self.release))
         squared, packed = self._gathered(rows, coins)
-        # By distance, ties by global index, which stands in the upper bits.
-        packed, order = packed.sort(dim=1)
-        squared, order = squared.gather(1, order).sort(dim=1, stable=True)
-        chosen = packed.gather(1, order)[:, : self._nearest.k]
-        query, place = (squared[:, : self._nearest.k] < torch.inf).nonzero(as_tuple=True)
-        labels = chosen[query, place] & ((1 << _LABEL_BITS) - 1)
+        query, place = self._nearest_of_all(squared, packed).nonzero(as_tuple=True)
+        labels = packed[query, place] & ((1 << _LABEL_BITS) - 1)
         return count_votes(query, labels, len(rows), self.num_classes)
+
+    def _nearest_of_all(self, squared: Tensor, packed: Tensor) -> Tensor:
+        """Which candidates of all shards are the k nearest, bool ``(m, shards · k)``."""
+        k = self._nearest.k
+        farthest = torch.from_numpy(np.partition(squared.numpy(), k - 1, axis=1)[:, k - 1 : k])
+        chosen = (squared <= farthest) & (squared < torch.inf)
+        # Ties at the k-th place go by global index, which stands in the upper bits.
+        for query in (chosen.sum(dim=1) > k).nonzero()[:, 0].tolist():
+            order = np.lexsort((packed[query].numpy(), squared[query].numpy()))
+            chosen[query] = False
+            chosen[query, torch.from_numpy(order[:k])] = True
+        return chosen
 
     def serve(self, order: Any) -> None:
         """Carry out an order of process 0 on this process's shard."""

@@ -3,7 +3,15 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import RadiusNeighbors, search, top_k, within_radius
-from pl_privknn.neighbors.selection import Smallest, _by_stretch, merge, order_candidates, pack, unpack
+from pl_privknn.neighbors.selection import (
+    Smallest,
+    _by_stretch,
+    merge,
+    order_candidates,
+    pack,
+    pair_distances,
+    unpack,
+)
 
 
 def _table(n, d=3, seed=0):
@@ -240,10 +248,16 @@ def test_groups_of_near_ties_are_sorted_exactly(size):
 
 
 @pytest.mark.parametrize("shift", [0, 4, 15])
-def test_doubtful_places_are_gathered_by_the_stretch_of_their_record(shift):
-    rng = np.random.default_rng(5)
-    ends = rng.integers(0, 3, (30, 40)).astype(np.int32)
-    indices = rng.integers(0, 1 << (16 + shift), ends.shape).astype(np.int32)
-    places = np.flatnonzero(ends)
-    wanted = places[np.argsort(indices.ravel()[places] >> shift, kind="stable")]
-    np.testing.assert_array_equal(_by_stretch(ends, indices, shift), wanted)
+def test_pairs_are_gathered_by_the_stretch_of_their_record(shift):
+    columns = np.random.default_rng(5).integers(0, 1 << (16 + shift), 1000).astype(np.int32)
+    wanted = np.argsort(columns >> shift, kind="stable")
+    np.testing.assert_array_equal(_by_stretch(columns, shift), wanted)
+
+
+def test_distances_of_pairs_come_in_their_order():
+    queries, table = _table(7, seed=1), _table(300)
+    rng = np.random.default_rng(0)
+    rows, columns = rng.integers(0, 7, 9000), rng.integers(0, 300, 9000)
+    found = pair_distances(queries.numpy(), table.numpy(), rows, columns)
+    wanted = _distances(queries, table)[rows, columns] ** 2
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
