@@ -20,7 +20,7 @@ _KEYS_AT_A_TIME = 1 << 26
 _QUERIES_AT_A_TIME = 1024
 # Records are centred some 8 MB at a time, and selected from while their keys are in the processor's cache.
 _VALUES_CENTRED_AT_A_TIME = 1 << 21
-_FEWEST_ROWS, _MOST_ROWS = 256, 4096
+_FEWEST_ROWS, _MOST_ROWS = 256, 2048
 # Other devices take some 32 MB at a time.
 _VALUES_SENT_AT_A_TIME = 1 << 23
 _UNIT_ROUNDOFF = 2.0**-24
