@@ -155,7 +155,7 @@ class PoissonTotals(abc.ABC):
                 chosen = torch.arange(index.shape[1]) < need
             places, ranks = chosen.nonzero(as_tuple=True)
             self.add(totals, row, places, index[places, ranks].long())
-            taken[row] += chosen.sum(dim=1)
+            taken[row] += places.bincount(minlength=len(row))
 
     def toss(self, coins: Coins | None, rows: Tensor, indices: Tensor) -> Tensor:
         """Which records take part, bool of the shape of ``indices``: a fresh coin for each.

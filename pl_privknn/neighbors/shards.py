@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pl_privknn.neighbors.poisson import Coins, PoissonTotals, RankedLists, compact_labels, count_votes
 from pl_privknn.neighbors.selection import pair_distances
@@ -115,7 +116,8 @@ class ShardedNeighbors:
             )
         self.num_classes, self.shard = num_classes, shard
         self._nearest = _NearestAccepted(table, k, sampling_rate, k, device=device)
-        self._labels = compact_labels(labels, len(table), num_classes)
+        # One label more, for candidates that are nobody: number -1.
+        self._labels = functional.pad(compact_labels(labels, len(table), num_classes), (0, 1))
         self._own_coins = own_coins
         self._lists: RankedLists | None = None
         self._searches = self.release = 0
@@ -169,10 +171,9 @@ class ShardedNeighbors:
         """Candidates of all shards on process 0, ``(m, shards · k)``; empty elsewhere."""
         assert self._lists is not None
         squared, records = self._nearest.accepted(self._lists[rows], coins)
-        found = records >= 0
-        packed = torch.full_like(records, _NOBODY)
-        index = self.shard.first + self.shard.stride * records[found]
-        packed[found] = (index << _LABEL_BITS) | self._labels[records[found]].long()
+        index = self.shard.first + self.shard.stride * records
+        packed = (index << _LABEL_BITS) | self._labels[records].long()
+        packed.masked_fill_(records < 0, _NOBODY)
         sent = torch.stack([squared.view(torch.int64), packed])
         parts = self.shard.exchange.gather(sent)
         if not parts:
