@@ -104,7 +104,7 @@ FAULTS = (
         "Sums of signs are charged for one class that changes, and all attributes of a replaced record may.",
         _SUMS,
         {
-            "return 2.0 * longest if self._signed else max(": "return max(",
+            "max(2.0, self.targets.farthest * longest)": "max(2.0, math.sqrt(2.0) * longest)",
         },
         ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
     ),
@@ -113,7 +113,7 @@ FAULTS = (
         "As much, for votes of attributes at public centres.",
         _SUMS,
         {
-            "return 2.0 if self._signed else math.sqrt(2.0)": "return math.sqrt(2.0)",
+            "return self.targets.farthest": "return math.sqrt(2.0)",
         },
         ("test_statistics::test_no_neighbour_moves_a_sum_by_more_than_its_sensitivity",),
     ),

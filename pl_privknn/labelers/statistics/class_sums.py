@@ -63,7 +63,7 @@ class ClassSums(StatisticsTeacher):
         longest = math.sqrt(1 + self.bias**2)
         if self.adjacency == "add_remove":
             return longest
-        return 2.0 * longest if self._signed else max(2.0, math.sqrt(2.0) * longest)
+        return max(2.0, self.targets.farthest * longest)
 
     def step(self, release: int) -> float:
         """2⁻²⁴ for a bias below 2; of attributes, whose t are no whole numbers, 2⁻³²."""
@@ -71,23 +71,17 @@ class ClassSums(StatisticsTeacher):
         return left * right
 
     @property
-    def _signed(self) -> bool:
-        return self.targets.task == "multilabel"
-
-    @property
     def _steps(self) -> tuple[float, float]:
         """Steps of labels and of x."""
         longest = max(1.0, self.bias)
-        return (
-            (step_for(1.0, LEFT_BITS), step_for(longest, RIGHT_BITS))
-            if self._signed
-            else (1.0, step_for(longest))
-        )
+        if not self.targets.centre:  # whole numbers already
+            return 1.0, step_for(longest)
+        return step_for(1.0, LEFT_BITS), step_for(longest, RIGHT_BITS)
 
     def _vectors(self, labels: Tensor, num_targets: int) -> Tensor:
         """Y of classes, t of attributes, float64 ``(n, c)``, of length 1."""
-        vectors = self.targets.vectors(labels, num_targets)
-        return (vectors - 0.5) * self.targets.error_scale(num_targets) if self._signed else vectors
+        vectors = self.targets.vectors(labels, num_targets) - self.targets.centre
+        return vectors * self.targets.error_scale(num_targets)
 
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
         """Σ y xᵀ in steps, the unit vector in x of length 1 at most and the bias the same for all."""
@@ -104,8 +98,7 @@ class ClassSums(StatisticsTeacher):
         """The public fit."""
         num_targets = len(releases[0].noisy)
         moment = releases[0].noisy / (self.expected_records * self.targets.error_scale(num_targets))
-        if self._signed:
-            moment = moment + public.mean(dim=0) / 2
+        moment = moment + self.targets.centre * public.mean(dim=0)
         penalty = self.penalty(num_targets)
         if self.fitted_by == "least_squares":
             return fit_least_squares(public, moment, penalty)
@@ -165,7 +158,7 @@ class SoftVotes(ClassSums):
         """1, or √2, of attributes 2."""
         if self.adjacency == "add_remove":
             return 1.0
-        return 2.0 if self._signed else math.sqrt(2.0)
+        return self.targets.farthest
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """At public examples, each of which votes for its own centre most."""

@@ -22,6 +22,10 @@ class Targets(abc.ABC):
     """
 
     task: ClassVar[str]
+    #: What sums subtract from each entry of y: the vectors are then short, of length 1 after :meth:`error_scale`.
+    centre: ClassVar[float] = 0.0
+    #: Largest distance of two such vectors.
+    farthest: ClassVar[float]
 
     @abc.abstractmethod
     def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
@@ -60,6 +64,7 @@ class Classes(Targets):
     """One class a record: a softmax."""
 
     task = "multiclass"
+    farthest = math.sqrt(2.0)
 
     def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
         """See :meth:`Targets.check`."""
@@ -96,6 +101,7 @@ class Attributes(Targets):
     """Attributes that hold or don't, each by itself: one sigmoid for each of them."""
 
     task = "multilabel"
+    centre, farthest = 0.5, 2.0
 
     def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
         """See :meth:`Targets.check`."""
