@@ -102,7 +102,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         )
         self.ema = EMA(self.network, ema_decay) if ema_decay is not None else None
         self._schedule_start = 0
-        self._sums: dict[str, tuple[Any, int]] = {}
+        self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def setup(self, stage: str) -> None:
         """Begin each training with a schedule of its own; a checkpoint is loaded after this."""
@@ -160,8 +160,11 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
             batch_size: its examples.
         """
         for name, value in values.items():
-            total, examples = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + value.detach() * batch_size, examples + batch_size)
+            if name in self._sums:
+                total, examples = self._sums[name]
+                self._sums[name] = (total.add_(value.detach(), alpha=batch_size), examples + batch_size)
+            else:
+                self._sums[name] = (value.detach() * batch_size, batch_size)
         # Lightning takes as long over what is logged at each step as over a twentieth of a small network's step.
         if self._trainer is not None and self.trainer.is_last_batch:
             self._log_means(values)
