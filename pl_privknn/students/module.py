@@ -165,7 +165,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
                 self._sums[name] = (total.add_(value.detach(), alpha=batch_size), examples + batch_size)
             else:
                 self._sums[name] = (value.detach() * batch_size, batch_size)
-        # Lightning takes as long over what is logged at each step as over a twentieth of a small network's step.
+        # Lightning's log() at each step would take a twentieth of a small network's step.
         if self._trainer is not None and self.trainer.is_last_batch:
             self._log_means(values)
 
