@@ -165,7 +165,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
                 self._sums[name] = (total.add_(value.detach(), alpha=batch_size), examples + batch_size)
             else:
                 self._sums[name] = (value.detach() * batch_size, batch_size)
-        # Lightning's log() at each step would take a twentieth of a small network's step.
+        # Lightning's log() at each step would take some half a millisecond.
         if self._trainer is not None and self.trainer.is_last_batch:
             self._log_means(values)
 
