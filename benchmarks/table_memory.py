@@ -24,7 +24,7 @@ from pl_privknn.callbacks.table_memory import TableMemory
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import Labeler
 
-CLASSES, PUBLIC = 10, 400
+CLASSES = 10
 _ROWS = 10_000
 _LIMIT_GB = 0.5
 # About one record of 100 is so near to a query, of features drawn from [0, 1), 1,296 of them.
@@ -36,7 +36,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     torch.set_num_threads(options.threads)
     folder = Path(tempfile.mkdtemp(prefix="privknn-", dir=options.folder))
     try:
-        _write(folder, options)
+        write(folder, options.records, options.dimensions)
         teachers: dict[str, Labeler] = {
             "reverse_knn": ReverseKNN(1, 1.0),
             "private_knn": PrivateKNN(300, 0.15),
@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         }
         for name, teacher in teachers.items():
             gc.collect()
-            peak = _peak(folder / name, folder, teacher, options)
+            peak, _ = peak_of_labelling(folder / name, folder, teacher, options.queries)
             table = 4 * options.records * options.dimensions
             result = {"peak_mb_of_its_own": round(peak / 1e6), "table_mb": round(table / 1e6)}
             kept = ("records", "dimensions", "queries", "threads")
@@ -63,43 +63,52 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", default=None, help="on a disk with room for two tables")
 
 
-def _write(folder: Path, options: argparse.Namespace) -> None:
+def write(folder: Path, records: int, dimensions: int, public: int = 400) -> None:
+    """Write tables of private and public embeddings, drawn from [0, 1) with a seed."""
     generator = np.random.default_rng(0)
-    shape = (options.records, options.dimensions)
+    shape = (records, dimensions)
     table = np.lib.format.open_memmap(folder / "private.npy", "w+", np.float32, shape)
     for start in range(0, len(table), _ROWS):
         part = table[start : start + _ROWS]
         part[:] = generator.random(part.shape, np.float32)
-    np.save(folder / "public.npy", generator.random((PUBLIC, options.dimensions), np.float32))
+    np.save(folder / "public.npy", generator.random((public, dimensions), np.float32))
 
 
-def _peak(run: Path, folder: Path, teacher: Labeler, options: argparse.Namespace) -> int:
+def peak_of_labelling(
+    run: Path, folder: Path, teacher: Labeler, queries: int, limit_gb: float | None = _LIMIT_GB
+) -> tuple[int, list[int]]:
+    """Fit a student with labels of the teacher, of ``private.npy`` and ``public.npy`` in the folder.
+
+    Returns:
+        Bytes of its own that it took at its peak, and the labels of the public examples, -1 where there is none.
+    """
     least = peak = _anonymous_bytes()
     done = threading.Event()
 
     def watch() -> None:
         nonlocal peak
-        while not done.wait(0.005):
+        while not done.wait(0.002):
             peak = max(peak, _anonymous_bytes())
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
+    records, dimensions = np.load(folder / "private.npy", mmap_mode="r").shape
     data = EmbeddingsDataModule(
         folder / "private.npy",
-        torch.arange(options.records) % CLASSES,
+        torch.arange(records) % CLASSES,
         folder / "public.npy",
         num_classes=CLASSES,
     )
     labeling = PrivateLabeler(
         teacher,
         epochs_per_round=1,
-        queries_per_round=options.queries,
+        queries_per_round=queries,
         features=torch.nn.Flatten(),
         files={"run_dir": run},
-        memory=TableMemory(limit_gb=_LIMIT_GB, scratch=folder),
+        memory=TableMemory(limit_gb=limit_gb, scratch=folder),
         progress=False,
     )
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(options.dimensions, CLASSES))
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(dimensions, CLASSES))
     trainer = pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -113,7 +122,7 @@ def _peak(run: Path, folder: Path, teacher: Labeler, options: argparse.Namespace
     trainer.fit(SupervisedStudent(network=network, num_classes=CLASSES), data)
     done.set()
     watcher.join()
-    return peak - least
+    return peak - least, data.public.labels.tolist()
 
 
 def _anonymous_bytes() -> int:
