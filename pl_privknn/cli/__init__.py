@@ -2,6 +2,8 @@
 
 import os
 
+from pl_privknn._allocator import keep_freed_memory
+
 # Read when torch loads its threads. Threads that spin for long while they wait make a training on a busy machine
 # fifteen times slower; threads that sleep at once leave a second core unused where layers are small. GNU's threads,
 # which torch has on Linux, spin for some microseconds and then sleep: with two cores 1.5 times the speed of sleeping
@@ -11,5 +13,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from pl_privknn.cli.main import main
+
+keep_freed_memory()
 
 __all__ = ["main"]

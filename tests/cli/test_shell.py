@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -128,3 +129,32 @@ def test_threads_spin_briefly_unless_the_shell_says_otherwise(given, found):
         [sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True, check=True
     )
     assert printed.stdout.split() == found
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such switch")
+@pytest.mark.parametrize(("given", "kept"), [({}, True), ({"GLIBC_TUNABLES": ""}, False)])
+def test_freed_memory_is_kept_for_the_next_step_unless_the_shell_says_otherwise(given, kept):
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
+    }
+    code = """
+import re
+import torch
+import pl_privknn.cli
+
+def held():
+    with open("/proc/self/status") as status:
+        return int(re.search(r"RssAnon:\\s+(\\d+)", status.read())[1])
+
+for turn in range(2):
+    step = [torch.zeros(5_000_000) for _ in range(5)]  # 100 MB
+    full = held()
+    del step
+print((full - held()) / 1000)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**inherited, **given}, capture_output=True, text=True, check=True
+    )
+    assert (float(done.stdout) < 25) == kept
