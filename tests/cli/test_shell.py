@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pl_privknn import _allocator
 from pl_privknn.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
+ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES")
 CONFIG = ["--config", "configs/digits_reverse_knn.yaml"]
 SHORT = [
     "--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--trainer.accelerator", "cpu",
@@ -132,13 +135,7 @@ def test_threads_spin_briefly_unless_the_shell_says_otherwise(given, found):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such switch")
-@pytest.mark.parametrize(("given", "kept"), [({}, True), ({"GLIBC_TUNABLES": ""}, False)])
-def test_freed_memory_is_kept_for_the_next_step_unless_the_shell_says_otherwise(given, kept):
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
-    }
+def test_freed_memory_is_kept_for_the_next_step():
     code = """
 import re
 import torch
@@ -148,13 +145,40 @@ def held():
     with open("/proc/self/status") as status:
         return int(re.search(r"RssAnon:\\s+(\\d+)", status.read())[1])
 
-for turn in range(2):
-    step = [torch.zeros(5_000_000) for _ in range(5)]  # 100 MB
-    full = held()
-    del step
+step = [torch.zeros(5_000_000) for _ in range(5)]  # 100 MB
+full = held()
+del step
 print((full - held()) / 1000)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**inherited, **given}, capture_output=True, text=True, check=True
-    )
-    assert (float(done.stdout) < 25) == kept
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATOR)}
+    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 25
+
+
+@pytest.mark.parametrize(
+    ("given", "calls"),
+    [(None, [(-3, 1 << 25), (-1, 1 << 30)]), ("MALLOC_ARENA_MAX", []), ("GLIBC_TUNABLES", [])],
+)
+def test_an_allocator_that_the_shell_sets_up_is_left_alone(monkeypatch, given, calls):
+    for name in list(os.environ):
+        if name.startswith(ALLOCATOR):
+            monkeypatch.delenv(name)
+    if given is not None:
+        monkeypatch.setenv(given, "")
+    made = []
+    library = SimpleNamespace(mallopt=lambda *words: made.append(words))
+    monkeypatch.setattr(_allocator.ctypes, "CDLL", lambda name: library)
+    _allocator.keep_freed_memory()
+    assert made == calls
+
+
+@pytest.mark.parametrize("failing", [AttributeError, OSError, TypeError])
+def test_a_library_without_such_a_switch_is_none_of_the_users_business(monkeypatch, failing):
+    def missing(name):
+        raise failing("no library")
+
+    for name in list(os.environ):
+        if name.startswith(ALLOCATOR):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(_allocator.ctypes, "CDLL", missing)
+    _allocator.keep_freed_memory()
