@@ -284,6 +284,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("methods/statistics.md", "extractors", speed_tables.extractors),
     ("methods/statistics.md", "statistics", statistics_teacher),
     ("scale.md", "scale", scale.table),
+    ("scale.md", "table memory", speed_tables.memory),
     ("scale.md", "speed", speed_tables.speed),
     ("methods/students.md", "students", students),
     ("methods/students.md", "student parts", student_parts),

@@ -1,4 +1,4 @@
-"""Tables of speed: extractors, and what is measured beside what could not be quicker."""
+"""Tables of speed and memory: extractors, what is measured beside what could not be quicker, a labelling round."""
 
 from __future__ import annotations
 
@@ -45,6 +45,21 @@ def speed() -> str:
         if name in found
     ]
     return markdown(["what", "beside", "aim", "ratio of processor seconds", "load"], lines)
+
+
+def memory() -> str:
+    """What a labelling round takes of its own, and the table that it need not hold."""
+    lines = [
+        [
+            f"`{name}`",
+            f"{one['settings']['records']:,} x {one['settings']['dimensions']:,}",
+            f"{one['results']['table_mb']:,} MB",
+            one["settings"]["queries"],
+            f"{one['results']['peak_mb_of_its_own']:,} MB",
+        ]
+        for name, one in entries("table_memory").items()
+    ]
+    return markdown(["teacher", "private features", "their table", "queries", "peak of its own"], lines)
 
 
 def shown(found: dict[str, Any]) -> str:
