@@ -14,7 +14,7 @@ from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
-RECORDS, DIMENSIONS = 80_000, 640  # a table of 205 MB: all else that a process takes varies by some 30 MB
+RECORDS, DIMENSIONS = 120_000, 640  # a table of 307 MB: all else that a process takes varies by some 50 MB
 
 
 def private_knn():

@@ -191,13 +191,14 @@ def test_memory_does_not_grow_with_the_table(tmp_path):
     peaks, labels = {}, {}
     for name in labelling_peaks.CASES:
         peaks[name], labels[name] = json.loads((tmp_path / f"{name}.json").read_text())
-    # A table that is held is one more; half of one is more than all else varies by.
-    assert 0.75 < peaks["in memory"] < 1.5
-    assert peaks["mapped"] < 0.5
-    assert peaks["streamed"] < 0.5
+    # The whole table is in memory once; a quarter of it is more than the blocks that are looked at.
+    in_memory = peaks["in memory"]
+    assert in_memory > 0.95
+    assert peaks["mapped"] < in_memory - 0.75
+    assert peaks["streamed"] < in_memory - 0.75
     assert labels["in memory"] == labels["mapped"]
     # Unit vectors take the place of the features, in memory and in the file; digests leave no holes between blocks.
-    assert 0.75 < peaks["Ind-KNN in memory"] < 1.75
-    assert peaks["Ind-KNN mapped"] < 0.75
+    assert peaks["Ind-KNN in memory"] < in_memory + 0.5
+    assert peaks["Ind-KNN mapped"] < in_memory - 0.75
     assert labels["Ind-KNN in memory"] == labels["Ind-KNN mapped"]
     assert len(set(labels["Ind-KNN mapped"])) > 2
