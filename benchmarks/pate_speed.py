@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.pate_figures import load
 from benchmarks.record import Measured
-from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers, MLPTeachers
+from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers
 from pl_privknn.labelers.pate.stacked import StackedTeachers
 from pl_privknn.labelers.pate.teachers import rows_of_parts
 
@@ -64,8 +64,6 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     cases: dict[str, tuple[StackedTeachers, Tensor]] = {
         "linear, HOG (1296)": (LinearTeachers(steps), data["hog"]),
         "linear, random projection (128)": (LinearTeachers(steps), projected),
-        "MLP 64, random projection (128)": (MLPTeachers(64, steps), projected),
-        "MLP 64, HOG (1296)": (MLPTeachers(64, steps), data["hog"]),
     }
     if options.cnn:
         cases["CNN 16-32, pixels (28×28)"] = (CNNTeachers(steps=steps), data["pixels"])

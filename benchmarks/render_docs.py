@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import attack_pages, scale, speed_tables
 from benchmarks.record import DOCS, entries, results
 from benchmarks.render import comparison, explained, guarantee, markdown, row, runs, spread
-from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark
+from pl_privknn.comparison.marks import guarantee_of, mark
 from pl_privknn.privacy.guarantee import weakest
 
 
@@ -90,40 +90,6 @@ def smoothing() -> str:
         ],
     )
     return explained(table, (("", guarantee_of(one)) for one in found))
-
-
-def connections() -> str:
-    """Balance and accuracy of four ways to connect records with queries."""
-    found = results("reverse_knn", "connections")
-    named = [(one["connections"], guarantee_of(one)) for one in found]
-    marked = mark(weakest(each for _, each in named))
-    table = markdown(
-        [
-            "connections",
-            "guarantee with cryptographic noise",
-            "records a query, least and most",
-            "deviation / mean",
-            f"label accuracy ε 0.1{marked}, nearest",
-            "smoothed",
-            f"ε 1{marked}, nearest",
-            "smoothed",
-        ],
-        [
-            [
-                one["connections"],
-                "yes" if set(guarantee_of(one).reasons) <= set(SEEDED.reasons) else "none",
-                f"{one['degree_min']} – {one['degree_max']}",
-                one["degree_deviation_over_mean"],
-                *(
-                    f"{one[f'label_accuracy_{spread}_epsilon_{epsilon}']:.3f}"
-                    for epsilon in ("0.1", "1")
-                    for spread in ("nearest", "kernel")
-                ),
-            ]
-            for one in found
-        ],
-    )
-    return explained(table, named)
 
 
 def local() -> str:
@@ -292,7 +258,6 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("methods/labeling.md", "second rounds", partial(compared, "second_rounds")),
     ("methods/reverse_knn.md", "curator", curator),
     ("methods/reverse_knn.md", "smoothing", smoothing),
-    ("methods/reverse_knn.md", "connections", connections),
     ("methods/reverse_knn.md", "speed", reverse_speed),
     ("methods/reverse_knn.md", "local", local),
     ("methods/noisy_sgd.md", "opacus", opacus),

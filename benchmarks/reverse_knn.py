@@ -1,14 +1,11 @@
-"""Reverse kNN on Fashion-MNIST: cost of labelling, and what balanced connections and smoothing do to labels.
+"""Reverse kNN on Fashion-MNIST: cost of labelling, and what smoothing does to labels.
 
-Three parts:
+Two parts:
 
 * ``speed``: one round of labelling (search, counts, noise, decision) of 60,000 records against 500 queries at 1,296
   dimensions over the bare matrix product of the same size, same threads, in turns; the ratio is the median of pairs.
 * ``labels``: accuracy of the labels of 5,000 public images at several ε, taken over from the nearest cluster or
   smoothed by a kernel, asking about medoids or means.
-* ``connections``: how evenly records spread over queries, and label accuracy, for reverse kNN as it is, with prices
-  learned from public features (sound), and as printed in the paper's appendix C (no privacy guarantee: the edges of
-  one record depend on the others; here for comparison).
 
 Noise is seeded, so that figures can be repeated; a release over private data uses the system's generator.
 """
@@ -24,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.printed_connections import REASON, balanced_connections, scores
 from benchmarks.record import Measured
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection
 from pl_privknn.callbacks.spreading import label_by_spread
@@ -32,8 +28,6 @@ from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
-from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
-from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.mechanisms import Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -55,7 +49,6 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     parts: dict[str, Callable[[], Any]] = {
         "speed": lambda: speed(table, labels, public, options),
         "labels": lambda: label_accuracy(table, labels, public, truth),
-        "connections": lambda: connections(table, labels, public, truth),
     }
     for name in options.parts:
         yield Measured(parts[name](), [0] if name == "speed" else list(SEEDS), name, settings)
@@ -117,47 +110,6 @@ def label_accuracy(table: Tensor, labels: Tensor, public: Tensor, truth: Tensor)
     return found
 
 
-def connections(table: Tensor, labels: Tensor, public: Tensor, truth: Tensor) -> list[dict[str, Any]]:
-    """Degrees of queries and label accuracy of four ways to connect records with 300 queries."""
-    selections = {
-        spread: _select(ClusterSelection(ask="means", spread=spread), public, 300, 0)
-        for spread in ("nearest", "kernel")
-    }
-    queries = selections["kernel"].query_features(public)
-    # As similarity of a record and a query, as in the paper, any decreasing function of the distance.
-    distances = torch.cat([torch.cdist(part, queries) for part in table.split(8192)])
-    similarity = torch.exp(-distances / distances.min(dim=1).values.mean())
-    edges = {
-        "reverse kNN": balanced_connections(similarity, 1, "arithmetic"),
-        "prices": priced_neighbors(table, queries, learn_prices(public, queries)),
-        "minimum, as printed": balanced_connections(similarity, 1, "minimum"),
-        "harmonic, as printed": balanced_connections(similarity, 1, "harmonic"),
-    }
-    found = []
-    for name, chosen in edges.items():
-        degrees = torch.bincount(chosen[:, 0], minlength=len(queries)).double()
-        totals = scores(similarity, chosen)
-        counts = torch.bincount(chosen[:, 0] * CLASSES + labels, minlength=len(queries) * CLASSES)
-        row: dict[str, Any] = {
-            "connections": name,
-            **stated(Guarantee("none", (REASON,)) & SEEDED if "printed" in name else SEEDED),
-            "degree_min": int(degrees.min()),
-            "degree_max": int(degrees.max()),
-            "degree_deviation_over_mean": round(float(degrees.std() / degrees.mean()), 3),
-            "score_min": round(float(totals.min()), 2),
-            "score_harmonic_mean": round(float(1 / (1 / totals).mean()), 2),
-            "score_mean": round(float(totals.mean()), 2),
-        }
-        for epsilon in (0.1, 1.0):
-            for spread, selection in selections.items():
-                accuracies = [
-                    _accuracy(counts.view(-1, CLASSES), selection, epsilon, seed, truth) for seed in SEEDS
-                ]
-                row[f"label_accuracy_{spread}_epsilon_{epsilon:g}"] = _mean(accuracies)["label_accuracy"]
-        found.append(row)
-    return found
-
-
 def _select(select: ClusterSelection, public: Tensor, count: int, seed: int) -> Selection:
     n = len(public)
     pool = PublicPool(torch.full((n,), -1), torch.zeros(n, dtype=torch.bool), lambda: public)
@@ -212,5 +164,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--k", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
-    names = ["speed", "labels", "connections"]
+    names = ["speed", "labels"]
     parser.add_argument("--parts", nargs="+", choices=names, default=names, help="what to measure")

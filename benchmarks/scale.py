@@ -27,10 +27,8 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PrivateKNN,
     PublicCurvature,
-    PublicPrototypes,
     ReverseKNN,
     Screening,
-    SoftVotes,
 )
 from pl_privknn.neighbors import Shard, ShardedNeighbors
 from pl_privknn.privacy.noise import SeededNoise
@@ -72,14 +70,8 @@ TEACHERS = {
     ),
     "ReverseKNN": Scaled(lambda: ReverseKNN(1, 1.0), "k 1", lambda d, m: 2 * d * m, lambda d: 0),
     "ClassSums": Scaled(lambda: ClassSums(**SUMS), "least squares", lambda d, m: 2 * d * CLASSES),
-    "SoftVotes": Scaled(
-        lambda: SoftVotes(**SUMS), "a centre a query", lambda d, m: 2 * d * m + 2 * m * CLASSES
-    ),
     "PublicCurvature": Scaled(
         lambda: PublicCurvature(**SUMS), "6 releases", lambda d, m: 6 * 4 * d * CLASSES
-    ),
-    "PublicPrototypes": Scaled(
-        lambda: PublicPrototypes(1.0), "a public example a query", lambda d, m: 2 * d * m
     ),
     "IndKNN": Scaled(
         lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0),

@@ -188,7 +188,8 @@ class ClusterSelection(HasInitArguments):
         return torch.from_numpy(values), seed
 
     def _queries(self, table: Tensor, pool: PublicPool, count: int, seed: int) -> Selection:
-        from sklearn.cluster import KMeans, kmeans_plusplus
+        import faiss
+        from sklearn.cluster import kmeans_plusplus
 
         ask_means = self.ask == "means"
         if not count:
@@ -198,11 +199,19 @@ class ClusterSelection(HasInitArguments):
             # No example weighs nothing: k-means needs some weight everywhere.
             weights = _entropy(pool.probabilities()).clamp(min=1e-3).pow(self.uncertainty).numpy()
         values = table.numpy()
-        if self.max_iter:
-            kmeans = KMeans(count, n_init=1, max_iter=self.max_iter, random_state=seed)
-            centres = kmeans.fit(values, sample_weight=weights).cluster_centers_
-        else:
-            centres, _ = kmeans_plusplus(values, count, random_state=seed, sample_weight=weights)
+        centres, _ = kmeans_plusplus(values, count, random_state=seed, sample_weight=weights)
+        if self.max_iter and count < len(values):
+            kmeans = faiss.Kmeans(
+                values.shape[1],
+                count,
+                niter=self.max_iter,
+                seed=seed,
+                min_points_per_centroid=1,
+                max_points_per_centroid=len(values),
+            )
+            weights = None if weights is None else weights.astype("float32")
+            kmeans.train(values.astype("float32"), weights, init_centroids=centres.astype("float32"))
+            centres = kmeans.centroids.astype(values.dtype)
         distances = torch.cdist(table, torch.from_numpy(centres))
         # Two centres may share their nearest example: one query serves both clusters.
         medoids, position = torch.unique(distances.argmin(dim=0), return_inverse=True)

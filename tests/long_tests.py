@@ -114,7 +114,7 @@ LONG: dict[str, tuple[str, ...]] = {
     # What a student gains; its parts are checked one by one.
     "students/test_students.py": ("test_vat_beats_labels_alone_on_the_digits",),
     "students/test_pretraining.py": (
-        "test_training_reads_no_label_and_leaves_a_checkpoint_of_features[RotationStudent]",
+        "test_training_reads_no_label_and_leaves_a_checkpoint_of_features",
     ),
     # Files of more than one model; that of the head is always made.
     "cli/test_export.py": ("test_the_file_is_the_model_that_was_released[mean]",),

@@ -2,7 +2,7 @@
 
 import torch
 
-from pl_privknn.labelers import ClassSums, PublicCurvature, SoftVotes
+from pl_privknn.labelers import ClassSums, PublicCurvature
 
 
 def table(count=60, dimension=5, seed=0):
@@ -34,7 +34,6 @@ _OF_CLASSES = {
     "likelihood": lambda **given: ClassSums(
         expected_records=60, fit="maximum_likelihood", components=3, **given
     ),
-    "soft votes": lambda **given: SoftVotes(expected_records=60, gamma=2.0, centers=9, **given),
     "curvature": lambda **given: PublicCurvature(expected_records=60, releases=4, **given),
 }
 

@@ -21,10 +21,12 @@ _PIXELS_AT_A_TIME = 1 << 24
 class HOG(Extractor):
     """Histograms of oriented gradients (Dalal & Triggs 2005), an Extractor.
 
-    Gives the same vectors as ``skimage.feature.hog`` for each image, many images at a time, on any device that
-    has float64: centred differences with zero borders, the channel with the largest gradient at each pixel,
-    unsigned orientations in hard bins, means over cells, and normalised overlapping blocks. The defaults suit
-    28 x 28 images (1,296 values).
+    Gives the same vectors as ``skimage.feature.hog`` for each image: centred differences with zero borders, the
+    channel with the largest gradient at each pixel, unsigned orientations in hard bins, means over cells, and
+    normalised overlapping blocks. The defaults suit 28 x 28 images (1,296 values). With the block norm ``"L2-Hys"``
+    and without ``transform_sqrt`` many images are computed at a time, by a compiled kernel on the CPU and by tensors
+    elsewhere and in exported models; with other settings scikit-image computes them one after another, and a model
+    can't be exported.
 
     Args:
         orientations: number of orientation bins in 180 degrees.
@@ -103,16 +105,35 @@ class HOG(Extractor):
         step = max(1, _PIXELS_AT_A_TIME // math.prod(images.shape[1:]))
         for start in range(0, len(images), step):
             batch = images[start : start + step].float()
-            if self.transform_sqrt:
-                # torch's float32 root may be off in the last digit, which moves gradients that lie on the
-                # boundary of two bins; by way of float64 it is correctly rounded.
-                batch = batch.double().sqrt().float()
+            if self.block_norm != "L2-Hys" or self.transform_sqrt:
+                features[start : start + step] = self._one_by_one(batch)
             # A file that is exported has torch alone.
-            if batch.device.type == "cpu" and not torch.compiler.is_compiling():
+            elif batch.device.type == "cpu" and not torch.compiler.is_compiling():
                 self._compiled(batch, features[start : start + step])
             else:
                 features[start : start + step] = self._batch(batch)
         return features
+
+    def _one_by_one(self, images: Tensor) -> Tensor:
+        from skimage.feature import hog
+
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                f"{self!r} can't be exported; use block_norm='L2-Hys' and transform_sqrt=False, the defaults"
+            )
+        found = [
+            hog(
+                image,
+                self.orientations,
+                self.pixels_per_cell,
+                self.cells_per_block,
+                self.block_norm,
+                transform_sqrt=self.transform_sqrt,
+                channel_axis=0,
+            )
+            for image in images.cpu().numpy()
+        ]
+        return torch.from_numpy(np.array(found, dtype=np.float32))
 
     def _compiled(self, images: Tensor, features: Tensor) -> None:
         from pl_privknn.features import hog_kernel  # compiled on first use
@@ -123,7 +144,6 @@ class HOG(Extractor):
             np.array(boundaries, dtype=np.float64).reshape(-1, 2),
             self.pixels_per_cell,
             self.cells_per_block,
-            self.block_norm,
             _EPS,
             features.numpy(),
         )
@@ -137,7 +157,7 @@ class HOG(Extractor):
         # unfold gives (n, blocks down, blocks across, orientations, cells down, cells across)
         blocks = histograms.unfold(1, block_down, 1).unfold(2, block_across, 1)
         flat = blocks.permute(0, 1, 2, 4, 5, 3).reshape(len(images), down, across, -1)
-        return _normalize(flat, self.block_norm).flatten(1)
+        return _normalize(flat).flatten(1)
 
     def _cell_means(self, magnitude: Tensor, bins: Tensor) -> Tensor:
         """Mean magnitude per cell and orientation: ``(n, cells down, cells across, orientations)``."""
@@ -225,14 +245,9 @@ def _cosine_and_sine(boundary: int, orientations: int) -> tuple[float, float]:
     return math.cos(angle), math.sin(angle)
 
 
-def _normalize(blocks: Tensor, method: str) -> Tensor:
-    """Normalise along the last dimension, as scikit-image does."""
-    if method in ("L1", "L1-sqrt"):
-        scaled = blocks / (blocks.sum(dim=-1, keepdim=True) + _EPS)
-        return scaled.sqrt() if method == "L1-sqrt" else scaled
+def _normalize(blocks: Tensor) -> Tensor:
+    """Normalise along the last dimension by "L2-Hys", as scikit-image does."""
     scaled = blocks / ((blocks * blocks).sum(dim=-1, keepdim=True) + _EPS**2).sqrt()
-    if method == "L2":
-        return scaled
     clipped = scaled.clamp(max=0.2)
     return clipped / ((clipped * clipped).sum(dim=-1, keepdim=True) + _EPS**2).sqrt()
 

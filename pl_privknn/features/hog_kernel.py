@@ -26,25 +26,23 @@ def describe(
     boundaries: NDArray[np.float64],
     cell: tuple[int, int],
     block: tuple[int, int],
-    norm: str,
     eps: float,
     features: NDArray[np.float32],
 ) -> None:
-    """Features of images.
+    """Features of images, their blocks normalised by "L2-Hys".
 
     Args:
         images: shape ``(n, channels, height, width)``, one after the other in memory.
         boundaries: cosine and sine of the angle between each two neighbouring bins, shape ``(orientations − 1, 2)``.
         cell: rows and columns of a cell, in pixels.
         block: rows and columns of a block, in cells.
-        norm: the name of the norm of blocks.
         eps: what keeps empty blocks from being divided by zero.
         features: where they go, shape ``(n, feature_size)``.
     """
 
     def work(start: int) -> None:
         part, into = images[start : start + _STRETCH], features[start : start + _STRETCH]
-        _describe(part, boundaries, *cell, *block, norm.startswith("L1"), norm, eps, into)
+        _describe(part, boundaries, *cell, *block, eps, into)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         collections.deque(pool.map(work, range(0, len(images), _STRETCH)), maxlen=0)  # raises what was raised
@@ -58,8 +56,6 @@ def _describe(
     cell_across: int,
     block_down: int,
     block_across: int,
-    absolute: bool,
-    norm: str,
     eps: float,
     features: NDArray[np.float32],
 ) -> None:
@@ -68,7 +64,6 @@ def _describe(
     down, across = height // cell_down, width // cell_across
     means = np.empty((down, across, orientations))
     values = np.empty(block_down * block_across * orientations)
-    root, clip = norm == "L1-sqrt", norm == "L2-Hys"
     rows, columns, sizes = np.empty(width), np.empty(width), np.empty(width, np.float32)
     steep, flat = np.zeros(width, np.float32), np.zeros(width, np.float32)
     bins = np.empty(width, np.int64)
@@ -117,16 +112,10 @@ def _describe(
                         for o in range(orientations):
                             values[at] = means[top + i, side + j, o]
                             at += 1
-                if absolute:
-                    values /= values.sum() + eps
-                else:
-                    values /= math.sqrt((values * values).sum() + eps * eps)
-                if clip:
-                    for i in range(at):
-                        if values[i] > 0.2:
-                            values[i] = 0.2
-                    values /= math.sqrt((values * values).sum() + eps * eps)
-                if root:
-                    values[:] = np.sqrt(values)
+                values /= math.sqrt((values * values).sum() + eps * eps)
+                for i in range(at):
+                    if values[i] > 0.2:
+                        values[i] = 0.2
+                values /= math.sqrt((values * values).sum() + eps * eps)
                 features[n, place : place + at] = values
                 place += at

@@ -96,10 +96,6 @@ class FederatedRound:
                 f"trust={self.labeler.trust!r}: clients' exact counts would have to reach a server, and no secure "
                 "aggregation is offered here; use 'local' or 'shuffle'"
             )
-        if self.labeler.balance is not None:
-            raise ValueError(
-                f"balance={self.labeler.balance!r}: clients are sent no prices; use balance=None"
-            )
         if self.labeler.randomizer == "shares":
             raise ValueError(
                 "randomizer='shares': an envelope's length would tell how much noise its client drew; use one "

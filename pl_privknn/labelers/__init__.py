@@ -6,7 +6,6 @@ from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.multilabel.knn import MultiLabelKNN
 from pl_privknn.labelers.multilabel.pate import (
     LinearAttributeTeachers,
-    MLPAttributeTeachers,
     MultiLabelPATE,
 )
 from pl_privknn.labelers.multilabel.reverse_knn import MultiLabelReverseKNN
@@ -14,16 +13,15 @@ from pl_privknn.labelers.multilabel.rules import FixedThresholds, LearnedThresho
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
 from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, ConfidentGNMAX
 from pl_privknn.labelers.pate.guided import GuidedPartition
-from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers, MLPTeachers
-from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition, ShufflePartition
+from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers
+from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition
 from pl_privknn.labelers.pate.pate import PATE
 from pl_privknn.labelers.pate.teachers import SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.private_radius import PrivateRadius
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
-from pl_privknn.labelers.statistics.class_sums import ClassSums, SoftVotes
+from pl_privknn.labelers.statistics.class_sums import ClassSums
 from pl_privknn.labelers.statistics.curvature import PublicCurvature
-from pl_privknn.labelers.statistics.prototypes import PublicPrototypes
 
 __all__ = [
     "GNMAX",
@@ -41,8 +39,6 @@ __all__ = [
     "LearnedThresholds",
     "LinearAttributeTeachers",
     "LinearTeachers",
-    "MLPAttributeTeachers",
-    "MLPTeachers",
     "MultiLabelKNN",
     "MultiLabelPATE",
     "MultiLabelReverseKNN",
@@ -50,12 +46,9 @@ __all__ = [
     "PrivateKNN",
     "PrivateRadius",
     "PublicCurvature",
-    "PublicPrototypes",
     "RandomPartition",
     "Release",
     "ReverseKNN",
     "Screening",
-    "ShufflePartition",
     "SklearnTeachers",
-    "SoftVotes",
 ]

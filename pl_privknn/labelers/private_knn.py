@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.aggregation import Aggregation, Neighbors, NeighborVoting, Screening
-from pl_privknn.neighbors import CellNeighbors, Cells, Coins, PoissonNeighbors, ShardedNeighbors
+from pl_privknn.neighbors import Coins, PoissonNeighbors, ShardedNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -41,8 +40,6 @@ class PrivateKNN(NeighborVoting):
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         secure: draw all noise exactly, in integers (:func:`~pl_privknn.labelers.aggregation.secure_noise`), so that
             attacks on floating-point noise (Mironov 2012) find nothing.
-        cells: search in public cells around each query and not in the whole table, for speed; see
-            :class:`~pl_privknn.neighbors.cells.Cells`.
 
     Raises:
         ValueError: for parameters out of range, or a threshold that k votes can't reach; at :meth:`fit`, without
@@ -68,12 +65,8 @@ class PrivateKNN(NeighborVoting):
         noise_source: NoiseSource | None = None,
         secure: bool = False,
         release_counts: bool = False,
-        cells: Cells | None = None,
     ) -> None:
         self.k = check_int("k", k)
-        if cells is not None and not isinstance(cells, Cells):
-            raise ValueError(f"cells={cells!r} must be Cells(number, probes) or None")
-        self.cells = cells
         super().__init__(
             self.k,
             KNN_VOTES_L1,
@@ -85,26 +78,11 @@ class PrivateKNN(NeighborVoting):
             secure,
             release_counts,
         )
-        self._centroids: Tensor | None = None
-
-    @property
-    def uses_public_features(self) -> bool:
-        """Whether cells are made of them."""
-        return self.cells is not None
-
-    def fit_public(self, features: Tensor) -> None:
-        """Make the cells, where there are any; see :meth:`Labeler.fit_public`.
-
-        Raises:
-            ValueError: for fewer public examples than cells.
-        """
-        if self.cells is not None:
-            self._centroids = self.cells.centroids(features)
 
     @property
     def takes_shards(self) -> bool:
-        """Whether the whole table is searched: cells are looked up in one process."""
-        return self.cells is None
+        """True: each process searches its own records."""
+        return True
 
     def serve(self, order: Any) -> None:
         """See :meth:`Labeler.serve`."""
@@ -132,18 +110,7 @@ class PrivateKNN(NeighborVoting):
             )
 
     def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
+        table = (features, labels, num_classes, self.k, self.sampling_rate)
         if self.shard is not None:
-            table = (features, labels, num_classes, self.k, self.sampling_rate)
             return ShardedNeighbors(*table, self.shard, self._own_coins, device=self.device)
-        among = functools.partial(
-            PoissonNeighbors, features, labels, num_classes, self.k, self.sampling_rate, device=self.device
-        )
-        if self.cells is None:
-            return among()
-        if self._centroids is None:
-            raise RuntimeError(
-                "PrivateKNN with cells needs fit_public(features of the public examples) first"
-            )
-        return CellNeighbors(
-            features, self._centroids, self.cells.probes, lambda rows: among(among=rows), device=self.device
-        )
+        return PoissonNeighbors(*table, device=self.device)

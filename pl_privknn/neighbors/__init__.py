@@ -1,15 +1,12 @@
 """Nearest neighbours over feature tables. Everything here handles private data and releases nothing."""
 
 from pl_privknn.neighbors.assignment import assign
-from pl_privknn.neighbors.cells import CellNeighbors, Cells
 from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, PoissonSums, RankedLists
 from pl_privknn.neighbors.radius import RadiusNeighbors
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
 from pl_privknn.neighbors.shards import Exchange, Shard, ShardedNeighbors
 
 __all__ = [
-    "CellNeighbors",
-    "Cells",
     "Coins",
     "Exchange",
     "PoissonNeighbors",

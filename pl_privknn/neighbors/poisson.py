@@ -64,7 +64,6 @@ class PoissonTotals(abc.ABC):
         list_length: K; chosen from ``k`` and ``sampling_rate`` by default. It changes the time, not the result.
         block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
-        among: int64, ascending: rows of ``table`` among which to search, as if there were no others; all if None.
 
     Raises:
         ValueError: for parameters out of range and tables that do not fit; messages hold no private value.
@@ -83,14 +82,12 @@ class PoissonTotals(abc.ABC):
         *,
         block_size: int | None = None,
         device: torch.device | str | None = None,
-        among: Tensor | None = None,
     ) -> None:
         self.k = check_int("k", k)
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.width = width
         wanted = _list_length(self.k, self.sampling_rate) if list_length is None else list_length
-        self.among, self._records = among, len(table) if among is None else len(among)
-        self.list_length = min(max(check_int("list_length", wanted), self.k), self._records)
+        self.list_length = min(max(check_int("list_length", wanted), self.k), len(table))
         self._table, self._block_size, self._device = table, block_size, device
 
     @abc.abstractmethod
@@ -136,7 +133,7 @@ class PoissonTotals(abc.ABC):
             self._walk(totals, taken, rows, further, coins)
             short = taken[rows] < self.k
             rows, seen = rows[short], seen[short]
-            if len(rows) == 0 or seen.shape[1] == self._records:
+            if len(rows) == 0 or seen.shape[1] == len(self._table):
                 return totals
             further = self._further(ranked.queries[rows], seen)
             seen = torch.cat([seen, further], dim=1)
@@ -169,7 +166,7 @@ class PoissonTotals(abc.ABC):
 
     def _further(self, queries: Tensor, seen: Tensor) -> Tensor:
         """The next nearest records after those already walked over: as many again, or all that are left."""
-        records, walked = self._records, seen.shape[1]
+        records, walked = len(self._table), seen.shape[1]
         longer = self._nearest(queries, min(records, 2 * walked))
         further = torch.empty((len(queries), longer.shape[1] - walked), dtype=longer.dtype)
         step = max(1, _COINS_AT_A_TIME // longer.shape[1])
@@ -185,8 +182,7 @@ class PoissonTotals(abc.ABC):
         return further
 
     def _nearest(self, queries: Tensor, length: int) -> Tensor:
-        table = self._table if self.among is None else self._table[self.among]
-        return nearest(queries, table, length, block_size=self._block_size, device=self._device)
+        return nearest(queries, self._table, length, block_size=self._block_size, device=self._device)
 
 
 class PoissonNeighbors(PoissonTotals):
@@ -211,8 +207,7 @@ class PoissonNeighbors(PoissonTotals):
     ) -> None:
         self.num_classes = check_int("num_classes", num_classes, minimum=2)
         super().__init__(table, k, sampling_rate, self.num_classes, **search)
-        labels = compact_labels(labels, len(table), self.num_classes)
-        self._labels = labels if self.among is None else labels[self.among]
+        self._labels = compact_labels(labels, len(table), self.num_classes)
 
     def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
         """Votes of one fresh sample for each query, int64 ``(m, num_classes)``; see :meth:`PoissonTotals.totals`."""
@@ -245,8 +240,7 @@ class PoissonSums(PoissonTotals):
         if not bool(values.isfinite().all()):
             raise ValueError("values: some are NaN or infinite; a sum of them has no meaning")
         super().__init__(table, k, sampling_rate, values.shape[1], **search)
-        values = values.to("cpu", torch.float64)
-        self._values = values if self.among is None else values[self.among]
+        self._values = values.to("cpu", torch.float64)
 
     def sums(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
         """Sums over one fresh sample, float64 ``(m, a)``; see :meth:`PoissonTotals.totals`."""

@@ -9,7 +9,6 @@ from typing import Any
 from pl_privknn import labelers
 from pl_privknn._checks import check_choice, check_int, check_positive
 from pl_privknn.labelers.pate.aggregators import Aggregator
-from pl_privknn.labelers.statistics.prototypes import REACH
 from pl_privknn.planning.options import Made
 from pl_privknn.privacy.mechanisms import (
     Charge,
@@ -132,12 +131,6 @@ def statistics(cls: type, o: SimpleNamespace) -> Made:
     """Of teachers that release sums."""
     names = [name for name in ("noise_multiplier", "expected_records", "releases") if hasattr(o, name)]
     return Made(cls, {**{name: getattr(o, name) for name in names}, **adjacency(o)})
-
-
-def prototypes(o: SimpleNamespace) -> Made:
-    """Of ``PublicPrototypes``."""
-    epsilon = REACH[o.adjacency] / check_positive("noise_scale", o.noise_scale)
-    return Made(labelers.PublicPrototypes, {"epsilon": epsilon, **adjacency(o)})
 
 
 def noisy_sgd(o: SimpleNamespace) -> list[Charge]:

@@ -11,7 +11,6 @@ from pl_privknn._checks import check_int
 from pl_privknn.labelers.multilabel.votes import swapped_vote_norms
 from pl_privknn.labelers.pate.aggregators import PATE_VOTES_L2
 from pl_privknn.labelers.private_knn import KNN_VOTES_L2
-from pl_privknn.labelers.statistics.prototypes import REACH
 from pl_privknn.planning import makers
 from pl_privknn.planning.makers import ADDITIVE_NOISES, NOISES, SUM_NOISES
 from pl_privknn.planning.options import Option, Row
@@ -203,19 +202,9 @@ TEACHERS: dict[str, Row] = {
         )
         for name, cls, free, counted, option in (
             ("class-sums", labelers.ClassSums, {}, "rounds", _ROUNDS),
-            ("soft-votes", labelers.SoftVotes, {}, "rounds", _ROUNDS),
             ("public-curvature", labelers.PublicCurvature, {"releases": 6}, "releases", _RELEASES),
         )
     },
-    "public-prototypes": Row(
-        "PublicPrototypes",
-        {"noise_scale": None},
-        "rounds",
-        ("*",),
-        (_SCALE, _ADJACENCY, _ROUNDS),
-        makers.prototypes,
-        lambda o: (REACH[o.adjacency], 1.0),
-    ),
     "noisy-sgd": Row(
         "NoisySGD",
         {"noise_multiplier": None, "epochs": 10},

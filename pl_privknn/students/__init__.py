@@ -5,7 +5,7 @@ from pl_privknn.students.base import Student
 from pl_privknn.students.fixmatch import FixMatchStudent
 from pl_privknn.students.losses import LabelLoss
 from pl_privknn.students.optim import StudentOptimization
-from pl_privknn.students.pretraining import PretrainingStudent, RotationStudent, SimCLRStudent
+from pl_privknn.students.pretraining import SimCLRStudent
 from pl_privknn.students.supervised import SupervisedStudent
 from pl_privknn.students.uda import UDAStudent
 from pl_privknn.students.vat import VATStudent
@@ -13,8 +13,6 @@ from pl_privknn.students.vat import VATStudent
 __all__ = [
     "FixMatchStudent",
     "LabelLoss",
-    "PretrainingStudent",
-    "RotationStudent",
     "SimCLRStudent",
     "StrongAugmentation",
     "Student",

@@ -14,8 +14,7 @@ from pl_privknn.labelers.ind_knn import prediction
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Votes
 from pl_privknn.labelers.reverse_knn.local import LocalRandomizer
 from pl_privknn.labelers.reverse_knn.shuffle import Shuffled
-from pl_privknn.labelers.statistics.prototypes import REACH, PublicPrototypes
-from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
+from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.drawing_methods import DrawingMethod, Entered, subclasses
 from pl_privknn.testing.errors import LabelerCheckError
@@ -26,7 +25,7 @@ _FAR = 2.0**20
 
 
 def protocol_methods() -> list[DrawingMethod]:
-    """Those of local and shuffled reverse kNN, of Ind-KNN, and of public prototypes."""
+    """Those of local and shuffled reverse kNN, and of Ind-KNN."""
     protocols = [*subclasses(LocalRandomizer), *subclasses(Shuffled)]
     return [
         *(
@@ -36,21 +35,7 @@ def protocol_methods() -> list[DrawingMethod]:
             if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
         ),
         StreamMethod(prediction, "ask", lambda *given: given[0]),
-        DrawingMethod(PublicPrototypes, "drawn", choices),
     ]
-
-
-def choices(
-    teacher: Any, release: int, mechanism: ExponentialArgmax, exact: Tensor, noise: NoiseSource
-) -> Entered:
-    """What enters a choice of one example a class, all classes in one release: utilities."""
-
-    def apart(first: Tensor, second: Tensor) -> tuple[float, float]:
-        # The logarithms of the odds of all choices together move within an interval of this length, over b.
-        moved = (first - second)[0]
-        return float((moved.amax(dim=1) - moved.amin(dim=1)).sum()), REACH[teacher.adjacency]
-
-    return Entered(mechanism, exact[None], apart)
 
 
 def answers(protocol: Any, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Entered:

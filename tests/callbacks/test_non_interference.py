@@ -35,13 +35,11 @@ from pl_privknn.labelers import (
     PrivateKNN,
     PrivateRadius,
     PublicCurvature,
-    PublicPrototypes,
+    RandomPartition,
     ReverseKNN,
     Screening,
-    ShufflePartition,
     SklearnTeachers,
 )
-from pl_privknn.neighbors import Cells
 from pl_privknn.privacy import logged
 from pl_privknn.privacy.logged import UndeclaredError
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
@@ -183,16 +181,13 @@ RUNS = {
     "private_knn counts": fit_teacher(
         lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), noise(), release_counts=True), selection="clusters"
     ),
-    "private_knn in cells": fit_teacher(
-        lambda: PrivateKNN(3, 0.9, None, Gaussian(0.5), noise(), cells=Cells(4, 2))
-    ),
     "private_radius": fit_teacher(
         lambda: PrivateRadius(None, 0.3, 0.9, noise=ExponentialArgmax(0.5), noise_source=noise())
     ),
     "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5), noise_source=noise())),
     "pate confident": fit_teacher(
         lambda: PATE(3, SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1}),
-                     ShufflePartition(), ConfidentGNMAX(2.0, 0.5, 0.5), noise_source=noise()),
+                     RandomPartition(), ConfidentGNMAX(2.0, 0.5, 0.5), noise_source=noise()),
         **REPLACED,
     ),
     "pate guided": fit_teacher(
@@ -218,7 +213,6 @@ RUNS = {
     "public_curvature": fit_teacher(
         lambda: PublicCurvature(noise_multiplier=0.5, expected_records=40, releases=3, noise_source=noise())
     ),
-    "public_prototypes": fit_teacher(lambda: PublicPrototypes(epsilon=8.0, noise_source=noise())),
     "multilabel_knn": attributes(lambda: MultiLabelKNN(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
     "public_curvature of attributes": attributes(
         lambda: PublicCurvature(

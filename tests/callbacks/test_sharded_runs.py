@@ -29,7 +29,7 @@ from pl_privknn.labelers import (
     Screening,
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
-from pl_privknn.neighbors import Cells, PoissonNeighbors, Shard
+from pl_privknn.neighbors import PoissonNeighbors, Shard
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -46,7 +46,6 @@ def noise():
 TEACHERS = {
     "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0), noise()),
     "reverse_knn": lambda: ReverseKNN(2, 3.0, noise_source=noise()),
-    "reverse_knn with prices": lambda: ReverseKNN(1, 3.0, noise_source=noise(), balance="prices"),
     "class sums": lambda: ClassSums(noise_multiplier=1.0, components=6, noise_source=noise()),
     "noisy sgd": lambda: NoisySGDTeacher(
         1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True, noise_source=noise()
@@ -213,7 +212,6 @@ class Pretended:
     [
         lambda: PATE(3, partitioner=ClassBalancedPartition()),
         lambda: PATE(3, groups=torch.arange(9)),
-        lambda: PrivateKNN(cells=Cells(4, 2)),
         lambda: ReverseKNN(1, 1.0, trust="local"),
     ],
 )

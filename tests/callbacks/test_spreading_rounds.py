@@ -12,7 +12,6 @@ from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
-from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
 
@@ -104,18 +103,6 @@ def test_a_teacher_without_counts_is_told_and_gives_its_labels_to_clusters(tmp_p
         )
     assert bool((data.public.labels >= 0).all())
     assert callback.metrics["labels/accuracy"] > 0.9
-
-
-def test_balanced_teacher_gets_the_public_features_of_each_round(tmp_path):
-    labeler = _CountingKNN(k=1, epsilon=1.0, balance="prices", noise_source=SeededNoise(0))
-    callback, _, _ = _fit(tmp_path, labeler, queries_per_round=[12, 6])
-    assert labeler._public.shape == (60, 64 + 128)
-    assert callback.metrics["labels/accuracy"] > 0.9
-    prices = learn_prices(labeler._public, labeler.asked[1])
-    features = torch.cat([block for block, _ in labeler._blocks()])
-    chosen = priced_neighbors(features, labeler.asked[1], prices)[:, 0]
-    degrees = torch.bincount(chosen, minlength=len(labeler.asked[1]))
-    assert torch.equal(labeler.counts(labeler.asked[1]).sum(dim=1), degrees)
 
 
 def test_probabilities_and_joined_features_of_a_student_leave_it_as_it_was():

@@ -196,5 +196,3 @@ def test_bad_arguments_are_named(tmp_path, arguments, named):
         FederatedRound("a", seeded(), extractor="b", ledger="c", release="d", **given)
     with pytest.raises(ValueError, match="trust='central'"):
         asked(tmp_path, ReverseKNN(epsilon=1.0))
-    with pytest.raises(ValueError, match="balance"):
-        asked(tmp_path, seeded(balance="prices"))

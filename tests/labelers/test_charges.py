@@ -23,7 +23,7 @@ from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.multilabel.pate import LinearAttributeTeachers
 from pl_privknn.labelers.pate.aggregators import GNMAX
 from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.partition import ShufflePartition
+from pl_privknn.labelers.pate.partition import RandomPartition
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.labelers.regression import PrivateRegression
 from pl_privknn.privacy.ledger import Ledger
@@ -45,7 +45,13 @@ class Silent(SeededNoise):
         return self
 
 
-FEW = {"num_teachers": 4, "partitioner": ShufflePartition(), "progress": False}
+class ReplaceOnly(RandomPartition):
+    """A partition that states one relation only, so that ledgers of the other one have to be refused."""
+
+    adjacencies = ("replace_one",)
+
+
+FEW = {"num_teachers": 4, "partitioner": ReplaceOnly(), "progress": False}
 LABELERS = {
     "private_knn": lambda: PrivateKNN(5, 1.0, Screening(1.0, 0.1), Gaussian(3.0)),
     "pate": lambda: PATE(teachers=LinearTeachers(steps=2), aggregator=GNMAX(2.0), **FEW),

@@ -24,7 +24,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.ind_knn.settings import Similarity
 from pl_privknn.labelers.multilabel.rules import FixedThresholds
-from pl_privknn.neighbors import Cells, assign, nearest, products, top_k, within_radius
+from pl_privknn.neighbors import assign, nearest, products, top_k, within_radius
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing.ledger import FreeLedger
@@ -72,10 +72,8 @@ def noise():
 
 LABELERS = {
     "private_knn": lambda: PrivateKNN(15, 0.5, Screening(5.0, 1.0), Gaussian(2.0), noise()),
-    "private_knn in cells": lambda: PrivateKNN(15, 0.5, None, Gaussian(2.0), noise(), cells=Cells(4, 2)),
     "private_radius": lambda: PrivateRadius(None, 0.2, 0.5, noise=Gaussian(1.0), noise_source=noise()),
     "reverse_knn": lambda: ReverseKNN(2, 4.0, noise_source=noise()),
-    "reverse_knn with prices": lambda: ReverseKNN(1, 4.0, noise_source=noise(), balance="prices"),
     "multilabel_knn": lambda: MultiLabelKNN(15, 0.5, 2.0, Gaussian(2.0), noise_source=noise()),
     "multilabel_reverse_knn": lambda: MultiLabelReverseKNN(
         1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise()

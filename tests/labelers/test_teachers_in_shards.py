@@ -7,7 +7,7 @@ import torch
 from shard_setup import by_row, in_order, members_of
 from statistics_setup import MADE, fitted, labels_for, table
 
-from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher, PublicPrototypes, SklearnTeachers
+from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher, SklearnTeachers
 from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
@@ -23,11 +23,6 @@ PARTS = {
     "empty": in_order(0, 40, 0, 20),
 }
 EVERY_PART = pytest.mark.parametrize("parts", PARTS)
-STATISTICS = {
-    **MADE,
-    "prototypes": lambda **given: PublicPrototypes(1.0, components=3, **given),
-}
-SETTINGS = {"prototypes": {}}
 
 
 def records():
@@ -37,8 +32,7 @@ def records():
 
 
 def made(name):
-    given = SETTINGS.get(name, {"noise_multiplier": 2.0})
-    return STATISTICS[name](noise_source=SeededNoise(3), **given)
+    return MADE[name](noise_source=SeededNoise(3), noise_multiplier=2.0)
 
 
 def led(name, parts):
@@ -50,7 +44,7 @@ def led(name, parts):
 
 
 @EVERY_PART
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", MADE)
 def test_released_statistics_are_those_of_one_process(name, parts):
     queries = table(30, seed=5)[0]
     alone = fitted(made(name), *records())
@@ -67,20 +61,17 @@ def test_released_statistics_are_those_of_one_process(name, parts):
     assert all(member._taken == {} for member in members[1:])
     for member in members:
         sums = [taken.noisy for taken in alone._taken.values()]
-        if name == "prototypes":
-            sums = [member._public.new_zeros(3, 40)]
         assert member.shard.exchange.sent == len(sums) * 8 * sums[0].numel()
 
 
 def test_records_of_all_shards_enter_by_what_the_first_one_learned_from_public_examples():
-    for name in STATISTICS:
+    for name in MADE:
         alone, members = fitted(made(name), *records()), led(name, "three")
         for number, member in enumerate(members[1:]):
             member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(number)))
         weights = torch.zeros(3, alone._public.shape[1], dtype=torch.float64)
         found, expected = members[0].whole_sum(0, weights), alone.private_sum(0, weights)
-        torch.testing.assert_close(found, expected)
-        assert name == "prototypes" or torch.equal(found, expected)
+        assert torch.equal(found, expected)
 
 
 class Dies:

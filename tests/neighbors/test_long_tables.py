@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import (
-    CellNeighbors,
     PoissonNeighbors,
     PoissonSums,
     RadiusNeighbors,
@@ -43,14 +42,6 @@ def poisson_sums():
     return sums.sums(sums.rank(QUERIES), SeededNoise(0).bernoulli)
 
 
-def cell_votes():
-    among = {"labels": LABELS, "num_classes": CLASSES, "k": 9, "sampling_rate": 0.5}
-    cells = CellNeighbors(
-        TABLE, drawn(5, 3, seed=4).mul(3), 2, lambda rows: PoissonNeighbors(TABLE, **among, among=rows)
-    )
-    return cells.votes(cells.rank(QUERIES), SeededNoise(0).bernoulli)
-
-
 def radius_votes():
     radius = RadiusNeighbors(TABLE, LABELS, CLASSES, 1.0, 0.5)
     return radius.votes(radius.rank(QUERIES), SeededNoise(0).bernoulli)
@@ -68,7 +59,6 @@ SEARCHES = {
     "lists that are too short": poisson_votes(20, 0.3, list_length=21),
     "samples of fewer than k": poisson_votes(170, 0.5),
     "sums": poisson_sums,
-    "cells": cell_votes,
     "votes within a radius": radius_votes,
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import CheckpointFeatures
-from pl_privknn.students import RotationStudent, SimCLRStudent, Student
+from pl_privknn.students import SimCLRStudent, Student
 from pl_privknn.students.pretraining import contrastive_loss
 
 SMALL = {"network": "small_cnn", "num_classes": 10, "in_channels": 1, "image_size": 20}
@@ -24,24 +24,6 @@ def test_contrastive_loss_is_the_literal_sum():
     assert float(contrastive_loss(views, 0.3)) == pytest.approx(total / 6, rel=1e-5)
 
 
-def test_rotations_are_labelled_by_their_quarter_turns():
-    student = RotationStudent(**SMALL, shift=0.0)
-
-    class Brightest(torch.nn.Module):
-        """Logits that point at the corner with the white pixel: 0 for upright, counted anticlockwise."""
-
-        def forward(self, images):
-            corners = [images[:, 0, 0, 0], images[:, 0, -1, 0], images[:, 0, -1, -1], images[:, 0, 0, -1]]
-            return 100 * torch.stack(corners, dim=1)
-
-    images = torch.zeros(2, 1, 20, 20)
-    images[:, :, 0, 0] = 1
-    student.raw_features, student.head = (lambda x: x), Brightest()
-    assert float(student.pretext_loss(images)) < 1e-6
-    with pytest.raises(ValueError, match="square"):
-        student.pretext_loss(torch.zeros(2, 1, 20, 10))
-
-
 def neighbour_accuracy(extractor, data):
     """Leave-one-out accuracy of the nearest neighbour among public images."""
     features = extractor(data.public.images(torch.arange(len(data.public))))
@@ -52,11 +34,10 @@ def neighbour_accuracy(extractor, data):
     return float((truth[similarity.argmax(dim=1)] == truth).float().mean())
 
 
-@pytest.mark.parametrize("kind", [SimCLRStudent, RotationStudent])
-def test_training_reads_no_label_and_leaves_a_checkpoint_of_features(kind, tmp_path):
+def test_training_reads_no_label_and_leaves_a_checkpoint_of_features(tmp_path):
     pl.seed_everything(0)
     data = DigitsDataModule(batch_size=32, unlabeled_batch_size=64)
-    student = kind(**SMALL)
+    student = SimCLRStudent(**SMALL)
     before = {name: value.clone() for name, value in student.state_dict().items()}
     trainer = pl.Trainer(
         max_epochs=3,
@@ -87,11 +68,11 @@ def test_a_network_without_features_is_refused():
 
 def test_arguments_of_labels_are_taken_and_stay_in_checkpoints_unread():
     with pytest.warns(FutureWarning, match="loss.label_smoothing"):
-        student = RotationStudent(**SMALL, label_smoothing=0.1, augment="weak", task="multilabel")
+        student = SimCLRStudent(**SMALL, label_smoothing=0.1, augment="weak", task="multilabel")
     assert not isinstance(student, Student)
     assert student.hparams["loss"]["label_smoothing"] == 0.1
     assert (student.hparams["augment"], student.hparams["task"]) == ("weak", "multilabel")
     assert not hasattr(student, "label_loss")
     assert not hasattr(student, "val_accuracy")
-    with pytest.raises(TypeError, match="RotationStudent has no argument 'nonsense'"):
-        RotationStudent(**SMALL, nonsense=1)
+    with pytest.raises(TypeError, match="SimCLRStudent has no argument 'nonsense'"):
+        SimCLRStudent(**SMALL, nonsense=1)

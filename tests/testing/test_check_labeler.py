@@ -22,7 +22,6 @@ from pl_privknn.labelers import (
     IndKNNPredictor,
     LinearAttributeTeachers,
     LinearTeachers,
-    MLPTeachers,
     MultiLabelKNN,
     MultiLabelPATE,
     MultiLabelReverseKNN,
@@ -30,19 +29,15 @@ from pl_privknn.labelers import (
     PrivateKNN,
     PrivateRadius,
     PublicCurvature,
-    PublicPrototypes,
     ReverseKNN,
     Screening,
-    ShufflePartition,
     SklearnTeachers,
-    SoftVotes,
     ind_knn_engine,
 )
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.labelers.regression import PrivateRegression
-from pl_privknn.neighbors import Cells
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.testing import LabelerCheckError, check_labeler
@@ -113,10 +108,6 @@ HONEST = {
         PrivateKNN(5, 0.9, None, ExponentialArgmax(3.0)),
         {"exponential_argmax (range of the votes' moves)": 2.0},
     ),
-    "knn in cells": (
-        PrivateKNN(5, 1.0, Screening(3, 1.0), Gaussian(3.0), cells=Cells(4, 2)),
-        {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
-    ),
     "radius": (PrivateRadius(sampling_rate=1.0, noise=Gaussian(3.0)), {"gaussian (L2)": 1.0}),
     "radius screened": (
         PrivateRadius(public_share=0.1, sampling_rate=0.5, screening=Screening(3, 1.0), max_votes=5),
@@ -132,7 +123,7 @@ HONEST = {
         ReverseKNN(k=2, noise=Gaussian(3.0), adjacency="replace_one", abstain=0.5),
         {"gaussian (L2)": 2.0},
     ),
-    "reverse prices": (ReverseKNN(k=2, epsilon=1.0, balance="prices", secure=True), {"discrete_laplace (L1)": 2.0}),
+    "reverse discrete": (ReverseKNN(k=2, epsilon=1.0, secure=True), {"discrete_laplace (L1)": 2.0}),
     "local bits": (
         ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer="randomized_response"),
         {"randomized_response (answers)": 1.0},
@@ -173,10 +164,6 @@ HONEST = {
         ),
         {"gaussian (L2)": 2.0},
     ),
-    "soft votes": (
-        SoftVotes(noise_multiplier=2.0, expected_records=30, centers=5, adjacency="replace_one"),
-        {"gaussian (L2)": ROOT2},
-    ),
     "public curvature": (
         PublicCurvature(noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5]),
         {"gaussian (L2)": 0.5},
@@ -185,20 +172,12 @@ HONEST = {
         ClassSums(noise_multiplier=2.0, expected_records=30, adjacency="replace_one", task="multilabel"),
         {"gaussian (L2)": 2 * math.hypot(1, 0.3)},
     ),
-    "soft votes of attributes": (
-        SoftVotes(noise_multiplier=2.0, expected_records=30, centers=5, task="multilabel"), {"gaussian (L2)": 1.0},
-    ),
     "public curvature of attributes": (
         PublicCurvature(
             noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5], adjacency="replace_one",
             task="multilabel",
         ),
         {"gaussian (L2)": 1.0},
-    ),
-    "public prototypes": (PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1), {"exponential_argmax (answers)": None}),
-    "public prototypes replaced": (
-        PublicPrototypes(epsilon=1.0, low=-0.1, high=0.1, adjacency="replace_one"),
-        {"exponential_argmax (answers)": None},
     ),
     "attributes": (MultiLabelKNN(5, 1.0, 2.5, Gaussian(3.0)), {"gaussian (L2)": None}),
     "attributes sampled": (MultiLabelKNN(5, 0.5, None, Laplace(3.0)), {"laplace (L1)": 5.0}),
@@ -213,7 +192,7 @@ HONEST = {
     ),
     "pate": (PATE(4, LINEAR, aggregator=GNMAX(2.0), progress=False), {"gaussian (L2)": ROOT2}),
     "pate shuffled": (
-        PATE(4, LINEAR, aggregator=LNMAX(2.0), partitioner=ShufflePartition(), progress=False),
+        PATE(4, LINEAR, aggregator=LNMAX(2.0), progress=False),
         {"laplace (L1)": 2.0},
     ),
     "pate by class": (
@@ -224,7 +203,7 @@ HONEST = {
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
     "pate guided": (
-        PATE(4, MLPTeachers(8, steps=2, batch_size=4), GuidedPartition(4, sample=20, steps=2), progress=False),
+        PATE(4, LINEAR, GuidedPartition(4, sample=20, steps=2), progress=False),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
 }  # fmt: skip

@@ -15,7 +15,6 @@ from pl_privknn.labelers import (
     PrivateKNN,
     ReverseKNN,
     Screening,
-    ShufflePartition,
     ind_knn_engine,
     noisy_sgd,
 )
@@ -123,10 +122,6 @@ class ByRow(Partitioner):
         return torch.arange(len(labels)) % num_parts
 
 
-class ShuffledUnderAddRemove(ShufflePartition):
-    adjacencies = ("add_remove", "replace_one")
-
-
 class OnTwoParts(LinearTeachers):
     """Every teacher trains on the next one's part as well."""
 
@@ -162,10 +157,6 @@ def local(cls):
 
 PLANTED = {
     "parts by row number": (lambda: pate(partitioner=ByRow()), r"under add_remove.*moves gaussian \(L2\)"),
-    "parts of equal size": (
-        lambda: pate(partitioner=ShuffledUnderAddRemove()),
-        r"under add_remove.*moves gaussian \(L2\)",
-    ),
     "a teacher on two parts": (
         lambda: pate(OnTwoParts(steps=3, batch_size=8)),
         r"moves gaussian \(L2\) by .* and 1.41421 was charged",

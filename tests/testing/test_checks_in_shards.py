@@ -12,14 +12,11 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PrivateKNN,
     PublicCurvature,
-    PublicPrototypes,
     ReverseKNN,
     Screening,
-    SoftVotes,
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.labelers.reverse_knn.reverse_knn import decide
-from pl_privknn.neighbors import Cells
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import LabelerCheckError, audit_labeler, check_labeler
 from pl_privknn.testing.scenes import SCENES
@@ -44,10 +41,8 @@ HONEST = {
     "knn sampled": (sampled(), 3, {"gaussian (L2)": ROOT2, "noisy_screening (largest count)": 1.0}),
     "reverse knn": (ReverseKNN(2, 1.0), 4, {"laplace (L1)": 2.0}),
     "class sums": (ClassSums(components=3, **SUMS), 2, {"gaussian (L2)": 1.09**0.5}),
-    "soft votes": (SoftVotes(**SUMS), 3, {"gaussian (L2)": 1.0}),
     "curvature": (PublicCurvature(releases=2, **SUMS), 4, {"gaussian (L2)": 0.5}),
     "attributes": (PublicCurvature(releases=2, task="multilabel", **SUMS), 3, {"gaussian (L2)": 1.0}),
-    "prototypes": (PublicPrototypes(1.0, components=3), 3, {"exponential_argmax (answers)": 1.0}),
     "ind knn": (IndKNN(0.5, 2.0, **BUDGETS), 3, {STREAM: 0.16}),
     "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
     "pate": (PATE(4, LinearTeachers(2), aggregator=GNMAX(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
@@ -98,7 +93,7 @@ class VotesTwice(ReverseKNN):
     """Records of shards are counted twice."""
 
     def serve(self, order):
-        self.shard.exchange.sum(2 * self._own_counts(*order))
+        self.shard.exchange.sum(2 * self._own_counts(order))
 
 
 class CountedByTheFirst(ClassSums):
@@ -204,8 +199,8 @@ def test_faults_of_shards_are_caught(name):
 
 
 def test_what_looks_at_all_records_in_one_process_is_refused():
-    with pytest.raises(ValueError, match=r"shards=2: PrivateKNN with these settings looks at .* shards=1"):
-        check_labeler(PrivateKNN(cells=Cells(4, 2)), shards=2)
+    with pytest.raises(ValueError, match=r"shards=2: ReverseKNN with these settings looks at .* shards=1"):
+        check_labeler(ReverseKNN(1, 1.0, trust="local"), shards=2)
 
 
 # ---------------------------------------------------------------------------- audits

@@ -19,7 +19,7 @@ from pl_privknn.labelers.multilabel.votes import (
     swapped_vote_norms,
 )
 from pl_privknn.labelers.pate.ensemble import TeacherEnsemble, resolve_groups
-from pl_privknn.labelers.pate.networks import LinearTeachers, MLPTeachers
+from pl_privknn.labelers.pate.networks import LinearTeachers
 from pl_privknn.labelers.pate.partition import Partitioner
 from pl_privknn.labelers.pate.stacked import StackedEnsemble, StackedTeachers
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, Mechanism
@@ -72,20 +72,6 @@ class LinearAttributeTeachers(AttributeTeachers, LinearTeachers):
     """
 
 
-class MLPAttributeTeachers(AttributeTeachers, MLPTeachers):
-    """One hidden layer that all attributes share; see :class:`AttributeTeachers`.
-
-    Example:
-        >>> import torch
-        >>> from pl_privknn.labelers import MultiLabelPATE, MLPAttributeTeachers
-        >>> teachers = MLPAttributeTeachers(steps=20)
-        >>> teacher = MultiLabelPATE(num_teachers=4, teachers=teachers, progress=False)
-        >>> teacher.fit(torch.rand(40, 4), torch.randint(2, (40, 3)), 3)
-        >>> teacher.votes(torch.rand(5, 4)).shape
-        torch.Size([5, 3])
-    """
-
-
 class MultiLabelPATE(TeacherEnsemble):
     """PATE with τ (the multi-label rival of Private-kNN in Zhu et al., CVPR 2020, section 4.3, "GNMAX").
 
@@ -101,9 +87,8 @@ class MultiLabelPATE(TeacherEnsemble):
     Args:
         num_teachers: number of parts and teachers.
         teachers: how they are made; :class:`LinearAttributeTeachers` by default.
-        partitioner: :class:`~pl_privknn.labelers.pate.partition.RandomPartition` (the default) or
-            :class:`~pl_privknn.labelers.pate.partition.ShufflePartition`; those that look at classes don't
-            suit attributes.
+        partitioner: :class:`~pl_privknn.labelers.pate.partition.RandomPartition` (the default); those that look
+            at classes don't suit attributes.
         tau: τ, the most that a teacher adds to all attributes together; None: no clipping.
         noise: ``Gaussian(sigma)`` or ``Laplace(scale)``; the sensitivity is filled in. By default Gaussian with
             σ = 0.2 times the number of teachers.
@@ -140,13 +125,11 @@ class MultiLabelPATE(TeacherEnsemble):
         made = teachers if teachers is not None else LinearAttributeTeachers()
         if not isinstance(made, AttributeTeachers):
             raise ValueError(
-                f"teachers: {type(made).__name__} answer with one class; use LinearAttributeTeachers or "
-                "MLPAttributeTeachers"
+                f"teachers: {type(made).__name__} answer with one class; use LinearAttributeTeachers"
             )
         if partitioner is not None and not partitioner.takes_groups:
             raise ValueError(
-                f"partitioner: {type(partitioner).__name__} looks at classes; use RandomPartition or "
-                "ShufflePartition"
+                f"partitioner: {type(partitioner).__name__} looks at classes; use RandomPartition"
             )
         super().__init__(num_teachers, made, partitioner, **kwargs)
         self.tau = None if tau is None else check_positive("tau", tau)

@@ -61,8 +61,7 @@ class TeacherEnsemble(Labeler):
         self.groups = groups
         if groups is not None and not self.partitioner.takes_groups:
             raise ValueError(
-                f"groups: {type(self.partitioner).__name__} deals out single records; use RandomPartition or "
-                "ShufflePartition with groups"
+                f"groups: {type(self.partitioner).__name__} deals out single records; use RandomPartition"
             )
         self.privacy_unit = "record" if groups is None else "group"
         self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))

@@ -7,10 +7,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.labelers.pate.networks import MLPTeachers
+from pl_privknn.labelers.pate.networks import Linear, ModuleTeachers
 from pl_privknn.labelers.pate.partition import Partitioner, random_permutation
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -95,7 +95,11 @@ class GuidedPartition(Partitioner):
         if self.features == "given":
             return features
         one = torch.zeros(len(features), dtype=torch.int64)
-        maker = MLPTeachers(self.hidden, steps=self.steps, batch_size=128, seed=self.seed)
+
+        def build(width: int, classes: int) -> nn.Module:
+            return nn.Sequential(Linear(width, self.hidden), nn.ReLU(), Linear(self.hidden, classes))
+
+        maker = ModuleTeachers(build, self.steps, batch_size=128, seed=self.seed)
         state = maker.train(features, labels, one, num_classes, 1, lambda fraction: None).state()
         assert state is not None
         weight, bias = state["params/0.weight"][0], state["params/0.bias"][0]

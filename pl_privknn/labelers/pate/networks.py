@@ -12,10 +12,11 @@ from pl_privknn._checks import check_int
 from pl_privknn.labelers.pate.stacked import StackedTeachers
 
 
-class _Linear(nn.Linear):
+class Linear(nn.Linear):
     """``nn.Linear`` as weight·xᵀ: stacked, products of this shape (and their gradients) are twice as fast."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of ``(b, num_features)``."""
         return (self.weight @ x.T).T + self.bias
 
 
@@ -36,40 +37,10 @@ class LinearTeachers(StackedTeachers):
 
     def build(self, num_features: int, num_classes: int) -> nn.Module:
         """See :meth:`StackedTeachers.build`."""
-        layer = _Linear(num_features, num_classes)
+        layer = Linear(num_features, num_classes)
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
         return layer
-
-
-class MLPTeachers(StackedTeachers):
-    """One hidden layer of rectified units on features.
-
-    Args:
-        hidden: units of the hidden layer.
-        steps: optimiser steps of every teacher.
-        learning_rate: of Adam at the start.
-        **kwargs: see :class:`StackedTeachers`.
-
-    Example:
-        >>> import torch
-        >>> from pl_privknn.labelers import PATE, MLPTeachers
-        >>> teachers = MLPTeachers(steps=20)
-        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
-        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
-        >>> teacher.votes(torch.rand(5, 4)).shape
-        torch.Size([5, 2])
-    """
-
-    def __init__(
-        self, hidden: int = 64, steps: int = 300, *, learning_rate: float = 3e-3, **kwargs: Any
-    ) -> None:
-        super().__init__(steps, learning_rate=learning_rate, **kwargs)
-        self.hidden = check_int("hidden", hidden)
-
-    def build(self, num_features: int, num_classes: int) -> nn.Module:
-        """See :meth:`StackedTeachers.build`."""
-        return nn.Sequential(_Linear(num_features, self.hidden), nn.ReLU(), _Linear(self.hidden, num_classes))
 
 
 class CNNTeachers(StackedTeachers):
@@ -130,7 +101,7 @@ class CNNTeachers(StackedTeachers):
             nn.Conv2d(first, second, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Flatten(),
-            _Linear(second * cells, num_classes),
+            Linear(second * cells, num_classes),
         )
 
 

@@ -74,8 +74,7 @@ class Partitioner(abc.ABC):
         if groups is not None:
             if not self.takes_groups:
                 raise ValueError(
-                    f"groups: {type(self).__name__} deals out single records; use RandomPartition or "
-                    "ShufflePartition with groups"
+                    f"groups: {type(self).__name__} deals out single records; use RandomPartition"
                 )
             groups = compact_groups(groups, len(labels))
         units = len(labels) if groups is None else int(groups.max()) + 1
@@ -150,40 +149,13 @@ class RandomPartition(_UnitPartition):
         return noise.integers(units, num_parts)
 
 
-class ShufflePartition(_UnitPartition):
-    """A uniformly random partition into parts whose sizes differ by at most one; ``replace_one`` only.
-
-    Under ``replace_one`` the permutation concerns row numbers, so the new record takes the old one's place
-    and one part differs. Under ``add_remove`` no coupling changes one part only: the additional record is in
-    each part with about the same probability, while only one part may grow, so unless both coincide a second
-    part has to give a record away. Two teachers change, and the noise for one does not cover that.
-
-    Example:
-        >>> import torch
-        >>> from pl_privknn.labelers import ShufflePartition
-        >>> from pl_privknn.privacy import SeededNoise
-        >>> features, labels = torch.rand(60, 4), torch.arange(60) % 3
-        >>> settings = {"num_classes": 3, "num_parts": 5, "noise": SeededNoise(0)}
-        >>> parts = ShufflePartition().assign(features, labels, **settings)
-        >>> parts.shape, sorted(set(parts.tolist()))
-        (torch.Size([60]), [0, 1, 2, 3, 4])
-    """
-
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("replace_one",)
-
-    def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
-        parts = torch.empty(units, dtype=torch.int64)
-        parts[random_permutation(units, noise)] = torch.arange(units) % num_parts
-        return parts
-
-
 class ClassBalancedPartition(Partitioner):
     """The records of each class are shuffled and dealt out in equal shares; conditional.
 
     The dealing of each class starts at a teacher drawn at random, so that classes do not depend on each
     other and small classes do not all land on the first teachers. If a record is replaced by one of its own
-    class, it takes the old one's place and one part differs. Otherwise the size of a class changes, and (as
-    with :class:`ShufflePartition`) up to two parts for each class concerned.
+    class, it takes the old one's place and one part differs. Otherwise the size of a class changes, and up to
+    two parts for each class concerned.
 
     Example:
         >>> import torch

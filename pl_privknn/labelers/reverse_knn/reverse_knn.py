@@ -19,7 +19,6 @@ from pl_privknn.labelers.reverse_knn.decision import check_counts, decide
 from pl_privknn.labelers.reverse_knn.local import LocalRandomizer, Table, true_counts
 from pl_privknn.labelers.reverse_knn.shuffle import MultiMessage, SingleMessage
 from pl_privknn.neighbors import assign
-from pl_privknn.neighbors.prices import learn_prices, priced_neighbors
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Laplace, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
@@ -41,9 +40,6 @@ class ReverseKNN(Labeler):
     simulated here, from one table, with the distribution of the messages; they hold under ``replace_one``, since who
     sends is visible.
 
-    **Balance.** ``"prices"`` learns one price a query from the *public* examples, such that these spread evenly, and
-    lets each record choose by squared distance less price: a record's choice remains its own affair.
-
     Args:
         k: number of nearest queries that a record votes for.
         epsilon: ε of one round under pure differential privacy; sets Laplace noise of scale ``k/ε``
@@ -63,7 +59,6 @@ class ReverseKNN(Labeler):
             ``"concatenation"``; under ``"shuffle"`` also ``"shares"``, several messages a client.
         num_clients: under ``"shuffle"``, a public number of records that are sure to take part.
         delta: under ``"shuffle"``, δ of one round.
-        balance: None, or ``"prices"``.
 
     Raises:
         ValueError: unless exactly one of ``epsilon`` and ``noise`` is given (without a curator ``epsilon``), or for
@@ -93,13 +88,10 @@ class ReverseKNN(Labeler):
         randomizer: str = "collision",
         num_clients: int | None = None,
         delta: float = 1e-5,
-        balance: str | None = None,
     ) -> None:
         super().__init__(noise_source)
         self.k = check_int("k", k)
         self.trust = check_choice("trust", trust, ("central", "local", "shuffle"))
-        self.balance = None if balance is None else check_choice("balance", balance, ("prices",))
-        self._public: Tensor | None = None
         self.soft = check_switch("soft", soft)
         self.abstain = check_non_negative("abstain", abstain)
         natural: Adjacency = "add_remove" if trust == "central" else "replace_one"
@@ -219,11 +211,10 @@ class ReverseKNN(Labeler):
         Returns:
             int64, shape ``(s, num_classes)``.
         """
-        prices = self._prices(queries)
         if self.shard is None:
-            return self._own_counts(queries, prices)
-        self.shard.exchange.tell((queries.cpu(), prices))
-        return self.shard.exchange.sum(self._own_counts(queries, prices))
+            return self._own_counts(queries)
+        self.shard.exchange.tell(queries.cpu())
+        return self.shard.exchange.sum(self._own_counts(queries))
 
     @property
     def takes_shards(self) -> bool:
@@ -234,24 +225,15 @@ class ReverseKNN(Labeler):
         """Count this shard's choices; see :meth:`Labeler.serve`."""
         if self.shard is None:
             raise RuntimeError("ReverseKNN.serve needs a shard")
-        self.shard.exchange.sum(self._own_counts(*order))
+        self.shard.exchange.sum(self._own_counts(order))
 
-    def _own_counts(self, queries: Tensor, prices: Tensor | None) -> Tensor:
+    def _own_counts(self, queries: Tensor) -> Tensor:
         """Exact counts of the records at hand, int64 ``(s, num_classes)``."""
         table = self._table(queries)
         counts = torch.zeros(table.cells, dtype=torch.int64)
-        for nearest, labels in self._choices(queries, prices):
+        for nearest, labels in self._choices(queries):
             counts += true_counts(table, nearest, labels)
         return counts.view(table.queries, table.classes)
-
-    @property
-    def uses_public_features(self) -> bool:
-        """Whether prices are learned from them."""
-        return self.balance is not None
-
-    def fit_public(self, features: Tensor) -> None:
-        """Take the features of all public examples, float32 ``(n, d)``, for ``balance``; called before each round."""
-        self._public = features
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """One in each cell of the table; where labels are exchanged in sums, one in each pair of cells."""
@@ -297,30 +279,17 @@ class ReverseKNN(Labeler):
 
     def votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Each record's queries, int64 ``(n, k)``, and its label ``(n, 1)``: **private**, for the data owner."""
-        nearest, labels = zip(*self._choices(queries, self._prices(queries)), strict=True)
+        nearest, labels = zip(*self._choices(queries), strict=True)
         return torch.cat(nearest), torch.cat(labels)
 
-    def _prices(self, queries: Tensor) -> Tensor | None:
-        """What the queries cost; None where all cost the same."""
+    def _choices(self, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
         if self._blocks is None:
             raise RuntimeError("ReverseKNN needs the private table: call fit(features, labels) first")
         if len(queries) < self.k:
             raise ValueError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
-        if self.balance is None:
-            return None
-        if self._public is None:
-            raise RuntimeError("balance='prices' needs fit_public(features of the public examples) first")
-        return learn_prices(self._public, queries, self.k)
-
-    def _choices(self, queries: Tensor, prices: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
-        assert self._blocks is not None
         for features, labels in self._blocks():
             check_table(features, labels, self._num_classes)
-            if prices is None:
-                nearest = assign(features, queries, self.k, device=self.device)
-            else:
-                nearest = priced_neighbors(features, queries, prices, self.k, device=self.device)
-            yield nearest, labels[:, None]
+            yield assign(features, queries, self.k, device=self.device), labels[:, None]

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pl_privknn._checks import check_choice, check_int, check_positive
-from pl_privknn.labelers.canaries import Canaries, one_in_each_cell
+from pl_privknn._checks import check_choice
 from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
 from pl_privknn.labelers.statistics.lattice import LEFT_BITS, RIGHT_BITS, step_for, whole_steps, within
 from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
@@ -109,80 +107,3 @@ class ClassSums(StatisticsTeacher):
         if self.fitted_by == "maximum_likelihood":
             return self.targets.expected(scores)
         return self.targets.probabilities_of(scores)
-
-
-class SoftVotes(ClassSums):
-    """One release of soft votes: each record votes for its class at all public centres, by a kernel.
-
-    A record with features f has the weight e^{−γ|f − z|²} at each centre z, scaled such that all its weights
-    together have L2 norm 1; v, the vector of them, takes the place of x in :class:`ClassSums`. Reverse kNN gives one
-    whole vote instead, which says less. The votes of all centres are smoothed by least squares with the weights of
-    public examples.
-
-    **Sensitivity.** |v| = 1 and no entry is negative, so the sums move by 1 under ``add_remove`` and by √2 at most
-    under ``replace_one``, whether the class changes or not; of attributes, whose votes have signs, by 2 at most.
-
-    Args:
-        *args: ``epsilon`` or ``noise_multiplier``.
-        gamma: γ, for features of unit length, to which they are scaled.
-        centers: so many public examples, drawn at random, are centres; None takes all of them.
-        seed: of the choice of centres, a public matter.
-        **kwargs: see :class:`ClassSums`; without ``bias``, ``components`` and ``whitening``.
-
-    Raises:
-        ValueError: for arguments out of range.
-
-    Example:
-        >>> from pl_privknn.labelers import SoftVotes
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = SoftVotes(noise_multiplier=8.0)
-        >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
-        0.434
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        gamma: float = 10.0,
-        centers: int | None = 1000,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, bias=0.0, components=None, whitening=0.0, **kwargs)
-        self.gamma = check_positive("gamma", gamma)
-        self.centers = None if centers is None else check_int("centers", centers)
-        self.seed = check_int("seed", seed, 0, 2**32 - 1)
-        self._centers: Tensor | None = None
-
-    def sensitivity(self, release: int) -> float:
-        """1, or √2, of attributes 2."""
-        if self.adjacency == "add_remove":
-            return 1.0
-        return self.targets.farthest
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """At public examples, each of which votes for its own centre most."""
-        return one_in_each_cell(public[:50], num_classes)
-
-    def learn_publicly(self, features: Tensor) -> None:
-        """Choose the centres."""
-        if self.centers is not None and self.centers < len(features):
-            generator = torch.Generator().manual_seed(self.seed)
-            features = features[torch.randperm(len(features), generator=generator)[: self.centers]]
-        self._centers = functional.normalize(features.double(), dim=1)
-
-    def learned(self) -> dict[str, Tensor]:
-        """The centres."""
-        return {} if self._centers is None else {"centers": self._centers}
-
-    def relearn(self, learned: dict[str, Tensor]) -> None:
-        """Take the centres."""
-        self._centers = learned["centers"]
-
-    def transformed(self, features: Tensor) -> Tensor:
-        """Kernel weights at the centres, the largest of them 1."""
-        assert self._centers is not None
-        unit = functional.normalize(features.double(), dim=1)
-        # Of unit vectors, |f − z|² = 2 − 2 f·z. Constants go away when the weights are scaled.
-        powers = 2 * self.gamma * (unit @ self._centers.T)
-        return (powers - powers.amax(dim=1, keepdim=True)).exp()

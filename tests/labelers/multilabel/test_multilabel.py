@@ -12,13 +12,12 @@ from pl_privknn.labelers import (
     FixedThresholds,
     LearnedThresholds,
     LinearAttributeTeachers,
-    MLPAttributeTeachers,
     MultiLabelKNN,
     MultiLabelPATE,
     MultiLabelReverseKNN,
 )
 from pl_privknn.labelers.multilabel.votes import clip_attributes, swapped_vote_norms
-from pl_privknn.labelers.pate.partition import ClassBalancedPartition, ShufflePartition
+from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
@@ -93,7 +92,6 @@ def test_empty_question_costs_nothing():
     "teachers",
     [
         LinearAttributeTeachers(steps=200, learning_rate=0.1),
-        MLPAttributeTeachers(hidden=16, steps=150, learning_rate=0.02),
     ],
 )
 def test_pate_labels_clusters(teachers):
@@ -116,14 +114,14 @@ def test_changed_part_changes_one_teacher():
     features, labels, queries, _ = clusters()
     seen = []
     for changed in (False, True):
-        # ShufflePartition under replace_one: the same draws, one record's label turned over.
+        # The same draws, one record's label turned over.
         other = labels.clone()
         if changed:
             other[7] = 1 - other[7]
         pate = MultiLabelPATE(
             6,
             LinearAttributeTeachers(steps=30),
-            ShufflePartition(),
+            RandomPartition(),
             progress=False,
             noise_source=SeededNoise(2),
         )

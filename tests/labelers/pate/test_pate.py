@@ -9,7 +9,7 @@ from scipy import stats
 from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate.guided import GuidedPartition
 from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition, ShufflePartition
+from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition
 from pl_privknn.labelers.pate.pate import PATE
 from pl_privknn.labelers.pate.teachers import SklearnTeachers
 from pl_privknn.labelers.private_knn import Screening
@@ -171,13 +171,12 @@ def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
 
 def test_adjacencies_are_the_partitioners():
     assert PATE(5, aggregator=GNMAX(1.0)).adjacencies == ("add_remove", "replace_one")
-    assert PATE(5, aggregator=GNMAX(1.0), partitioner=ShufflePartition()).adjacencies == ("replace_one",)
 
 
 # ---------------------------------------------------------------------- one record, one teacher
 
 
-@pytest.mark.parametrize("partitioner", [RandomPartition(), ShufflePartition(), ClassBalancedPartition()])
+@pytest.mark.parametrize("partitioner", [RandomPartition(), ClassBalancedPartition()])
 def test_a_replaced_record_changes_one_teacher(partitioner):
     queries = table(200, seed=1)[0]
     features, labels = table()

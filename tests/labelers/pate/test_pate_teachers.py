@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers, MLPTeachers, ModuleTeachers
+from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers, ModuleTeachers
 from pl_privknn.labelers.pate.teachers import SklearnTeachers, rows_of_parts, teacher_seed
 
 
@@ -21,7 +21,6 @@ def table(n=300, d=16, classes=3, seed=0):
 MAKERS = {
     "linear": lambda **more: LinearTeachers(steps=30, batch_size=8, **more),
     "decayed": lambda **more: LinearTeachers(steps=30, batch_size=8, weight_decay=0.5, **more),
-    "mlp": lambda **more: MLPTeachers(hidden=8, steps=30, batch_size=8, **more),
     "cnn": lambda **more: CNNTeachers((1, 4, 4), channels=(3, 4), steps=30, batch_size=8, **more),
     "own": lambda **more: ModuleTeachers(
         lambda d, c: nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 6), nn.Tanh(), nn.Linear(6, c)),
@@ -84,7 +83,7 @@ def test_blocks_of_teachers_do_not_matter_and_seeds_do():
     features, labels = table()
     parts = torch.arange(300) % 7
     votes = {
-        name: MAKERS["mlp"](**more).train(features, labels, parts, 3, 7, quiet)
+        name: MAKERS["cnn"](**more).train(features, labels, parts, 3, 7, quiet)
         for name, more in {
             "all": {},
             "by three": {"teachers_at_once": 3},
@@ -102,7 +101,7 @@ def test_training_leaves_the_global_generator_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    MAKERS["mlp"]().train(*table(), torch.arange(300) % 7, 3, 7, quiet)
+    MAKERS["cnn"]().train(*table(), torch.arange(300) % 7, 3, 7, quiet)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -154,7 +153,7 @@ def test_a_nan_score_abstains_instead_of_winning():
 
 
 def test_state_restores_the_same_votes():
-    maker = MAKERS["mlp"](teachers_at_once=3)
+    maker = MAKERS["cnn"](teachers_at_once=3)
     features, labels = table()
     trained = maker.train(features, labels, torch.arange(300) % 7, 3, 8, quiet)
     restored = maker.restore(trained.state(), 16, 3)

@@ -139,32 +139,6 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, settings):
     assert 0.97 * settings["epsilon"] < epsilon <= settings["epsilon"]
 
 
-def test_prices_come_from_public_features_and_balance_the_votes():
-    generator = torch.Generator().manual_seed(2)
-    private = torch.cat(
-        [torch.randn(900, 2, generator=generator), torch.randn(100, 2, generator=generator) + 4]
-    )
-    public = torch.cat(
-        [torch.randn(450, 2, generator=generator), torch.randn(50, 2, generator=generator) + 4]
-    )
-    queries = torch.tensor([[0.0, 0.0], [4.0, 4.0], [5.0, 5.0]])
-    plain, priced = (ReverseKNN(epsilon=1.0, balance=balance) for balance in (None, "prices"))
-    for labeler in (plain, priced):
-        labeler.fit(private, torch.zeros(1000, dtype=torch.int64), 2)
-    with pytest.raises(RuntimeError, match="fit_public"):
-        priced.counts(queries)
-    priced.fit_public(public)
-    spread = [labeler.counts(queries).sum(dim=1).double().std() for labeler in (plain, priced)]
-    assert spread[1] < 0.5 * spread[0]
-    # One record's edges do not depend on the others.
-    priced.fit(private[:1], torch.zeros(1, dtype=torch.int64), 2)
-    alone = priced.counts(queries)
-    priced.fit(private[[0, 5, 950]], torch.zeros(3, dtype=torch.int64), 2)
-    together = priced.counts(queries)
-    assert (together - alone >= 0).all()
-    assert int(together.sum()) == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -174,7 +148,6 @@ def test_prices_come_from_public_features_and_balance_the_votes():
         ({"trust": "local", "epsilon": 1.0, "randomizer": "shares"}, "randomizer='shares'"),
         ({"trust": "shuffle", "epsilon": 1.0}, "num_clients=None"),
         ({"trust": "shuffle", "epsilon": 1.0, "num_clients": 10, "delta": 2.0}, "delta=2"),
-        ({"epsilon": 1.0, "balance": "even"}, "balance='even'"),
     ],
 )
 def test_bad_arguments_are_named(arguments, named):

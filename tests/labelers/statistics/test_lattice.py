@@ -8,7 +8,7 @@ import pytest
 import torch
 from statistics_setup import MADE, fitted, labels_for, table
 
-from pl_privknn.labelers import ClassSums, SoftVotes
+from pl_privknn.labelers import ClassSums
 from pl_privknn.labelers.statistics import curvature
 from pl_privknn.labelers.statistics.lattice import step_for, whole_steps, within
 
@@ -66,14 +66,6 @@ def test_what_is_exactly_as_long_as_it_may_be_is_kept(length):
     whole = math.floor(Fraction(length) / Fraction(step)) * step
     rows = whole * torch.cat([torch.eye(4), -torch.eye(4)]).double()
     assert torch.equal(within(rows, length, step) * step, rows)
-
-
-def test_votes_for_one_centre_alone_count():
-    teacher = SoftVotes(noise_multiplier=1.0, gamma=1e6, centers=None, expected_records=6)
-    teacher.fit_public(torch.eye(3))
-    teacher.fit(torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 2, 0, 1, 2]), 3)
-    found = teacher.exact_sum(0, torch.zeros(3, 3).double())
-    torch.testing.assert_close(found, 2 * torch.eye(3).double(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", MADE)

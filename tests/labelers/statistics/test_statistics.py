@@ -13,7 +13,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 from statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
 
-from pl_privknn.labelers import PublicCurvature, SoftVotes
+from pl_privknn.labelers import PublicCurvature
 from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
 from pl_privknn.labelers.statistics.targets import TARGETS
 from pl_privknn.labelers.statistics.teacher import Taken
@@ -201,22 +201,6 @@ def test_without_noise_and_clipping_releases_give_the_model_of_all_labels():
         moment = torch.nn.functional.one_hot(labels, 3).double().T @ x / 60
         expected = (x @ fit_maximum_likelihood(x, moment, teacher.penalty(3)).T).softmax(dim=1)
         torch.testing.assert_close(release.soft.double(), expected, atol=1e-4, rtol=0)
-
-
-def test_soft_votes_are_kernel_weights_of_unit_length():
-    rows, labels = table(20)
-    teacher = fitted(
-        SoftVotes(noise_multiplier=1e-9, expected_records=20, gamma=2.0, centers=None), rows, labels
-    )
-    public, _ = table(40, seed=7)
-    unit, centres = (value / value.norm(dim=1, keepdim=True) for value in (rows.double(), public.double()))
-    expected = torch.zeros(3, 40, dtype=torch.float64)
-    for row, label in zip(unit, labels, strict=True):
-        votes = torch.exp(-2.0 * (row - centres).square().sum(dim=1))
-        expected[label] += votes / votes.norm()
-    torch.testing.assert_close(
-        teacher.exact_sum(0, torch.zeros(3, 40).double()), expected, atol=20 * 2.0**-24, rtol=0
-    )
 
 
 @NAMES

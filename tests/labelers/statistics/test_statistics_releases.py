@@ -6,7 +6,7 @@ from statistics_setup import MADE, fitted, table
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
-from pl_privknn.labelers import ClassSums, PrivateKNN, PublicCurvature, SoftVotes
+from pl_privknn.labelers import ClassSums, PrivateKNN, PublicCurvature
 from pl_privknn.labelers.statistics.releases_file import write_releases
 from pl_privknn.labelers.statistics.teacher import ReleaseLostError
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
@@ -147,7 +147,6 @@ def test_other_features_in_a_later_round_are_refused():
         (lambda: ClassSums(1.0, fit="median"), "fit='median'"),
         (lambda: ClassSums(1.0, expected_records=0), "expected_records=0"),
         (lambda: ClassSums(1.0, ridge=0.0), "ridge=0"),
-        (lambda: SoftVotes(1.0, gamma=0.0), "gamma=0"),
         (lambda: PublicCurvature(1.0, releases=2, clip_norms=[1.0]), r"clip_norms=\[1.0\]"),
         (lambda: PublicCurvature(1.0, adjacency="none"), "adjacency='none'"),
     ],
