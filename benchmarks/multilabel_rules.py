@@ -24,8 +24,8 @@ from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
 from pl_privknn.comparison.marks import SEEDED, guarantee_of, mark, stated
 from pl_privknn.datamodules import FashionMNISTAttributesDataModule
 from pl_privknn.features.hog import HOG
-from pl_privknn.labelers import FixedThresholds, LearnedThresholds, MultiLabelReverseKNN
-from pl_privknn.labelers.multilabel.votes import clip_attributes, swapped_vote_norms
+from pl_privknn.labelers import Attributes, FixedThresholds, LearnedThresholds, ReverseKNN
+from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -103,7 +103,9 @@ def measure_reverse(
         for epsilon in REVERSE_EPSILONS:
             right = []
             for seed in SEEDS:
-                teacher = MultiLabelReverseKNN(tau=tau, epsilon=epsilon, noise_source=SeededNoise(seed))
+                teacher = ReverseKNN(
+                    epsilon=epsilon, attributes=Attributes(tau), noise_source=SeededNoise(seed)
+                )
                 teacher.fit(features, labels, labels.shape[1])
                 released = teacher.label(queries, FreeLedger()).labels[chosen.assignment]
                 right.append(float((released == truth).double().mean()))
@@ -188,7 +190,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 found: dict[str, list[float]] = {name: [] for name in RULES}
                 for seed in SEEDS:
                     noise = SeededNoise(seed)
-                    sums = neighbors.sums(ranked[:answers], noise.bernoulli)
+                    sums = neighbors.votes(ranked[:answers], noise.bernoulli)
                     noisy = mechanism.add_noise(sums, noise)
                     for name, rule in RULES.items():
                         found[name].append(accuracy(rule(noisy, K, tau, sigma)))

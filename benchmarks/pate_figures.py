@@ -21,12 +21,18 @@ from benchmarks.record import Measured
 from pl_privknn.comparison.marks import stated
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
-from pl_privknn.labelers.pate.aggregators import LNMAX, Aggregator, ConfidentGNMAX
-from pl_privknn.labelers.pate.guided import GuidedPartition
-from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition
-from pl_privknn.labelers.pate.pate import PATE
-from pl_privknn.labelers.pate.report import consensus, consensus_histogram, prediction_variance
+from pl_privknn.labelers.pate import (
+    LNMAX,
+    PATE,
+    Aggregator,
+    ConfidentGNMAX,
+)
+from pl_privknn.labelers.pate_training import (
+    ClassBalancedPartition,
+    GuidedPartition,
+    LinearTeachers,
+    RandomPartition,
+)
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.guarantee import weakest
 from pl_privknn.privacy.noise import SeededNoise
@@ -139,3 +145,45 @@ def _summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
     students = torch.stack([run["probabilities"] for run in runs])
     summary["student_variance"] = prediction_variance(students) if len(runs) > 1 else 0.0
     return summary
+
+
+def consensus(votes: Tensor, num_teachers: int) -> Tensor:
+    """**Private.** Share of the teachers behind the winner of each query, float64 ``(m,)``.
+
+    Args:
+        votes: int64 ``(m, c)``, from :meth:`~pl_privknn.labelers.pate.PATE.votes`.
+        num_teachers: all of them, those that abstain included.
+    """
+    return votes.max(dim=1).values.double() / num_teachers
+
+
+def consensus_histogram(votes: Tensor, num_teachers: int, bins: int = 10) -> tuple[Tensor, Tensor]:
+    """**Private.** How many queries have which consensus.
+
+    Returns:
+        ``(counts, edges)``: int64 ``(bins,)`` and float64 ``(bins + 1,)`` from 0 to 1; full consensus is in
+        the last bin.
+    """
+    shares = consensus(votes, num_teachers)
+    place = (shares * bins).long().clamp_(max=bins - 1)
+    return torch.bincount(place, minlength=bins), torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+
+
+def prediction_variance(predictions: Tensor) -> float:
+    """Mean over examples and classes of the variance, across students, of their class probabilities.
+
+    The students differ in their seeds and in the answers that they were trained on. (The Guided PATE paper
+    prints "variance in the predictions of student model" without a definition; its scale can't be matched.)
+
+    Args:
+        predictions: class probabilities of r ≥ 2 students on the same examples, shape ``(r, m, c)``.
+
+    Raises:
+        ValueError: for another shape.
+    """
+    if predictions.ndim != 3 or len(predictions) < 2:
+        raise ValueError(
+            f"predictions: shape {tuple(predictions.shape)}; want (students, examples, classes), "
+            "at least two students"
+        )
+    return float(predictions.double().var(dim=0, unbiased=True).mean())

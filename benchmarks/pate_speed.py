@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.pate_figures import load
 from benchmarks.record import Measured
-from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers
-from pl_privknn.labelers.pate.stacked import StackedTeachers
-from pl_privknn.labelers.pate.teachers import rows_of_parts
+from pl_privknn.labelers.pate_training import CNNTeachers, LinearTeachers, StackedTeachers, rows_of_parts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

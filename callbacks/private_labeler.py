@@ -185,7 +185,7 @@ class PrivateLabeler(ReportsRun):
         if data.task not in self.labeler.tasks:
             fitting = "PrivateKNN"
             if data.task == "multilabel":
-                fitting = "MultiLabelKNN, or PublicCurvature with task='multilabel'"
+                fitting = "PrivateKNN with attributes, or PublicCurvature with task='multilabel'"
             raise ValueError(
                 f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
                 f"data is {data.task}; use for instance {fitting}"

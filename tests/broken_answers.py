@@ -3,8 +3,8 @@
 import torch
 from broken_labelers import Honest, Sampled
 
+from pl_privknn.labelers import Attributes, PrivateKNN
 from pl_privknn.labelers.base import Release, check_table
-from pl_privknn.labelers.multilabel.knn import MultiLabelKNN
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
@@ -109,9 +109,9 @@ class AddsUnderReplacement(ReverseKNN):
         self.adjacencies = ("add_remove", "replace_one")
 
 
-class UnclippedVotes(MultiLabelKNN):
+class UnclippedVotes(PrivateKNN):
     def __init__(self):
-        super().__init__(k=5, sampling_rate=1.0, tau=2.0, noise=Gaussian(2.0))
+        super().__init__(k=5, sampling_rate=1.0, noise=Gaussian(2.0), attributes=Attributes(2.0))
 
     def fit(self, features, labels, num_classes):
         super().fit(features, labels, num_classes)

@@ -95,7 +95,6 @@ LONG: dict[str, tuple[str, ...]] = {
     # Statistical audits of labelers that are right, and of faults that quicker audits find too.
     "testing/test_audit_labeler.py": (
         "test_honest_labelers_pass_and_half_the_noise_is_found[PrivateKNN]",
-        "test_honest_labelers_pass_and_half_the_noise_is_found[MultiLabelKNN]",
         "test_honest_labelers_pass_and_half_the_noise_is_found[IndKNN]",
     ),
     "privacy/auditing/test_empirical_audit.py": (

@@ -2,9 +2,8 @@
 
 import torch
 
-from pl_privknn.labelers.pate.aggregators import GNMAX
-from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.pate import PATE
+from pl_privknn.labelers.pate import GNMAX, PATE
+from pl_privknn.labelers.pate_training import LinearTeachers
 from pl_privknn.privacy.noise import SeededNoise
 
 

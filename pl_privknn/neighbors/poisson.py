@@ -242,7 +242,7 @@ class PoissonSums(PoissonTotals):
         super().__init__(table, k, sampling_rate, values.shape[1], **search)
         self._values = values.to("cpu", torch.float64)
 
-    def sums(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
+    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
         """Sums over one fresh sample, float64 ``(m, a)``; see :meth:`PoissonTotals.totals`."""
         return self.totals(ranked, coins)
 

@@ -25,6 +25,7 @@ class RadiusNeighbors:
         num_classes: number of classes, a public constant.
         radius: Euclidean distance up to which records vote.
         sampling_rate: γ in (0, 1]. A record takes part in a sample at most once.
+        most_votes: a count above this is cut to it; a record still moves one of them by one at most.
         block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
 
@@ -40,6 +41,7 @@ class RadiusNeighbors:
         radius: float,
         sampling_rate: float = 1.0,
         *,
+        most_votes: int | None = None,
         block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -47,7 +49,7 @@ class RadiusNeighbors:
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.num_classes = check_int("num_classes", num_classes, minimum=2)
         self._table, self._labels = table, compact_labels(labels, len(table), self.num_classes)
-        self._block_size, self._device = block_size, device
+        self.most_votes, self._block_size, self._device = most_votes, block_size, device
 
     def rank(self, queries: Tensor) -> Tensor:
         """Bool, shape ``(m, n)``, private: which records lie within the radius of each query."""
@@ -66,4 +68,4 @@ class RadiusNeighbors:
             rows, records = part.nonzero(as_tuple=True)
             counted = count_votes(rows, self._labels[records], len(part), self.num_classes)
             votes[start : start + step] = counted
-        return votes
+        return votes if self.most_votes is None else votes.clamp_(max=self.most_votes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pl_privknn import labelers
 from pl_privknn._checks import check_choice, check_int, check_positive
-from pl_privknn.labelers.pate.aggregators import Aggregator
+from pl_privknn.labelers.pate import Aggregator
 from pl_privknn.planning.options import Made
 from pl_privknn.privacy.mechanisms import (
     Charge,
@@ -78,23 +78,25 @@ def pate(o: SimpleNamespace) -> Made:
     return Made(labelers.PATE, {"num_teachers": teachers, "aggregator": aggregator})
 
 
-def rule(o: SimpleNamespace, cls: type = labelers.LearnedThresholds, **more: Any) -> dict[str, Any]:
-    """How sums become attributes, as an argument; none where the labeler's own is meant."""
+def attributes(o: SimpleNamespace, cls: type = labelers.LearnedThresholds, **more: Any) -> dict[str, Any]:
+    """How votes are clipped and sums become attributes, as an argument."""
     if o.expected_positives is None:
-        return {}
-    return {"rule": Made(cls, {"expected_positives": o.expected_positives, **more})}
+        return {"attributes": Made(labelers.Attributes, {"tau": o.tau})}
+    rule = Made(cls, {"expected_positives": o.expected_positives, **more})
+    return {"attributes": Made(labelers.Attributes, {"tau": o.tau, "rule": rule})}
 
 
 def multilabel_knn(o: SimpleNamespace) -> Made:
-    """Of ``MultiLabelKNN``."""
-    arguments = {"k": o.k, "sampling_rate": o.sampling_rate, "tau": o.tau, **rule(o), "noise": noise(o)}
-    return Made(labelers.MultiLabelKNN, arguments)
+    """Of ``PrivateKNN`` with attributes."""
+    arguments = {"k": o.k, "sampling_rate": o.sampling_rate, **attributes(o), "noise": noise(o)}
+    return Made(labelers.PrivateKNN, arguments)
 
 
 def multilabel_pate(o: SimpleNamespace) -> Made:
-    """Of ``MultiLabelPATE``."""
-    arguments = {"num_teachers": o.num_teachers, "tau": o.tau, **rule(o), "noise": noise(o)}
-    return Made(labelers.MultiLabelPATE, arguments)
+    """Of ``PATE`` with attributes."""
+    aggregator = Made(Aggregator, {"noise": noise(o)})
+    arguments = {"num_teachers": o.num_teachers, **attributes(o), "aggregator": aggregator}
+    return Made(labelers.PATE, arguments)
 
 
 def adjacency(o: SimpleNamespace) -> dict[str, str]:
@@ -108,10 +110,8 @@ def reverse(cls: type, o: SimpleNamespace, **more: Any) -> Made:
 
 
 def multilabel_reverse(o: SimpleNamespace) -> Made:
-    """Of ``MultiLabelReverseKNN``."""
-    return reverse(
-        labelers.MultiLabelReverseKNN, o, tau=o.tau, **rule(o, labelers.FixedThresholds, denoise=True)
-    )
+    """Of ``ReverseKNN`` with attributes."""
+    return reverse(labelers.ReverseKNN, o, **attributes(o, labelers.FixedThresholds, denoise=True))
 
 
 def ind_knn(o: SimpleNamespace) -> Made:

@@ -144,9 +144,10 @@ def _utility(teacher: str, o: SimpleNamespace, made: Any) -> tuple[Utility, ...]
         return utility_of_votes(Gaussian(o.sigma2 * math.sqrt(alike)), max(o.num_classes, 2), alike)
     if teacher in _ATTRIBUTE_VOTES:
         labeler, votes = made.make(), getattr(o, _ATTRIBUTE_VOTES[teacher], None)
-        noisy, positives = labeler.mechanism(o.num_classes), labeler.rule.expected_positives
+        noisy, attributes = labeler.plan(1, 1, o.num_classes)[0].mechanism, labeler.attributes
+        positives = getattr(attributes.decision, "expected_positives", None)
         abstain = getattr(labeler, "abstain", 0.0)
-        return utility_of_attributes(noisy, votes, labeler.tau, positives, abstain)
+        return utility_of_attributes(noisy, votes, attributes.tau, positives, abstain)
     if teacher not in _VOTES:
         return ()
     votes = getattr(o, _VOTES[teacher], None)

@@ -8,8 +8,8 @@ from typing import Any
 
 from pl_privknn import labelers
 from pl_privknn._checks import check_int
-from pl_privknn.labelers.multilabel.votes import swapped_vote_norms
-from pl_privknn.labelers.pate.aggregators import PATE_VOTES_L2
+from pl_privknn.labelers.attributes import swapped_vote_norms
+from pl_privknn.labelers.pate import PATE_VOTES_L2
 from pl_privknn.labelers.private_knn import KNN_VOTES_L2
 from pl_privknn.planning import makers
 from pl_privknn.planning.makers import ADDITIVE_NOISES, NOISES, SUM_NOISES
@@ -119,7 +119,7 @@ TEACHERS: dict[str, Row] = {
         functools.partial(_asked, PATE_VOTES_L2),
     ),
     "multilabel-knn": Row(
-        "MultiLabelKNN",
+        "PrivateKNN",
         {"noise_scale": None, "queries": 1000, "sampling_rate": 0.1},
         "queries",
         ("k", "tau", *_SHOWN),
@@ -128,7 +128,7 @@ TEACHERS: dict[str, Row] = {
         _asked_attributes,
     ),
     "multilabel-pate": Row(
-        "MultiLabelPATE",
+        "PATE",
         {"noise_scale": None, "queries": 1000},
         "queries",
         ("num_teachers", "tau", *_SHOWN),
@@ -149,7 +149,7 @@ TEACHERS: dict[str, Row] = {
         _whole_table,
     ),
     "multilabel-reverse-knn": Row(
-        "MultiLabelReverseKNN",
+        "ReverseKNN",
         {"noise_scale": None, "rounds": 1},
         "rounds",
         ("k", "tau", "*", "noise", "num_classes"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn.labelers import FixedThresholds, Screening
-from pl_privknn.labelers.multilabel.rules import agreement
+from pl_privknn.labelers.attributes import agreement
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, VoteNoise
 from pl_privknn.privacy.noise import SeededNoise
 

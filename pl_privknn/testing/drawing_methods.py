@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pl_privknn.labelers.pate.partition import Partitioner
+from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.errors import LabelerCheckError

@@ -9,14 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pl_privknn.labelers.attributes import Attributes, FixedThresholds
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
-from pl_privknn.labelers.multilabel.knn import MultiLabelKNN
-from pl_privknn.labelers.multilabel.reverse_knn import MultiLabelReverseKNN
-from pl_privknn.labelers.multilabel.rules import FixedThresholds
-from pl_privknn.labelers.pate.aggregators import GNMAX, ConfidentGNMAX
-from pl_privknn.labelers.pate.pate import PATE
-from pl_privknn.labelers.pate.teachers import SklearnTeachers
+from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
+from pl_privknn.labelers.pate_training import SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
@@ -81,7 +78,7 @@ _SAMPLED = {"k": 1, "sampling_rate": 0.25}
 _NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
 _TEACHERS = {"num_teachers": 2, "teachers": _NEAREST, "progress": False}
 _SCREENING = {"k": 2, "sampling_rate": 0.25, "screening": Screening(1.5, 0.5), "noise": Gaussian(_SILENT)}
-_ATTRIBUTES = {"tau": 2.0, "rule": FixedThresholds()}
+_ATTRIBUTES = {"attributes": Attributes(2.0, FixedThresholds())}
 #: Attributes that differ by as much as clipping allows, and so many that they must be clipped.
 _SWAPPED: dict[str, Any] = {"theirs": (1, 1, 0, 0), "own": (0, 0, 1, 1)}
 _CLIPPED: dict[str, Any] = {"theirs": (0,) * 48, "own": (1,) * 48}
@@ -92,17 +89,15 @@ SCENES: dict[type[Labeler], list[Scene]] = {
         Scene("counts", {**_SAMPLED, "noise": Gaussian(1.0), "release_counts": True}, **_ONE_BY_ONE),
         Scene("winners", {**_SAMPLED, "noise": ExponentialArgmax(0.5)}, **_ONE_BY_ONE),
         Scene("screening", _SCREENING, **_ONE_BY_ONE),
+        Scene("attributes", {**_ATTRIBUTES, **_SAMPLED, "noise": Gaussian(1.5)}, **_ONE_BY_ONE, **_SWAPPED),
+        Scene("clipping", {**_ATTRIBUTES, **_SAMPLED, "noise": Gaussian(1.5)}, **_ONE_BY_ONE, **_CLIPPED),
     ],
     PATE: [
         Scene("counts", {**_TEACHERS, "aggregator": GNMAX(4.0, release_counts=True)}, **_ONE_BY_ONE),
         Scene("screening", {**_TEACHERS, "aggregator": ConfidentGNMAX(1.5, 1.5, _SILENT)}, **_ONE_BY_ONE),
     ],
-    ReverseKNN: [Scene("counts", {"noise": Laplace(1.0)}, **_SIDE_BY_SIDE)],
-    MultiLabelKNN: [
-        Scene("attributes", {**_ATTRIBUTES, **_SAMPLED, "noise": Gaussian(1.5)}, **_ONE_BY_ONE, **_SWAPPED),
-        Scene("clipping", {**_ATTRIBUTES, **_SAMPLED, "noise": Gaussian(1.5)}, **_ONE_BY_ONE, **_CLIPPED),
-    ],
-    MultiLabelReverseKNN: [
+    ReverseKNN: [
+        Scene("counts", {"noise": Laplace(1.0)}, **_SIDE_BY_SIDE),
         Scene("attributes", {**_ATTRIBUTES, "noise": Gaussian(1.5)}, **_SIDE_BY_SIDE, **_SWAPPED),
         Scene("clipping", {**_ATTRIBUTES, "noise": Gaussian(1.5)}, **_SIDE_BY_SIDE, **_CLIPPED),
     ],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from attributes_setup import attribute_knn
 from noisy_sgd_setup import PRIVATE, charged, keep_last, make, make_data
 from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger
@@ -15,9 +16,9 @@ from small_fit import fit_student
 from pl_privknn.callbacks import RunReport
 from pl_privknn.callbacks.labeling_round import rich_progress
 from pl_privknn.datamodules import ArraysDataModule
-from pl_privknn.labelers import PATE, IndKNN, MultiLabelKNN, PrivateKNN, ReverseKNN
+from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.ind_knn.identities import read_ids
-from pl_privknn.labelers.pate.partition import RandomPartition
+from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.noise import SeededNoise
 
@@ -98,7 +99,7 @@ def table(labels=N, dtype=torch.float32):
         lambda: PrivateKNN(N, 1.0).fit(*table(), 2) or PrivateKNN(N + 1, 1.0).fit(*table(), 2),
         lambda: ReverseKNN(1, 1.0).fit(*table(N - 1), 2),
         lambda: IndKNN(0.1, 0.5, epsilon=1.0, delta=1e-5).fit(*table(N - 1), 2),
-        lambda: MultiLabelKNN(5).fit(*table(), 2),
+        lambda: attribute_knn(5).fit(*table(), 2),
         lambda: PATE(4, groups=torch.zeros(N - 1, dtype=torch.int64)).fit(*table(), 2),
         lambda: RandomPartition().assign(
             *table(), num_classes=2, num_parts=N + 1, noise=SeededNoise(0)

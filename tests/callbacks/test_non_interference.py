@@ -8,6 +8,7 @@ import functools
 import pytest
 import pytorch_lightning as pl
 import torch
+from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from traces import released, report_traces, traces
@@ -26,11 +27,7 @@ from pl_privknn.labelers import (
     FixedThresholds,
     GuidedPartition,
     IndKNN,
-    LinearAttributeTeachers,
     LinearTeachers,
-    MultiLabelKNN,
-    MultiLabelPATE,
-    MultiLabelReverseKNN,
     NoisySGDTeacher,
     PrivateKNN,
     PrivateRadius,
@@ -213,17 +210,17 @@ RUNS = {
     "public_curvature": fit_teacher(
         lambda: PublicCurvature(noise_multiplier=0.5, expected_records=40, releases=3, noise_source=noise())
     ),
-    "multilabel_knn": attributes(lambda: MultiLabelKNN(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
+    "multilabel_knn": attributes(lambda: attribute_knn(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
     "public_curvature of attributes": attributes(
         lambda: PublicCurvature(
             noise_multiplier=0.5, expected_records=40, releases=2, noise_source=noise(), task="multilabel"
         )
     ),
     "multilabel_pate": attributes(
-        lambda: MultiLabelPATE(3, LinearAttributeTeachers(20), noise=Gaussian(0.5), noise_source=noise())
+        lambda: attribute_pate(3, LinearTeachers(20), noise=Gaussian(0.5), noise_source=noise())
     ),
     "multilabel_reverse_knn": attributes(
-        lambda: MultiLabelReverseKNN(1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise())
+        lambda: attribute_reverse_knn(1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise())
     ),
     "noisy_sgd": fit_noisy_sgd(lambda: {"network": small_network()}),
     "noisy_sgd head": fit_noisy_sgd(lambda: {"extractor": Flat(), "clipping": "ghost"}),

@@ -22,7 +22,6 @@ from pl_privknn.labelers import (
     ClassSums,
     IndKNN,
     LinearTeachers,
-    MultiLabelPATE,
     NoisySGDTeacher,
     PrivateKNN,
     ReverseKNN,
@@ -300,8 +299,6 @@ def test_whole_tables_are_asked_for_where_there_is_a_shard_alone():
     teacher.fit(torch.rand(4, 2), torch.arange(4) % 2, 2)
     with pytest.raises(RuntimeError, match="needs the whole private table"):
         teacher.exact_votes(torch.rand(1, 2))
-    with pytest.raises(NotImplementedError, match="MultiLabelPATE looks at private records in one process"):
-        MultiLabelPATE(3).serve(None)
 
 
 def test_a_network_has_the_buffers_of_the_first_process():

@@ -106,17 +106,17 @@ def test_own_classes_by_name_and_by_path():
         assert found == {"class_path": "pl_privknn.labelers.private_knn.PrivateKNN"}
     assert known_classes()["Gaussian"] is Gaussian
     assert known_classes()["pl_privknn.labelers.private_knn.PrivateKNN"] is PrivateKNN
-    unexported = {"class_path": "pl_privknn.labelers.pate.partition.Partitioner"}
+    unexported = {"class_path": "pl_privknn.labelers.pate_training.Partitioner"}
     assert project_classes_only(unexported, "x") == unexported
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "pl_privknn.labelers.pate.teachers.importlib.import_module",
+        "pl_privknn.labelers.pate_training.importlib.import_module",
         "pl_privknn.privacy.ledger.ledger.Ledger",
         "pl_privknn.cli.main.main",
-        "pl_privknn.labelers.pate.teachers.np",
+        "pl_privknn.labelers.pate_training.np",
         "pl_privknn.labelers.nothing.Here",
         "pl_privknn.labelers",
         "..os.system",

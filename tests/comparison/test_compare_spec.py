@@ -192,7 +192,7 @@ def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
 def test_arguments_through_keywords():
     for name in ("noise_source", "epsilon", "adjacency"):
         assert argument_path("ReverseKNN", name) == name
-    assert argument_path("pl_privknn.labelers.pate.pate.PATE", "noise_source") == "noise_source"
+    assert argument_path("pl_privknn.labelers.pate.PATE", "noise_source") == "noise_source"
     assert argument_path("NoisySGD", "delta") == "budget.delta"
     # Passed on through **kwargs of VATStudent to its base.
     assert argument_path("VATStudent", "ema_decay") == "ema_decay"

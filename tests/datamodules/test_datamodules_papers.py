@@ -25,13 +25,14 @@ CLASSES = {
     "class_path": "PrivateKNN", "init_args": {"k": 5, "sampling_rate": 0.8, "noise": gaussian(1.0)}
 }  # fmt: skip
 ATTRIBUTES = {
-    "class_path": "MultiLabelKNN", "init_args": {"k": 5, "sampling_rate": 0.8, "tau": 10, "noise": gaussian(2.0)}
+    "class_path": "PrivateKNN",
+    "init_args": {"k": 5, "sampling_rate": 0.8, "attributes": {"tau": 10}, "noise": gaussian(2.0)},
 }  # fmt: skip
 BY_PERSON = {
-    "class_path": "MultiLabelPATE",
+    "class_path": "PATE",
     "init_args": {
-        "num_teachers": 4, "tau": 10, "groups": "data", "progress": False,
-        "teachers": {"class_path": "LinearAttributeTeachers", "init_args": {"steps": 5}},
+        "num_teachers": 4, "attributes": {"tau": 10}, "groups": "data", "progress": False,
+        "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
     },
 }  # fmt: skip
 

@@ -5,27 +5,22 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 from ind_knn_setup import PARAMETERS, C, D
 
 from pl_privknn.labelers import (
     PATE,
     ClassSums,
     IndKNN,
-    MultiLabelKNN,
-    MultiLabelPATE,
-    MultiLabelReverseKNN,
     NoisySGDTeacher,
     PrivateKNN,
     PublicCurvature,
     ReverseKNN,
 )
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
-from pl_privknn.labelers.multilabel.pate import LinearAttributeTeachers
-from pl_privknn.labelers.pate.aggregators import GNMAX
-from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.partition import RandomPartition
-from pl_privknn.labelers.private_knn import Screening
-from pl_privknn.labelers.regression import PrivateRegression
+from pl_privknn.labelers.pate import GNMAX
+from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
+from pl_privknn.labelers.private_knn import PrivateRegression, Screening
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -66,10 +61,10 @@ LABELERS = {
     "class_sums_of_attributes": lambda: ClassSums(
         noise_multiplier=1.0, adjacency="replace_one", task="multilabel"
     ),
-    "multilabel_knn": lambda: MultiLabelKNN(5, 1.0),
-    "multilabel_pate": lambda: MultiLabelPATE(teachers=LinearAttributeTeachers(steps=2), **FEW),
-    "multilabel_reverse_knn": lambda: MultiLabelReverseKNN(epsilon=1.0),
-    "multilabel_reverse_knn_replaced": lambda: MultiLabelReverseKNN(epsilon=1.0, adjacency="replace_one"),
+    "multilabel_knn": lambda: attribute_knn(5, 1.0),
+    "multilabel_pate": lambda: attribute_pate(teachers=LinearTeachers(steps=2), **FEW),
+    "multilabel_reverse_knn": lambda: attribute_reverse_knn(epsilon=1.0),
+    "multilabel_reverse_knn_replaced": lambda: attribute_reverse_knn(epsilon=1.0, adjacency="replace_one"),
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.labelers.regression import PrivateRegression
+from pl_privknn.labelers.private_knn import PrivateRegression
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
@@ -71,7 +71,7 @@ def neighbouring_sums(model, trials=60):
             model.fit(features[first:], targets[first:])
             neighbors = model._neighbors
             pair.append(
-                neighbors.sums(neighbors.rank(torch.randn(6, 1, generator=torch.Generator().manual_seed(3))))
+                neighbors.votes(neighbors.rank(torch.randn(6, 1, generator=torch.Generator().manual_seed(3))))
             )
         yield pair
 

@@ -9,7 +9,7 @@ from small_fit import fit_student
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.labelers import PATE, IndKNN, LinearTeachers, PrivateKNN
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
-from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.pate import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise

@@ -39,7 +39,7 @@ def poisson_votes(k, rate, **options):
 
 def poisson_sums():
     sums = PoissonSums(TABLE, drawn(180, 5, seed=3), 9, 0.4)
-    return sums.sums(sums.rank(QUERIES), SeededNoise(0).bernoulli)
+    return sums.votes(sums.rank(QUERIES), SeededNoise(0).bernoulli)
 
 
 def radius_votes():

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from attributes_setup import attribute_knn, attribute_reverse_knn
 from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
 from pl_privknn.cli.main import main
-from pl_privknn.labelers import FixedThresholds, MultiLabelKNN, MultiLabelReverseKNN, Screening
+from pl_privknn.labelers import FixedThresholds, Screening
 from pl_privknn.planning import plan
 from pl_privknn.planning.utility import chances, hopeless, utility_of_attributes, utility_of_votes
 from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
@@ -75,7 +76,7 @@ def test_attributes_are_answered_as_the_teacher_itself_answers(ones):
     # 60 equal records, of which 45 have the first of ten attributes and as many more as make `ones`.
     labels = torch.zeros(60, 10, dtype=torch.int64)
     labels[:45, :ones] = 1
-    teacher = MultiLabelKNN(
+    teacher = attribute_knn(
         k=60,
         sampling_rate=1.0,
         tau=3.0,
@@ -85,7 +86,7 @@ def test_attributes_are_answered_as_the_teacher_itself_answers(ones):
     )
     teacher.fit(torch.zeros(60, 2), labels, 10)
     said = teacher.label(torch.zeros(8_000, 2), FreeLedger()).labels[:, 0]
-    found = utility_of_attributes(teacher.mechanism(10), 60, 3.0, float(ones))[1]
+    found = utility_of_attributes(teacher.plan(1, 1, 10)[0].mechanism, 60, 3.0, float(ones))[1]
     assert (found.share, found.lead, found.passes, found.of) == (0.75, 30, 1.0, "attributes")
     # 8,000 and 10,000 draws: four standard errors of the difference.
     assert found.right == pytest.approx(float(said.double().mean()), abs=0.03)
@@ -98,7 +99,7 @@ def test_attributes_of_reverse_knn_are_refused_and_answered_as_by_the_teacher_it
     places = torch.arange(4_000).float()[:, None].expand(-1, 2) * 100
     labels = torch.zeros(80_000, 10, dtype=torch.int64)
     labels[:, :2] = 1
-    teacher = MultiLabelReverseKNN(
+    teacher = attribute_reverse_knn(
         tau=1.0,
         noise=Laplace(scale=8.0),
         rule=FixedThresholds(expected_positives=2.0),

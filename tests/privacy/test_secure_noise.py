@@ -9,9 +9,9 @@ import torch
 from scipy import special, stats
 
 from pl_privknn.labelers import PATE, PrivateKNN
-from pl_privknn.labelers.aggregation import secure_noise
-from pl_privknn.labelers.pate.aggregators import LNMAX, ConfidentGNMAX
+from pl_privknn.labelers.pate import LNMAX, ConfidentGNMAX
 from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.labelers.voting import secure_noise
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.mechanisms import (

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from pl_privknn.cli.main import main
-from pl_privknn.labelers import PATE, MultiLabelKNN, MultiLabelReverseKNN, PrivateKNN
+from pl_privknn.labelers import PATE, PrivateKNN, ReverseKNN, private_knn
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.labelers.multilabel import knn, reverse_knn
+from pl_privknn.labelers.reverse_knn import reverse_knn
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import audit_labeler
 from pl_privknn.testing.scenes import SCENES
@@ -58,17 +58,18 @@ def test_honest_labelers_pass_and_half_the_noise_is_found(kind):
     assert set(found.values()) == {"VIOLATED"}
 
 
-@pytest.mark.parametrize("kind", [PrivateKNN, MultiLabelKNN])
-def test_coins_of_twice_the_rate_are_found(kind):
-    found = verdicts(kind, rate=2.0)
+def test_coins_of_twice_the_rate_are_found():
+    found = verdicts(PrivateKNN, rate=2.0)
     found.pop("clipping", None)
     assert set(found.values()) == {"VIOLATED"}
 
 
-@pytest.mark.parametrize(("kind", "module"), [(MultiLabelKNN, knn), (MultiLabelReverseKNN, reverse_knn)])
+@pytest.mark.parametrize(("kind", "module"), [(PrivateKNN, private_knn), (ReverseKNN, reverse_knn)])
 def test_unclipped_votes_are_found(monkeypatch, kind, module):
     monkeypatch.setattr(module, "clip_attributes", lambda labels, tau: labels.double())
-    assert verdicts(kind) == {"attributes": "OK", "clipping": "VIOLATED"}
+    found = verdicts(kind)
+    assert found.pop("clipping") == "VIOLATED"
+    assert set(found.values()) == {"OK"}
 
 
 def test_a_derived_class_is_run_with_its_own_code():
@@ -78,7 +79,7 @@ def test_a_derived_class_is_run_with_its_own_code():
 
     rows = audit_labeler(Charges, trials=TRIALS, noise=SeededNoise(1))
     assert {row["labeler"] for row in rows} == {"Charges"}
-    assert {row["verdict"] for row in rows} == {"VIOLATED"}
+    assert {row["verdict"] for row in rows if row["scene"] != "clipping"} == {"VIOLATED"}
 
 
 def test_the_score_comes_close_to_the_claim():
@@ -98,7 +99,7 @@ def test_the_command_audits_labelers(capsys, monkeypatch):
     monkeypatch.setattr(SeededNoise, "laplace", lambda self, shape, scale: draw(self, shape, scale / 3))
     assert main([*COMMAND, "--labeler", "ReverseKNN", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert [row["verdict"] for row in report["audits"]] == ["VIOLATED"]
+    assert report["audits"][0]["verdict"] == "VIOLATED"
 
 
 @pytest.mark.parametrize(

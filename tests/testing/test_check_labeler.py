@@ -8,6 +8,7 @@ import broken_answers
 import numpy as np
 import pytest
 import torch
+from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 
 import pl_privknn.testing.check
 from pl_privknn.labelers import (
@@ -20,11 +21,7 @@ from pl_privknn.labelers import (
     GuidedPartition,
     IndKNN,
     IndKNNPredictor,
-    LinearAttributeTeachers,
     LinearTeachers,
-    MultiLabelKNN,
-    MultiLabelPATE,
-    MultiLabelReverseKNN,
     NoisySGDTeacher,
     PrivateKNN,
     PrivateRadius,
@@ -36,8 +33,8 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
-from pl_privknn.labelers.pate.partition import Partitioner
-from pl_privknn.labelers.regression import PrivateRegression
+from pl_privknn.labelers.pate_training import Partitioner
+from pl_privknn.labelers.private_knn import PrivateRegression
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.testing import LabelerCheckError, check_labeler
@@ -179,15 +176,15 @@ HONEST = {
         ),
         {"gaussian (L2)": 1.0},
     ),
-    "attributes": (MultiLabelKNN(5, 1.0, 2.5, Gaussian(3.0)), {"gaussian (L2)": None}),
-    "attributes sampled": (MultiLabelKNN(5, 0.5, None, Laplace(3.0)), {"laplace (L1)": 5.0}),
-    "attributes reverse": (MultiLabelReverseKNN(2, 2.0, epsilon=1.0), {"laplace (L1)": 6.0}),
+    "attributes": (attribute_knn(5, 1.0, 2.5, Gaussian(3.0)), {"gaussian (L2)": None}),
+    "attributes sampled": (attribute_knn(5, 0.5, None, Laplace(3.0)), {"laplace (L1)": 5.0}),
+    "attributes reverse": (attribute_reverse_knn(2, 2.0, epsilon=1.0), {"laplace (L1)": 6.0}),
     "attributes replaced": (
-        MultiLabelReverseKNN(2, None, noise=Gaussian(1.0), adjacency="replace_one"),
+        attribute_reverse_knn(2, None, noise=Gaussian(1.0), adjacency="replace_one"),
         {"gaussian (L2)": math.sqrt(24)},
     ),
     "attributes pate": (
-        MultiLabelPATE(4, LinearAttributeTeachers(steps=2, batch_size=4), tau=2.0, progress=False),
+        attribute_pate(4, LinearTeachers(steps=2, batch_size=4), tau=2.0, progress=False),
         {"gaussian (L2)": 2.0},
     ),
     "pate": (PATE(4, LINEAR, aggregator=GNMAX(2.0), progress=False), {"gaussian (L2)": ROOT2}),

@@ -18,7 +18,7 @@ from pl_privknn.labelers import (
     ind_knn_engine,
     noisy_sgd,
 )
-from pl_privknn.labelers.pate.partition import Partitioner
+from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.testing import LabelerCheckError, check_labeler

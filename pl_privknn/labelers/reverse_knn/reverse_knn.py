@@ -11,15 +11,24 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
-from pl_privknn.labelers.aggregation import vote_noise
+from pl_privknn.labelers.attributes import (
+    Attributes,
+    FixedThresholds,
+    check_attribute_table,
+    clip_attributes,
+    denoised,
+    single_vote_norms,
+    sum_noise,
+)
 from pl_privknn.labelers.base import ChargesLedger, Labeler, RecordBlocks, Release, check_table
-from pl_privknn.labelers.canaries import Canaries, one_in_each_cell, one_in_each_pair
+from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
 from pl_privknn.labelers.reverse_knn.channel import Channel
 from pl_privknn.labelers.reverse_knn.decision import check_counts, decide
 from pl_privknn.labelers.reverse_knn.local import LocalRandomizer, Table, true_counts
 from pl_privknn.labelers.reverse_knn.shuffle import MultiMessage, SingleMessage
+from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
-from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Laplace, Mechanism
+from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
 
@@ -40,6 +49,14 @@ class ReverseKNN(Labeler):
     simulated here, from one table, with the distribution of the messages; they hold under ``replace_one``, since who
     sends is visible.
 
+    **Attributes.** A record gives its attribute vector, clipped to an L1 norm of at most τ (the r of the paper: it
+    spreads r votes over all of its attributes), to its ``k`` nearest queries, and beside it one vote that says "here
+    is a record": without that count nobody could tell an attribute that few records have from a query that few
+    records are near to. A record so adds to k rows a clipped vector of norms (ℓ₁, ℓ₂)
+    (:func:`~pl_privknn.labelers.attributes.single_vote_norms`) and a one: k(ℓ₁ + 1) in L1 and √(k(ℓ₂² + 1)) in L2. A
+    replaced record takes that away and adds as much: twice the L1 norm, and at most √2 times the L2 norm because
+    entries are not negative.
+
     Args:
         k: number of nearest queries that a record votes for.
         epsilon: ε of one round under pure differential privacy; sets Laplace noise of scale ``k/ε``
@@ -49,16 +66,20 @@ class ReverseKNN(Labeler):
             ``DiscreteGaussian``; sensitivities are filled in.
         soft: release class probabilities too: the non-negative part of the noisy counts, normalised.
         abstain: refuse a query where the two largest noisy counts differ by less than this many standard
-            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
+            deviations of that difference's noise (of attributes: whose noisy number of records is below this many
+            deviations of the noise); 0 answers every query. Post-processing, free of cost.
         adjacency: neighbouring relation; a replaced record moves twice as much as one that is added. By default
             ``add_remove``, and ``replace_one`` without a curator.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        secure: draw the noise exactly, in integers; see :func:`~pl_privknn.labelers.aggregation.secure_noise`.
+        secure: draw the noise exactly, in integers; see :func:`~pl_privknn.labelers.voting.secure_noise`.
         trust: ``"central"``, ``"local"`` or ``"shuffle"``.
         randomizer: of a local message: ``"collision"``, ``"randomized_response"``, ``"separation"`` or
             ``"concatenation"``; under ``"shuffle"`` also ``"shares"``, several messages a client.
         num_clients: under ``"shuffle"``, a public number of records that are sure to take part.
         delta: under ``"shuffle"``, δ of one round.
+        attributes: labels are attributes and not classes; with a curator, and ``Laplace`` or ``Gaussian`` noise.
+            The rule is :class:`~pl_privknn.labelers.attributes.FixedThresholds`, whose threshold is a share of the
+            released number of records near the query; by default it denoises the whole table together.
 
     Raises:
         ValueError: unless exactly one of ``epsilon`` and ``noise`` is given (without a curator ``epsilon``), or for
@@ -88,6 +109,7 @@ class ReverseKNN(Labeler):
         randomizer: str = "collision",
         num_clients: int | None = None,
         delta: float = 1e-5,
+        attributes: Attributes | None = None,
     ) -> None:
         super().__init__(noise_source)
         self.k = check_int("k", k)
@@ -100,6 +122,19 @@ class ReverseKNN(Labeler):
         self._blocks: RecordBlocks | None = None
         self._num_classes = 0
         self._channel: Channel | None = None
+        self.attributes, self.epsilon = attributes, epsilon
+        if attributes is not None:
+            self.tasks = ("multilabel",)
+            if trust != "central" or secure:
+                raise ValueError(
+                    f"attributes with trust={trust!r}, secure={secure!r}: a curator sums clipped votes, with Laplace "
+                    "or Gaussian noise; leave these out"
+                )
+            if attributes.rule is not None and not isinstance(attributes.rule, FixedThresholds):
+                raise ValueError(
+                    f"attributes.rule={attributes.rule!r}: the number of votes differs between queries; use "
+                    "FixedThresholds"
+                )
         if trust != "central":
             if noise is not None or epsilon is None or secure or self.adjacency != "replace_one":
                 raise ValueError(
@@ -111,6 +146,10 @@ class ReverseKNN(Labeler):
         moved = self.k * (2 if self.adjacency == "replace_one" else 1)
         if (epsilon is None) == (noise is None):
             raise ValueError(f"epsilon={epsilon!r}, noise={noise!r}: give exactly one of them")
+        if attributes is not None:
+            self.noise: Mechanism | None = noise
+            self._sum_noise(2)  # refuses what can't be added to sums at once
+            return
         if noise is None:
             noise = Laplace(scale=moved / check_positive("epsilon", epsilon))
         completed = vote_noise(noise, moved, math.sqrt(moved), secure=check_switch("secure", secure))
@@ -118,9 +157,30 @@ class ReverseKNN(Labeler):
             raise ValueError(f"noise={noise!r} can't be added to counts; use for instance Laplace(scale)")
         self.noise = completed
 
+    def _sum_noise(self, num_attributes: int) -> Gaussian | Laplace:
+        """The frozen mechanism that draws, and is charged for, one round of attributes."""
+        assert self.attributes is not None
+        l1, l2 = single_vote_norms(self.attributes.tau, num_attributes)
+        moved = 2 if self.adjacency == "replace_one" else 1
+        l1_moved, l2_moved = moved * self.k * (l1 + 1), math.sqrt(moved * self.k * (l2**2 + 1))
+        noise = self.noise
+        if noise is None:
+            noise = Laplace(scale=l1_moved / check_positive("epsilon", self.epsilon))
+        return sum_noise(noise, l1_moved, l2_moved)
+
+    def mechanism(self, num_classes: int) -> AdditiveNoise:
+        """The frozen mechanism that draws, and is charged for, one round with a curator."""
+        if self.attributes is not None:
+            return self._sum_noise(num_classes)
+        assert isinstance(self.noise, AdditiveNoise)
+        return self.noise
+
+    def _check_records(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
+
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`."""
-        check_table(features, labels, num_classes)
+        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
+        self._check_records(features, labels, num_classes)
         self.fit_blocks(lambda: [(features, labels)], num_classes)
 
     def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
@@ -131,7 +191,7 @@ class ReverseKNN(Labeler):
         """One release a round; see :meth:`Labeler.plan`."""
         if self._channel is not None:
             return [Charge(self.protocol(num_queries, num_classes).mechanism, rounds)]
-        return [Charge(self.noise, rounds)]
+        return [Charge(self.mechanism(num_classes), rounds)]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Count, noise and decide, for all queries of a round together; see :meth:`Labeler.label`.
@@ -162,10 +222,32 @@ class ReverseKNN(Labeler):
             raise ValueError(
                 f"trust={self.trust!r}: nobody may see counts; use label, or the randomizer's own functions"
             )
+        if self.attributes is not None:
+            return self._release_sums(self.attributes, counts, ledger, max_answers)
         check_counts(counts)
-        noise = self.paid(ledger, self.noise, 1, "counts")
-        noisy = self.noise.add_noise(counts, noise).double()
-        return decide(noisy, self.noise.deviation, self.abstain, self.soft, max_answers)
+        mechanism = self.mechanism(counts.shape[1])
+        noise = self.paid(ledger, mechanism, 1, "counts")
+        noisy = mechanism.add_noise(counts, noise).double()
+        return decide(noisy, mechanism.deviation, self.abstain, self.soft, max_answers)
+
+    def _release_sums(
+        self, attributes: Attributes, sums: Tensor, ledger: ChargesLedger, max_answers: int | None
+    ) -> Release:
+        mechanism = self._sum_noise(sums.shape[1] - 1)
+        noise = self.paid(ledger, mechanism, 1, "sums")
+        noisy, deviation = mechanism.add_noise(sums, noise), mechanism.deviation
+        refused = noisy[:, -1] < self.abstain * deviation
+        rule = FixedThresholds(denoise=True) if attributes.rule is None else attributes.rule
+        assert isinstance(rule, FixedThresholds)
+        if rule.denoise:
+            noisy = denoised(noisy, deviation)[0]
+        rule = dataclasses.replace(rule, denoise=False)
+        probabilities = rule(noisy[:, :-1], noisy[:, -1].clamp(min=0), attributes.tau, deviation)
+        labels = (probabilities > 0.5).long()
+        labels[refused] = -1
+        if max_answers is not None:
+            labels[torch.nonzero(~refused).flatten()[max_answers:]] = -1
+        return Release(labels, probabilities.float() if self.soft else None)
 
     @property
     def randomizer(self) -> str | None:
@@ -209,7 +291,8 @@ class ReverseKNN(Labeler):
             queries: float32 features, shape ``(s, d)``.
 
         Returns:
-            int64, shape ``(s, num_classes)``.
+            int64, shape ``(s, num_classes)``; of attributes float64 ``(s, num_classes + 1)``, the last column the
+            number of records.
         """
         if self.shard is None:
             return self._own_counts(queries)
@@ -219,7 +302,7 @@ class ReverseKNN(Labeler):
     @property
     def takes_shards(self) -> bool:
         """Whether there is a curator, whose counts are a sum over shards."""
-        return self.trust == "central"
+        return self.trust == "central" and self.attributes is None
 
     def serve(self, order: Any) -> None:
         """Count this shard's choices; see :meth:`Labeler.serve`."""
@@ -229,23 +312,36 @@ class ReverseKNN(Labeler):
 
     def _own_counts(self, queries: Tensor) -> Tensor:
         """Exact counts of the records at hand, int64 ``(s, num_classes)``."""
+        if self.attributes is not None:
+            return self._own_sums(queries, self.attributes)
         table = self._table(queries)
         counts = torch.zeros(table.cells, dtype=torch.int64)
         for nearest, labels in self._choices(queries):
             counts += true_counts(table, nearest, labels)
         return counts.view(table.queries, table.classes)
 
+    def _own_sums(self, queries: Tensor, attributes: Attributes) -> Tensor:
+        sums = torch.zeros(len(queries), self._num_classes + 1, dtype=torch.float64)
+        for nearest, labels in self._choices(queries):
+            votes = clip_attributes(labels[:, 0], attributes.tau)
+            given = torch.cat([votes, torch.ones(len(votes), 1, dtype=torch.float64)], dim=1)
+            for rank in range(self.k):
+                sums.index_add_(0, nearest[:, rank].long(), given)
+        return sums
+
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """One in each cell of the table; where labels are exchanged in sums, one in each pair of cells."""
+        if self.attributes is not None:
+            return hub(public, num_classes)
         swaps = self.adjacency == "replace_one" and self.trust != "local"
         placed = (one_in_each_pair if swaps else one_in_each_cell)(public, num_classes)
         # Shares make the noise of each cell by itself; single messages leave out one cell for another.
         shares = self._channel is not None and self._channel.randomizer == "shares"
         return dataclasses.replace(placed, apart=swaps and shares)
 
-    def exact_votes(self, queries: Tensor) -> Tensor:
-        """:meth:`counts`."""
-        return self.counts(queries)
+    def exact_votes(self, queries: Tensor) -> Tensor | None:
+        """:meth:`counts`, of classes."""
+        return self.counts(queries) if self.attributes is None else None
 
     def told_by_each(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:
         """What each client's message says of every count by itself, float64 ``(n, s, c)``: what a server may look at.
@@ -291,5 +387,5 @@ class ReverseKNN(Labeler):
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
         for features, labels in self._blocks():
-            check_table(features, labels, self._num_classes)
+            self._check_records(features, labels, self._num_classes)
             yield assign(features, queries, self.k, device=self.device), labels[:, None]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pl_privknn.labelers.attributes import check_attribute_table
 from pl_privknn.labelers.base import check_table
-from pl_privknn.labelers.multilabel.votes import check_attribute_table
 
 
 class Targets(abc.ABC):

@@ -6,18 +6,16 @@ import pickle
 
 import pytest
 import torch
+from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 from multilabel_setup import clusters
 
 from pl_privknn.labelers import (
     FixedThresholds,
     LearnedThresholds,
-    LinearAttributeTeachers,
-    MultiLabelKNN,
-    MultiLabelPATE,
-    MultiLabelReverseKNN,
+    LinearTeachers,
 )
-from pl_privknn.labelers.multilabel.votes import clip_attributes, swapped_vote_norms
-from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition
+from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
+from pl_privknn.labelers.pate_training import ClassBalancedPartition, RandomPartition
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
@@ -28,7 +26,7 @@ from pl_privknn.testing import FreeLedger
 @pytest.mark.parametrize("rule", [LearnedThresholds(), FixedThresholds(expected_positives=3)])
 def test_knn_labels_clusters(tau, rule):
     features, labels, queries, truth = clusters()
-    teacher = MultiLabelKNN(
+    teacher = attribute_knn(
         k=20, sampling_rate=0.5, tau=tau, noise=Gaussian(1.0), rule=rule, noise_source=SeededNoise(0)
     )
     teacher.fit(features, labels, 5)
@@ -46,7 +44,7 @@ def test_knn_labels_clusters(tau, rule):
 
 def test_knn_charges_what_it_draws():
     features, labels, queries, _ = clusters()
-    teacher = MultiLabelKNN(k=20, sampling_rate=0.5, tau=2, noise=Gaussian(3.0), noise_source=SeededNoise(0))
+    teacher = attribute_knn(k=20, sampling_rate=0.5, tau=2, noise=Gaussian(3.0), noise_source=SeededNoise(0))
     teacher.fit(features, labels, 5)
     payments = FreeLedger()
     teacher.label(queries, payments)
@@ -68,7 +66,7 @@ def test_noise_of_the_sums_has_the_charged_deviation():
             seen.append((noisy, deviation))
             return super().__call__(noisy, total, tau, deviation)
 
-    teacher = MultiLabelKNN(10, 1.0, 1.0, Gaussian(7.0), Watch(), noise_source=SeededNoise(1))
+    teacher = attribute_knn(10, 1.0, 1.0, Gaussian(7.0), Watch(), noise_source=SeededNoise(1))
     teacher.fit(features, labels, 2)
     teacher.label(torch.randn(4000, 2), FreeLedger())
     noisy, deviation = seen[0]
@@ -80,7 +78,7 @@ def test_noise_of_the_sums_has_the_charged_deviation():
 
 def test_empty_question_costs_nothing():
     features, labels, queries, _ = clusters()
-    for teacher in (MultiLabelKNN(k=5, sampling_rate=0.5), MultiLabelPATE(4, progress=False)):
+    for teacher in (attribute_knn(k=5, sampling_rate=0.5), attribute_pate(4, progress=False)):
         teacher.fit(features, labels, 5)
         payments = FreeLedger()
         assert teacher.label(queries[:0], payments).labels.shape == (0, 5)
@@ -91,12 +89,12 @@ def test_empty_question_costs_nothing():
 @pytest.mark.parametrize(
     "teachers",
     [
-        LinearAttributeTeachers(steps=200, learning_rate=0.1),
+        LinearTeachers(steps=200, learning_rate=0.1),
     ],
 )
 def test_pate_labels_clusters(teachers):
     features, labels, queries, truth = clusters()
-    pate = MultiLabelPATE(
+    pate = attribute_pate(
         12, teachers, tau=2.5, noise=Gaussian(0.5), progress=False, noise_source=SeededNoise(0)
     )
     pate.fit(features / 9, labels, 5)
@@ -118,9 +116,9 @@ def test_changed_part_changes_one_teacher():
         other = labels.clone()
         if changed:
             other[7] = 1 - other[7]
-        pate = MultiLabelPATE(
+        pate = attribute_pate(
             6,
-            LinearAttributeTeachers(steps=30),
+            LinearTeachers(steps=30),
             RandomPartition(),
             progress=False,
             noise_source=SeededNoise(2),
@@ -135,17 +133,17 @@ def test_changed_part_changes_one_teacher():
 
 def test_pate_groups_of_the_data_module():
     features, labels, _, _ = clusters()
-    pate = MultiLabelPATE(5, LinearAttributeTeachers(steps=2), groups="data", progress=False)
+    pate = attribute_pate(5, LinearTeachers(steps=2), groups="data", progress=False)
     with pytest.raises(ValueError, match="private_groups"):
         pate.fit(features, labels, 5)
     dealt = []
 
-    class Watched(LinearAttributeTeachers):
+    class Watched(LinearTeachers):
         def train(self, features, labels, parts, *rest):
             dealt.append(parts)
             return super().train(features, labels, parts, *rest)
 
-    pate = MultiLabelPATE(5, Watched(steps=2), groups="data", progress=False)
+    pate = attribute_pate(5, Watched(steps=2), groups="data", progress=False)
     pate.private_groups = torch.arange(240) // 6
     pate.fit(features, labels, 5)
     assert all(len(part.unique()) == 1 for part in dealt[0].split(6))
@@ -160,19 +158,19 @@ def test_reverse_knn_moves_within_its_sensitivity(adjacency, k):
     rows = torch.tensor(list(itertools.product([0, 1], repeat=3)))
     places = torch.randn(16, 2, generator=generator)
     for tau in (None, 1.0, 1.5):
-        teacher = MultiLabelReverseKNN(k=k, tau=tau, epsilon=2.0, adjacency=adjacency)
+        teacher = attribute_reverse_knn(k=k, tau=tau, epsilon=2.0, adjacency=adjacency)
         mechanism = teacher.mechanism(3)
         alone = []
         for place in places:
             for row in rows:
                 teacher.fit(place[None], row[None], 3)
-                alone.append(teacher.sums(queries).flatten())
+                alone.append(teacher.counts(queries).flatten())
         alone = torch.stack(alone)
         moved = alone if adjacency == "add_remove" else (alone[:, None] - alone[None]).flatten(0, 1)
         l1 = float(moved.abs().sum(dim=1).max())
         assert l1 <= mechanism.l1_sensitivity + 1e-9
         assert l1 > 0.99 * mechanism.l1_sensitivity
-        gaussian = MultiLabelReverseKNN(k=k, tau=tau, noise=Gaussian(1.0), adjacency=adjacency).mechanism(3)
+        gaussian = attribute_reverse_knn(k=k, tau=tau, noise=Gaussian(1.0), adjacency=adjacency).mechanism(3)
         l2 = float(moved.norm(dim=1).max())
         assert l2 <= gaussian.l2_sensitivity + 1e-9
         assert l2 > 0.99 * gaussian.l2_sensitivity
@@ -181,7 +179,7 @@ def test_reverse_knn_moves_within_its_sensitivity(adjacency, k):
 
 def test_reverse_knn_labels_clusters():
     features, labels, queries, truth = clusters(per_cluster=2000)
-    teacher = MultiLabelReverseKNN(tau=4.0, epsilon=1.0, abstain=2.0, noise_source=SeededNoise(0))
+    teacher = attribute_reverse_knn(tau=4.0, epsilon=1.0, abstain=2.0, noise_source=SeededNoise(0))
     teacher.fit(features, labels, 5)
     payments = FreeLedger()
     release = teacher.label(queries, payments, max_answers=60)
@@ -197,9 +195,9 @@ def test_reverse_knn_labels_clusters():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: MultiLabelKNN(5, 0.5),
-        lambda: MultiLabelPATE(3, progress=False),
-        lambda: MultiLabelReverseKNN(epsilon=1.0),
+        lambda: attribute_knn(5, 0.5),
+        lambda: attribute_pate(3, progress=False),
+        lambda: attribute_reverse_knn(epsilon=1.0),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(make):
@@ -215,20 +213,20 @@ def test_tables_that_do_not_fit_are_refused(make):
 
 def test_parameters_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="noise"):
-        MultiLabelKNN(noise=DiscreteGaussian(5.0))
+        attribute_knn(noise=DiscreteGaussian(5.0))
     with pytest.raises(ValueError, match="tau"):
-        MultiLabelKNN(tau=0)
+        attribute_knn(tau=0)
     with pytest.raises(ValueError, match="l2_sensitivity"):
-        MultiLabelKNN(tau=2, noise=Gaussian(5.0, 1.4)).plan(5, 5, 10)
+        attribute_knn(tau=2, noise=Gaussian(5.0, 1.4)).plan(5, 5, 10)
     with pytest.raises(ValueError, match="k=300"):
-        MultiLabelKNN(sampling_rate=1.0).fit(*clusters()[:2], 5)
+        attribute_knn(sampling_rate=1.0).fit(*clusters()[:2], 5)
     with pytest.raises(ValueError, match="partitioner"):
-        MultiLabelPATE(partitioner=ClassBalancedPartition())
+        attribute_pate(partitioner=ClassBalancedPartition())
     with pytest.raises(ValueError, match="epsilon"):
-        MultiLabelReverseKNN()
+        attribute_reverse_knn()
     with pytest.raises(ValueError, match="epsilon"):
-        MultiLabelReverseKNN(epsilon=1.0, noise=Laplace(1.0))
-    teacher = MultiLabelReverseKNN(k=3, epsilon=1.0)
+        attribute_reverse_knn(epsilon=1.0, noise=Laplace(1.0))
+    teacher = attribute_reverse_knn(k=3, epsilon=1.0)
     teacher.fit(*clusters()[:2], 5)
     with pytest.raises(ValueError, match="fewer than k=3"):
         teacher.label(torch.zeros(2, 2), FreeLedger())

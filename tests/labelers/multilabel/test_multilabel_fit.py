@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+from attributes_setup import attribute_knn
 from multilabel_setup import clusters
 
 from benchmarks import multilabel_rules
@@ -15,7 +16,6 @@ from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.datamodules import LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers import (
-    MultiLabelKNN,
     PrivateKNN,
 )
 from pl_privknn.labelers.base import Release, merge
@@ -96,7 +96,7 @@ def fit(folder, labeler, data=None, **kwargs):
 
 
 def test_two_rounds_of_a_fit(tmp_path):
-    labeler = MultiLabelKNN(k=20, sampling_rate=0.5, tau=4, noise=Gaussian(2.0), noise_source=SeededNoise(0))
+    labeler = attribute_knn(k=20, sampling_rate=0.5, tau=4, noise=Gaussian(2.0), noise_source=SeededNoise(0))
     callback, data, trainer, student = fit(tmp_path, labeler)
     assert torch.equal(labeler.private_groups, data.private_groups)
     assert callback.label_counts() == {"queried": 60, "answered": 60, "refused": 0, "lost": 0}
@@ -110,13 +110,13 @@ def test_two_rounds_of_a_fit(tmp_path):
     each = [metrics[f"val/accuracy_{name}"] for name in "abcde"]
     assert metrics["val/accuracy"] == pytest.approx(sum(each) / 5)
     # Asked again in the same folder, the run restores its labels and asks nothing.
-    again, other, _, _ = fit(tmp_path, MultiLabelKNN(20, 0.5, 4, Gaussian(2.0), noise_source=SeededNoise(9)))
+    again, other, _, _ = fit(tmp_path, attribute_knn(20, 0.5, 4, Gaussian(2.0), noise_source=SeededNoise(9)))
     assert torch.equal(other.public.labels, data.public.labels)
     assert again.epsilon_spent == callback.epsilon_spent
 
 
 def test_labeler_of_another_task_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="MultiLabelKNN"):
+    with pytest.raises(ValueError, match="PrivateKNN with attributes"):
         fit(tmp_path, PrivateKNN(k=5))
 
 

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
+from attributes_setup import attribute_knn
 
-from pl_privknn.labelers import FixedThresholds, LearnedThresholds, MultiLabelKNN
-from pl_privknn.labelers.multilabel.rules import denoised
-from pl_privknn.labelers.multilabel.votes import clip_attributes, single_vote_norms, swapped_vote_norms
+from pl_privknn.labelers import FixedThresholds, LearnedThresholds
+from pl_privknn.labelers.attributes import clip_attributes, denoised, single_vote_norms, swapped_vote_norms
 from pl_privknn.neighbors import PoissonNeighbors, PoissonSums
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -38,7 +38,9 @@ def test_norms_are_those_of_all_pairs_of_label_vectors(attributes, tau):
 def test_paper_sensitivity_and_theorem_5():
     # CelebA: 40 attributes leave room for two rows of τ = 10 ones, so √(2τ) is exact and RDP is α·τ/σ².
     assert swapped_vote_norms(10, 40) == (20.0, pytest.approx(math.sqrt(20.0), rel=1e-15))
-    mechanism = MultiLabelKNN(k=800, sampling_rate=1.0, tau=10, noise=Gaussian(50.0)).mechanism(40)
+    mechanism = (
+        attribute_knn(k=800, sampling_rate=1.0, tau=10, noise=Gaussian(50.0)).plan(1, 1, 40)[0].mechanism
+    )
     orders = torch.tensor([2.0, 8.0, 32.0]).double().numpy()
     assert mechanism.rdp(orders, "add_remove") == pytest.approx(orders * 10 / 50**2, rel=1e-12)
     # Without clipping all ten attributes may turn over.
@@ -55,7 +57,7 @@ def test_one_record_moves_the_sums_of_neighbours_by_no_more():
         for tau in (1.0, 2.5):
             whole = PoissonSums(table, clip_attributes(labels, tau), 6, 1.0)
             fewer = PoissonSums(table[1:], clip_attributes(labels[1:], tau), 6, 1.0)
-            moved = whole.sums(whole.rank(query)) - fewer.sums(fewer.rank(query))
+            moved = whole.votes(whole.rank(query)) - fewer.votes(fewer.rank(query))
             l1, l2 = swapped_vote_norms(tau, 4)
             assert float(moved.norm(dim=1).max()) <= l2 + 1e-9
             assert float(moved.abs().sum(dim=1).max()) <= l1 + 1e-9
@@ -74,7 +76,7 @@ def test_sums_equal_votes_of_one_hot_rows():
     votes = PoissonNeighbors(table, labels, 5, 30, 0.2)
     sums = PoissonSums(table, rows, 30, 0.2)
     counted = votes.votes(votes.rank(query), SeededNoise(3).bernoulli)
-    assert torch.equal(sums.sums(sums.rank(query), SeededNoise(3).bernoulli), counted.double())
+    assert torch.equal(sums.votes(sums.rank(query), SeededNoise(3).bernoulli), counted.double())
 
 
 def test_sums_are_those_of_literal_samples():
@@ -85,7 +87,7 @@ def test_sums_are_those_of_literal_samples():
     # list_length=12 is often too short for 8 of a sample at rate ½, so longer lists are walked as well.
     sums = PoissonSums(table, values, 8, 0.5, list_length=12)
     noise, draws = SeededNoise(4), 3000
-    walked = sums.sums(sums.rank(query.expand(draws, 2)), noise.bernoulli)
+    walked = sums.votes(sums.rank(query.expand(draws, 2)), noise.bernoulli)
     literal = torch.empty(draws, 3, dtype=torch.float64)
     for i in range(draws):
         drawn = order[torch.rand(60, generator=generator) < 0.5][:8]

@@ -6,12 +6,14 @@ import torch
 from pate_setup import FixedVotes, fitted, table
 from scipy import stats
 
-from pl_privknn.labelers.pate.aggregators import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
-from pl_privknn.labelers.pate.guided import GuidedPartition
-from pl_privknn.labelers.pate.networks import LinearTeachers
-from pl_privknn.labelers.pate.partition import ClassBalancedPartition, RandomPartition
-from pl_privknn.labelers.pate.pate import PATE
-from pl_privknn.labelers.pate.teachers import SklearnTeachers
+from pl_privknn.labelers.pate import GNMAX, LNMAX, PATE, Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.pate_training import (
+    ClassBalancedPartition,
+    GuidedPartition,
+    LinearTeachers,
+    RandomPartition,
+    SklearnTeachers,
+)
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded
@@ -188,7 +190,7 @@ def test_a_replaced_record_changes_one_teacher(partitioner):
             12, LinearTeachers(steps=20, batch_size=8), partitioner, GNMAX(2.0), noise_source=SeededNoise(0)
         )
         after.fit(changed, labels, 3)
-        weights = [pate._trained.state()["params/weight"] for pate in (before, after)]
+        weights = [pate._trained.params("weight") for pate in (before, after)]
         teachers = (weights[0] != weights[1]).flatten(1).any(dim=1)
         assert teachers.sum() == 1
         votes = [pate._trained.predict(queries) for pate in (before, after)]
@@ -266,9 +268,9 @@ def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
     # One vote is left of twelve: screening compares ⌈12/3⌉ = 4, the least that twelve votes can give.
     aggregator, noise = Aggregator(Gaussian(1.0), Screening(4, 1.0)), Spy(0)
     few = torch.tensor([[1, 0, 0]])
-    assert aggregator.release(few, 12, lambda *_: noise, None).labels.tolist() == [0]
+    assert aggregator.bind(12, 3).release(1, lambda *_: few, lambda *_: noise).labels.tolist() == [0]
     stricter = Aggregator(Gaussian(1.0), Screening(4.01, 1.0))
-    assert stricter.release(few, 12, lambda *_: noise, None).labels.tolist() == [-1]
+    assert stricter.bind(12, 3).release(1, lambda *_: few, lambda *_: noise).labels.tolist() == [-1]
 
 
 def test_fewer_records_than_teachers_and_other_bad_input():

@@ -5,11 +5,13 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from pl_privknn.labelers.pate.guided import GuidedPartition, deal_clusters, k_medoids
-from pl_privknn.labelers.pate.partition import (
+from pl_privknn.labelers.pate_training import (
     ClassBalancedPartition,
+    GuidedPartition,
     Partitioner,
     RandomPartition,
+    deal_clusters,
+    k_medoids,
 )
 from pl_privknn.privacy.noise import SeededNoise
 

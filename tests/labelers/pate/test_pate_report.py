@@ -1,24 +1,19 @@
 import pickle
 import re
-import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
 from pate_setup import FixedVotes, fitted, table
 
-from pl_privknn.labelers.pate.aggregators import GNMAX, ConfidentGNMAX
-from pl_privknn.labelers.pate.guided import GuidedPartition
-from pl_privknn.labelers.pate.networks import LinearTeachers, ModuleTeachers
-from pl_privknn.labelers.pate.pate import PATE
-from pl_privknn.labelers.pate.report import (
-    consensus,
-    consensus_histogram,
-    prediction_variance,
+from pl_privknn.labelers.pate import (
+    GNMAX,
+    PATE,
+    ConfidentGNMAX,
 )
+from pl_privknn.labelers.pate_training import GuidedPartition
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
@@ -41,49 +36,6 @@ def test_nothing_is_written_unless_a_private_folder_is_named(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     fitted().label(table(20, seed=1)[0], FreeLedger())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_private_cache_saves_training_and_is_keyed_by_data_and_settings(tmp_path):
-    folder = tmp_path / "private"
-    calls = []
-
-    class Counting(LinearTeachers):
-        def train(self, *arguments):
-            calls.append(1)
-            return super().train(*arguments)
-
-    def run(steps=20, change=None, teachers=12):
-        pate = PATE(
-            teachers, Counting(steps=steps), aggregator=GNMAX(2.0), private_cache_dir=folder, progress=False
-        )
-        features, labels = table()
-        if change is not None:
-            features[change] += 1e-3
-        pate.fit(features, labels, 3)
-        return pate.votes(table(50, seed=1)[0])
-
-    first = run()
-    assert torch.equal(run(), first)  # although the partition is drawn by the system's generator
-    assert len(calls) == 1
-    run(steps=21)
-    run(change=5)
-    run(teachers=11)
-    assert len(calls) == 4
-    files = list(folder.iterdir())
-    assert len(files) == 4
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    for file in files:
-        file.write_bytes(b"broken")
-    with pytest.raises(RuntimeError, match="delete it"):
-        run()
-    with pytest.raises(ValueError, match="private_cache_dir"):
-        PATE(
-            5,
-            ModuleTeachers(torch.nn.Linear),
-            aggregator=GNMAX(1.0),
-            private_cache_dir=folder,
-        )
 
 
 # ---------------------------------------------------------------------- the papers' figures
@@ -111,19 +63,6 @@ def test_data_dependent_report_is_conditional_and_below_the_independent_figure()
     independent = rdp.epsilon_improved(rdp.ORDERS, 20 * rdp.ORDERS / 144, 1e-5)
     assert report.epsilon == pytest.approx(min(independent, report.epsilon_independent))
     assert PATE(5, aggregator=GNMAX(1.0)).data_dependent_report(1e-5).epsilon == 0
-
-
-def test_consensus_and_variance():
-    votes = torch.tensor([[10, 0, 0], [5, 4, 1], [4, 3, 3]])
-    assert consensus(votes, 10).tolist() == [1.0, 0.5, 0.4]
-    counts, edges = consensus_histogram(votes, 10, bins=5)
-    assert counts.tolist() == [0, 0, 2, 0, 1]
-    assert edges.tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    students = torch.rand(4, 7, 3, dtype=torch.float64)
-    expected = np.mean([np.var(students[:, i, j].numpy(), ddof=1) for i in range(7) for j in range(3)])
-    assert prediction_variance(students) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="predictions"):
-        prediction_variance(students[0])
 
 
 def test_example_of_the_documentation_prints_what_it_says(capsys):

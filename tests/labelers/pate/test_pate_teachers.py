@@ -1,10 +1,18 @@
+import random
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from pl_privknn.labelers.pate.networks import CNNTeachers, LinearTeachers, ModuleTeachers
-from pl_privknn.labelers.pate.teachers import SklearnTeachers, rows_of_parts, teacher_seed
+from pl_privknn.labelers.pate_training import (
+    CNNTeachers,
+    LinearTeachers,
+    ModuleTeachers,
+    SklearnTeachers,
+    rows_of_parts,
+    teacher_seed,
+)
 
 
 def quiet(fraction):
@@ -32,7 +40,7 @@ MAKERS = {
 
 
 def params_of(trained, teacher):
-    return {name[7:]: value[teacher] for name, value in trained.state().items() if name.startswith("params/")}
+    return {name: trained.params(name)[teacher] for name in trained.blocks[0]}
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -91,7 +99,9 @@ def test_blocks_of_teachers_do_not_matter_and_seeds_do():
         }.items()
     }
     weights = {
-        name: torch.cat([p.flatten() for p in trained.state().values()]) for name, trained in votes.items()
+        name: torch.cat([trained.params(part).flatten() for part in trained.blocks[0]])
+        for name, trained in votes.items()
+        for name, trained in votes.items()
     }
     torch.testing.assert_close(weights["all"], weights["by three"], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(weights["all"], weights["other seed"], rtol=1e-2)
@@ -150,15 +160,6 @@ def test_a_nan_score_abstains_instead_of_winning():
     votes = trained.predict(queries)
     assert (votes[[0, 2, 3]] >= 0).all()
     assert (votes[1] == -1).all()
-
-
-def test_state_restores_the_same_votes():
-    maker = MAKERS["cnn"](teachers_at_once=3)
-    features, labels = table()
-    trained = maker.train(features, labels, torch.arange(300) % 7, 3, 8, quiet)
-    restored = maker.restore(trained.state(), 16, 3)
-    assert torch.equal(restored.predict(features), trained.predict(features))
-    assert torch.equal(restored.known, trained.known)
 
 
 def test_modules_that_do_not_fit_are_refused():
@@ -251,7 +252,7 @@ def test_seeds_of_teachers_differ():
 def test_progress_bar_also_inside_another_one(monkeypatch, capsys):
     from rich.progress import Progress
 
-    from pl_privknn.labelers.pate.teachers import progress_bar
+    from pl_privknn.labelers.pate_training import progress_bar
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     with Progress(), progress_bar("training 7 teachers", True) as progress:
@@ -264,3 +265,47 @@ def test_progress_bar_also_inside_another_one(monkeypatch, capsys):
     with progress_bar("training 9 teachers", False) as progress:
         progress(1.0)
     assert "training 9 teachers" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "nested", ["pipeline", "one against the rest", "generator of its own", "global generators"]
+)
+def test_teachers_share_no_generator(nested):
+    """One record more in part 0 changes teacher 0 alone, and global generators are left as they were."""
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    class Draws:
+        def fit(self, x, y):
+            for _ in x:  # as many draws as records
+                self.drawn = random.random() + np.random.rand() + float(torch.rand(()))  # noqa: NPY002
+            return self
+
+        def predict(self, x):
+            return np.full(len(x), int(1e6 * self.drawn) % 3)
+
+    estimator = {
+        "pipeline": make_pipeline(StandardScaler(), RandomForestClassifier(3)),
+        "one against the rest": OneVsRestClassifier(RandomForestClassifier(3)),
+        "generator of its own": RandomForestClassifier(3, random_state=np.random.RandomState(0)),
+        "global generators": Draws(),
+    }[nested]
+    features, labels = table()
+    parts = torch.arange(300) % 7
+    extra = (
+        torch.cat([features, features[:1] + 1]),
+        torch.cat([labels, labels[:1]]),
+        torch.cat([parts, parts[:1]]),
+    )
+    found = []
+
+    def states():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+
+    for given in ((features, labels, parts), extra):
+        before = states()
+        found.append(SklearnTeachers(estimator).train(*given, 3, 7, quiet).predict(features))
+        assert states() == before
+    assert torch.equal(found[0][:, 1:], found[1][:, 1:])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pl_privknn.labelers import PATE
-from pl_privknn.labelers.pate.aggregators import GNMAX
-from pl_privknn.labelers.pate.teachers import SklearnTeachers
+from pl_privknn.labelers.pate import GNMAX
+from pl_privknn.labelers.pate_training import SklearnTeachers
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_side import SHOW, silenced, terminal
 

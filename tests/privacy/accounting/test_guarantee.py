@@ -5,10 +5,11 @@ import json
 import random
 
 import pytest
+from attributes_setup import attribute_pate
 
-from pl_privknn.labelers import PATE, MultiLabelPATE, PrivateKNN
-from pl_privknn.labelers.pate.aggregators import GNMAX
-from pl_privknn.labelers.pate.partition import RandomPartition
+from pl_privknn.labelers import PATE, PrivateKNN
+from pl_privknn.labelers.pate import GNMAX
+from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.privacy.accounting.accountant import account, merge_charges, read_records
 from pl_privknn.privacy.guarantee import LEVELS, Guarantee, noise_guarantee, strength, weakest
 from pl_privknn.privacy.ledger.audit import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
@@ -171,7 +172,7 @@ def test_the_condition_of_a_partition_reaches_every_plan_and_charge(tmp_path):
         condition = "the moon is full"
 
     for number, teacher in enumerate(
-        (PATE(4, partitioner=Mine(), aggregator=GNMAX(2.0)), MultiLabelPATE(4, partitioner=Mine()))
+        (PATE(4, partitioner=Mine(), aggregator=GNMAX(2.0)), attribute_pate(4, partitioner=Mine()))
     ):
         assert [charge.guarantee.level for charge in teacher.plan(10, 10, 3)] == ["conditional"]
         run = Ledger(tmp_path / f"{number}.sqlite").run("a", plan=teacher.plan(10, 10, 3))

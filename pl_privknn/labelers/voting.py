@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
+from pl_privknn.labelers.attributes import Attributes, check_attribute_table, sum_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.canaries import Canaries, at_one_place
+from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
@@ -138,6 +139,39 @@ class Aggregation:
         scores[answered] = released.double()
         return Release(labels, scores=scores, score_deviation=self.additive.deviation)
 
+    def release_attributes(
+        self,
+        num_queries: int,
+        num_attributes: int,
+        votes: Votes,
+        decide: Callable[[Tensor, float], Tensor],
+        pay: Pay,
+        max_answers: int | None = None,
+    ) -> Release:
+        """Attributes of the first queries, rows of -1 where refused, and their probabilities.
+
+        Args:
+            num_queries: m.
+            num_attributes: a.
+            votes: private sums of clipped votes; see :data:`Votes`.
+            decide: probabilities of attributes, from noisy sums and the standard deviation of their noise.
+            pay: see :data:`Pay`.
+            max_answers: answer the first so many; all if None.
+        """
+        labels = torch.full((num_queries, num_attributes), -1, dtype=torch.int64)
+        probabilities = torch.full(labels.shape, 0.5)
+        answered, noisy = self.ask(num_queries, votes, pay, max_answers)
+        if noisy is not None:
+            decided = decide(noisy, self.additive.deviation)
+            labels[answered] = (decided > 0.5).long()
+            probabilities[answered] = decided.float()
+        return Release(labels, probabilities)
+
+
+def attribute_sums(noise: Gaussian | Laplace) -> Aggregation:
+    """Noisy sums of every query, one an attribute: nothing is screened."""
+    return Aggregation(noise, counts=True, key="attributes")
+
 
 class Neighbors(Protocol):
     """A private table in which the neighbours of a query are found, and vote."""
@@ -146,7 +180,7 @@ class Neighbors(Protocol):
         """Find the neighbours of queries, float32 ``(m, d)``; the result is indexed by rows of queries."""
 
     def votes(self, ranked: Any, coins: Coins | None = None) -> Tensor:
-        """Votes of one fresh sample for each query, int64 ``(m, c)``."""
+        """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
 
 
 class NeighborVoting(Labeler):
@@ -162,6 +196,7 @@ class NeighborVoting(Labeler):
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         secure: see :func:`secure_noise`.
         release_counts: let out all noisy counts of an answered query.
+        attributes: labels are attributes; every query is answered, by sums of clipped votes.
 
     Raises:
         ValueError: for parameters out of range, or a threshold that the votes can't reach.
@@ -181,6 +216,7 @@ class NeighborVoting(Labeler):
         noise_source: NoiseSource | None,
         secure: bool,
         release_counts: bool,
+        attributes: Attributes | None = None,
     ) -> None:
         super().__init__(noise_source)
         self.most_votes = most_votes
@@ -193,13 +229,30 @@ class NeighborVoting(Labeler):
         self.screening = screening
         self.secure = check_switch("secure", secure)
         self.release_counts = check_switch("release_counts", release_counts)
-        self.noise = vote_noise(noise, l1, l2, self.sampling_rate, secure=secure, counts=release_counts)
+        self.attributes = attributes
+        if attributes is None:
+            self.noise: Mechanism = vote_noise(
+                noise, l1, l2, self.sampling_rate, secure=secure, counts=release_counts
+            )
+        else:
+            if screening is not None or secure or release_counts:
+                raise ValueError(
+                    f"attributes with screening={screening!r}, secure={secure!r}, release_counts={release_counts!r}: "
+                    "sums of clipped votes are answered as they are; leave these out"
+                )
+            sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
+            self.noise = noise
+            self.tasks = ("multilabel",)
+            # Rules that learn want all answers of a round in one release.
+            self.asks_in_batches = not attributes.decision.learns
+        self._num_classes = 0
         self._neighbors: Neighbors | None = None
         self._aggregation: Aggregation | None = None
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`."""
-        check_table(features, labels, num_classes)
+        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
+        (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
+        self._num_classes = num_classes
         aggregation = self._bind(num_classes)
         self._check_size(len(features) if self.shard is None else self.shard.total, aggregation)
         self._aggregation = aggregation
@@ -238,20 +291,29 @@ class NeighborVoting(Labeler):
             )
         ranked = neighbors.rank(queries)
         rows = torch.arange(len(queries)).repeat(times)
-        return aggregation.release(
-            len(rows),
-            lambda asked, noise: neighbors.votes(ranked[rows[asked]], noise.bernoulli),
-            functools.partial(self.paid, ledger),
-            max_answers,
-        )
+        pay = functools.partial(self.paid, ledger)
 
-    def exact_votes(self, queries: Tensor) -> Tensor:
-        """Votes where every record is in the sample; see :meth:`Labeler.exact_votes`."""
+        def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
+            return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
+
+        if self.attributes is None:
+            return aggregation.release(len(rows), votes, pay, max_answers)
+        decide = functools.partial(self._decide, self.attributes)
+        return aggregation.release_attributes(len(rows), self._num_classes, votes, decide, pay, max_answers)
+
+    def _decide(self, attributes: Attributes, noisy: Tensor, deviation: float) -> Tensor:
+        assert self.most_votes is not None
+        return attributes.decide(noisy, self.most_votes, deviation)
+
+    def exact_votes(self, queries: Tensor) -> Tensor | None:
+        """Votes where every record is in the sample, of classes; see :meth:`Labeler.exact_votes`."""
+        if self.attributes is not None:
+            return None
         return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """One record, and questions about its place."""
-        return at_one_place(public, num_classes)
+        return (at_one_place if self.attributes is None else hub)(public, num_classes)
 
     def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor:
         """**Private.** The mean of what noise is added to over so many samples of the records, float64 ``(m, c)``.
@@ -271,6 +333,9 @@ class NeighborVoting(Labeler):
         return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)
 
     def _bind(self, num_classes: int) -> Aggregation:
+        if self.attributes is not None:
+            return attribute_sums(self.attributes.swapped(self.noise, num_classes, self.sampling_rate))
+        assert isinstance(self.noise, VoteNoise)
         screening = None
         if self.screening is not None and self.most_votes is not None:
             screening = NoisyScreening(

@@ -1,1 +1,0 @@
-"""Teachers for attributes: clipped votes and the rules that turn noisy sums into attributes."""

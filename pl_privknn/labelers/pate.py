@@ -1,0 +1,579 @@
+"""PATE: teachers trained on disjoint parts of the private records vote, and the noisy winner is released."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn.labelers.attributes import Attributes, check_attribute_table, clip_attributes
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
+from pl_privknn.labelers.pate_training import (
+    LinearTeachers,
+    Partitioner,
+    RandomPartition,
+    StackedTeachers,
+    Teachers,
+    TrainedTeachers,
+    progress_bar,
+)
+from pl_privknn.labelers.voting import Aggregation, Screening, attribute_sums, vote_noise
+from pl_privknn.privacy.accounting import rdp
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.data_dependent import answers_rdp, screening_rdp
+from pl_privknn.privacy.guarantee import Guarantee, weakest
+from pl_privknn.privacy.mechanisms import (
+    Adjacency,
+    Charge,
+    DataDependent,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    NoisyScreening,
+)
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import silenced
+
+#: One record is in one teacher, whose vote leaves one class and joins another.
+PATE_VOTES_L2 = math.sqrt(2.0)
+PATE_VOTES_L1 = 2.0
+
+
+class Aggregator:
+    """Releases the arg-max of noisy votes, for queries that pass a noisy screening where there is one.
+
+    One changed vote moves the histogram by √2 in L2 and 2 in L1, and the largest count by at most 1. An
+    abstention is one more choice of a teacher and moves less; the screening takes a largest count that
+    abstentions leave below ⌈k/c⌉ for ⌈k/c⌉ (:class:`~pl_privknn.privacy.mechanisms.NoisyScreening`).
+
+    Args:
+        noise: ``Gaussian``, ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
+            the sensitivity is filled in.
+        screening: threshold and noise of the screening, or None to answer every query.
+        secure: draw all noise exactly, in integers; see :func:`~pl_privknn.labelers.voting.secure_noise`.
+        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
+            answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
+            alone, are then not to be had.
+
+    Raises:
+        ValueError: if ``noise`` can't be added to votes, or states another sensitivity.
+    """
+
+    def __init__(
+        self,
+        noise: Mechanism,
+        screening: Screening | None = None,
+        secure: bool = False,
+        release_counts: bool = False,
+    ) -> None:
+        self.secure = check_switch("secure", secure)
+        self.screening, self.stated = screening, noise
+        self.release_counts = check_switch("release_counts", release_counts)
+        self.noise = vote_noise(noise, PATE_VOTES_L1, PATE_VOTES_L2, secure=secure, counts=release_counts)
+
+    def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
+        """What screens ``num_teachers`` votes for ``num_classes`` classes.
+
+        Raises:
+            ValueError: for a threshold that so many votes can't reach.
+        """
+        if self.screening is None:
+            return None
+        return NoisyScreening(
+            k=num_teachers,
+            threshold=self.screening.threshold,
+            sigma=self.screening.sigma,
+            num_classes=num_classes,
+            secure=self.secure,
+        )
+
+    def bind(self, num_teachers: int, num_classes: int) -> Aggregation:
+        """What answers questions about classes."""
+        screening = self.screening_mechanism(num_teachers, num_classes)
+        return Aggregation(self.noise, screening, self.release_counts)
+
+    def sums(self, attributes: Attributes, num_attributes: int) -> Aggregation:
+        """What answers questions about attributes: the same noise on sums of clipped votes.
+
+        Raises:
+            ValueError: with screening, exact noise or released counts, or noise that suits whole numbers alone.
+        """
+        if self.screening is not None or self.secure or self.release_counts:
+            raise ValueError(
+                f"aggregator={type(self).__name__} with screening={self.screening!r}, secure={self.secure!r}, "
+                f"release_counts={self.release_counts!r}: sums of clipped votes are answered as they are; use "
+                "GNMAX(sigma) or LNMAX(scale) with attributes"
+            )
+        return attribute_sums(attributes.swapped(self.stated, num_attributes))
+
+
+class LNMAX(Aggregator):
+    """Laplace noise on every count (Papernot et al. 2017): pure 2/b differential privacy an answer.
+
+    Args:
+        scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
+        **kwargs: see :class:`Aggregator`.
+
+    Example:
+        >>> from pl_privknn.labelers import LNMAX, PATE
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PATE(num_teachers=250, aggregator=LNMAX(scale=100.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.483
+    """
+
+    def __init__(self, scale: float, **kwargs: Any) -> None:
+        super().__init__(Laplace(scale=check_positive("scale", scale)), None, **kwargs)
+
+
+class GNMAX(Aggregator):
+    """Gaussian noise on every count (Papernot et al. 2018): RDP α/σ² an answer.
+
+    Args:
+        sigma: standard deviation of the noise, in votes.
+        **kwargs: see :class:`Aggregator`.
+
+    Example:
+        >>> from pl_privknn.labelers import GNMAX, PATE
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PATE(num_teachers=250, aggregator=GNMAX(sigma=40.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.926
+    """
+
+    def __init__(self, sigma: float, **kwargs: Any) -> None:
+        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), None, **kwargs)
+
+
+class ConfidentGNMAX(Aggregator):
+    """Noisy screening, then GNMAX for the queries that pass (Papernot et al. 2018, Algorithm 1).
+
+    Args:
+        threshold: votes that the largest count has to reach with its noise; 0.6 to 0.8 of the teachers.
+        screening_sigma: σ1, standard deviation of the screening's noise.
+        sigma: σ2, standard deviation of the noise on the counts.
+        **kwargs: see :class:`Aggregator`.
+
+    Example:
+        >>> from pl_privknn.labelers import PATE, ConfidentGNMAX
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> aggregator = ConfidentGNMAX(threshold=200.0, screening_sigma=150.0, sigma=40.0)
+        >>> teacher = PATE(num_teachers=250, aggregator=aggregator)
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.96
+    """
+
+    def __init__(self, threshold: float, screening_sigma: float, sigma: float, **kwargs: Any) -> None:
+        screening = Screening(threshold, check_positive("screening_sigma", screening_sigma))
+        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), screening, **kwargs)
+
+
+class PATE(Labeler):
+    """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
+
+    The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
+    one vote from every teacher. A record is in one part, so it changes one vote at most, at will: that is
+    the sensitivity which the aggregator's noise covers. For which neighbours the parts of all *other*
+    records stay as they are is the partitioner's statement; where it is conditional, every charge in the
+    ledger says so and why.
+
+    **Attributes.** A teacher's vote is the attribute vector that it gives to a query, clipped as in
+    :class:`~pl_privknn.labelers.attributes.Attributes`; one vote that changes at will moves the sums as one that is
+    replaced (:func:`~pl_privknn.labelers.attributes.swapped_vote_norms`), an abstention, a vote of zeros, included.
+
+    Teachers are private: kept in memory, left out of copies and pickles, and written nowhere. A resumed run trains
+    them again, on a fresh partition; each batch of queries has its guarantee by itself, so that costs nothing.
+
+    Args:
+        num_teachers: number of parts and teachers.
+        teachers: how teachers are made; :class:`~pl_privknn.labelers.pate_training.LinearTeachers` by default.
+        partitioner: how records are dealt out; :class:`~pl_privknn.labelers.pate_training.RandomPartition`
+            by default, whose guarantee has no condition.
+        aggregator: how votes become answers; by default confident GNMAX with σ1 = 0.34, σ2 = 0.16 and a
+            threshold of 0.7, each times the number of teachers. Of attributes ``GNMAX`` or ``LNMAX``, by default
+            ``GNMAX`` with σ = 0.2 times the number of teachers.
+        attributes: labels are attributes and not classes.
+        groups: one whole number for each private record, in the data module's order, or the path of a
+            ``.npy`` file with them, or ``"data"`` for those of the data module. Records with the same number go
+            to the same teacher, and the guarantee is for all records of one number together (one person)
+            instead of for single records.
+        on_failure: what a teacher does whose training breaks (an exception, weights that are not finite):
+            ``"abstain"`` never votes, ``"raise"`` stops the run. If all of them break the run stops anyway.
+        progress: show a progress bar during training.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
+
+    Attributes:
+        privacy_unit: ``"record"``, or ``"group"`` where ``groups`` are given.
+
+    Raises:
+        ValueError: for arguments out of range, or that don't suit attributes.
+
+    Example:
+        >>> from pl_privknn.labelers import GNMAX, PATE
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PATE(num_teachers=250, aggregator=GNMAX(sigma=40.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.926
+    """
+
+    # A teacher is of one shard, so a record that moved into another one would change two.
+    lasting_shards = True
+    _trained: TrainedTeachers | None
+
+    def __init__(
+        self,
+        num_teachers: int = 250,
+        teachers: Teachers | None = None,
+        partitioner: Partitioner | None = None,
+        aggregator: Aggregator | None = None,
+        *,
+        attributes: Attributes | None = None,
+        groups: Any = None,
+        on_failure: str = "abstain",
+        progress: bool = True,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(noise_source)
+        count = self.num_teachers = check_int("num_teachers", num_teachers, minimum=2)
+        self.teachers = teachers if teachers is not None else LinearTeachers()
+        self.partitioner = partitioner if partitioner is not None else RandomPartition()
+        self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
+        self.attributes, self.groups = attributes, groups
+        if not self.partitioner.takes_groups and (groups is not None or attributes is not None):
+            raise ValueError(
+                f"partitioner={type(self.partitioner).__name__} deals out single records by their classes; use "
+                "RandomPartition with groups or attributes"
+            )
+        self.privacy_unit = "record" if groups is None else "group"
+        self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))
+        self.progress = progress
+        if attributes is not None:
+            self.aggregator = GNMAX(0.2 * count) if aggregator is None else aggregator
+            self.aggregator.sums(attributes, 2)  # refuses what can't be added to sums at once
+            if not isinstance(self.teachers, StackedTeachers):
+                raise ValueError(
+                    f"teachers: {type(self.teachers).__name__} answer with one class; use LinearTeachers"
+                )
+            self.tasks = ("multilabel",)
+            self.asks_in_batches = not attributes.decision.learns
+        else:
+            self.aggregator = aggregator or ConfidentGNMAX(0.7 * count, 0.34 * count, 0.16 * count)
+            self.aggregator.screening_mechanism(count, 2)  # refuses thresholds out of reach at once
+        self._fits = 0
+        self._forget()
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether each record's part is drawn by itself, so that it can be one of its own shard's teachers."""
+        return type(self.partitioner) is RandomPartition and self.groups is None and self.attributes is None
+
+    @property
+    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
+        """A record that replaces another one may belong in another shard: two teachers would change."""
+        return ("add_remove",)
+
+    def serve(self, order: Any) -> None:
+        """Let this shard's teachers vote; see :meth:`Labeler.serve`."""
+        if self.shard is None:
+            raise RuntimeError("PATE.serve needs a shard")
+        self.shard.exchange.sum(self._own_votes(order))
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Deal out the private table and train the teachers; see :meth:`Labeler.fit`.
+
+        Attributes are ``(n, num_classes)``, 0 or 1.
+
+        Raises:
+            ValueError: also if there are fewer records (or groups) than teachers.
+            RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
+        """
+        (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
+        groups = resolve_groups(self.groups, self.private_groups)
+        trained = self._train(features, labels, num_classes, groups)
+        kinds = ", ".join(sorted(trained.failures))
+        if bool((trained.failed | trained.empty).all()):
+            raise RuntimeError(
+                f"every teacher of {type(self.teachers).__name__} failed ({kinds}); try its settings on "
+                "public data first"
+            )
+        if self.on_failure == "raise" and bool(trained.failed.any()):
+            raise RuntimeError(
+                f"teachers of {type(self.teachers).__name__} failed ({kinds}); try its settings on public "
+                "data, or set on_failure='abstain' to go on without their votes"
+            )
+        self._trained, self._num_classes = trained, num_classes
+        self._fits += 1
+
+    def _train(
+        self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None
+    ) -> TrainedTeachers:
+        teachers, rank = self._own_teachers(), 0 if self.shard is None else self.shard.exchange.rank
+        shown = self.progress and not rank
+        with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
+            parts = self.partitioner.assign(
+                features,
+                # Of attributes one column: partitioners that take groups look at the number of records alone.
+                labels if labels.ndim == 1 else labels[:, 0],
+                num_classes=max(2, num_classes),
+                num_parts=teachers,
+                noise=self.noise_source.stream("partition", self._fits, *(("rank", rank) if rank else ())),
+                groups=groups,
+            )
+            return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
+
+    def _own_teachers(self) -> int:
+        """How many of the teachers this process trains, on records of its own."""
+        if self.shard is None:
+            return self.num_teachers
+        rank, size = self.shard.exchange.rank, self.shard.exchange.size
+        if self.num_teachers < size:
+            raise ValueError(
+                f"num_teachers={self.num_teachers} must be at least the number of processes, {size}"
+            )
+        return len(range(rank, self.num_teachers, size))
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One screening a query (where there is one) and one release an answer; see the base class."""
+        planned = self._bind(num_classes).plan(num_queries, max_answers)
+        return [Charge(self.partitioner.billed(charge.mechanism), charge.count) for charge in planned]
+
+    def _bind(self, num_classes: int) -> Aggregation:
+        if self.attributes is not None:
+            return self.aggregator.sums(self.attributes, num_classes)
+        return self.aggregator.bind(self.num_teachers, num_classes)
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Let the teachers vote, screen and answer; see :meth:`Labeler.label`.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        votes, attributes = self.votes(queries), self.attributes
+
+        def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
+            return self.paid(ledger, self.partitioner.billed(mechanism), count, key)
+
+        aggregation = self._bind(votes.shape[1])
+        if attributes is not None:
+            return aggregation.release_attributes(
+                len(votes),
+                votes.shape[1],
+                lambda asked, _: votes[asked],
+                lambda noisy, deviation: attributes.decide(noisy, self.num_teachers, deviation),
+                pay,
+                max_answers,
+            )
+        release = aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
+        self._asked.append(votes)
+        self._answered.append(release.answered)
+        return release
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """One record, and questions about its place."""
+        return (at_one_place if self.attributes is None else hub)(public, num_classes)
+
+    # ------------------------------------------------------------------ for the owner of the data alone
+
+    @property
+    def trained(self) -> TrainedTeachers:
+        """**Private.** The teachers.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        if self._trained is None:
+            raise RuntimeError("PATE needs the private table: call fit(features, labels, num_classes) first")
+        return self._trained
+
+    def votes(self, queries: Tensor) -> Tensor:
+        """**Private.** Votes of the teachers of all shards, int64 ``(m, c)``; teachers that abstain are left out.
+
+        Of attributes sums of clipped votes, float64 ``(m, a)``.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        if self.shard is None:
+            return self._own_votes(queries)
+        self.shard.exchange.tell(queries.cpu())
+        return self.shard.exchange.sum(self._own_votes(queries))
+
+    def _own_votes(self, queries: Tensor) -> Tensor:
+        trained, classes = self.trained, self._num_classes
+        with silenced():
+            if self.attributes is not None:
+                sums = torch.zeros(len(queries), classes, dtype=torch.float64)
+                for rows in torch.arange(len(queries)).split(256):
+                    said = trained.predict(queries[rows]).clamp(min=0)
+                    sums[rows] = clip_attributes(said, self.attributes.tau).sum(dim=1)
+                return sums
+            answers = trained.predict(queries)
+        counts = torch.zeros(len(queries), classes, dtype=torch.int64)
+        return counts.scatter_add_(1, answers.clamp_min(0), (answers >= 0).long())
+
+    def exact_votes(self, queries: Tensor) -> Tensor | None:
+        """:meth:`votes`, of classes."""
+        return self.votes(queries) if self.attributes is None else None
+
+    def asked_votes(self) -> tuple[Tensor, Tensor]:
+        """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""
+        if not self._asked:
+            return torch.zeros(0, max(self._num_classes, 2), dtype=torch.int64), torch.zeros(
+                0, dtype=torch.bool
+            )
+        return torch.cat(self._asked), torch.cat(self._answered)
+
+    def teacher_report(self) -> dict[str, Any]:
+        """**Private.** Number of this process's teachers, and of those that abstain: empty parts, failures."""
+        if self._trained is None:
+            return {}
+        return {
+            "teachers": self._trained.num_teachers,
+            "empty": int(self._trained.empty.sum()),
+            "failed": int(self._trained.failed.sum()),
+            "failures": sorted(self._trained.failures),
+        }
+
+    def data_dependent_report(self, delta: float) -> DataDependentReport:
+        """**Private.** What the queries so far cost for this table alone.
+
+        See :func:`data_dependent_report`. It is computed from private votes, covers the queries that this object was
+        asked (not those of an earlier process), and is logged nowhere.
+        """
+        return data_dependent_report(self, delta)
+
+    def forget_queries(self) -> None:
+        """Start :meth:`asked_votes` and :meth:`data_dependent_report` anew."""
+        self._asked: list[Tensor] = []
+        self._answered: list[Tensor] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings alone, no teachers and no votes; ``groups`` given as an array are a setting."""
+        kept = dict(self.__dict__)
+        for name in ("_trained", "_asked", "_answered", "private_groups"):
+            kept.pop(name, None)
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._trained = None
+        self._num_classes = 0
+        self.forget_queries()
+
+
+def resolve_groups(groups: Any, private_groups: Tensor | None) -> Tensor | None:
+    """Group of each private record, from what a user said and what the data module knows.
+
+    Args:
+        groups: None, an array, the path of a ``.npy`` file, or ``"data"``.
+        private_groups: the data module's.
+
+    Raises:
+        ValueError: if the file can't be read, or the data module has no groups.
+    """
+    if groups is None:
+        return None
+    if isinstance(groups, str) and groups == "data":
+        if private_groups is None:
+            raise ValueError(
+                "groups='data': the data module has no private_groups; give an array or a .npy file"
+            )
+        return private_groups
+    if isinstance(groups, str | Path):
+        try:
+            groups = np.load(groups, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"groups={str(groups)!r} can't be read ({type(error).__name__}); give the path of a .npy "
+                "file with one whole number for each private record"
+            ) from None
+    return torch.as_tensor(groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataDependentReport:
+    """Cost of the queries so far for the private table in hand. **Private**: computed from private votes.
+
+    Attributes:
+        epsilon: data-dependent RDP in both directions, improved conversion; conditional.
+        epsilon_one_direction: as published (one direction), improved conversion.
+        epsilon_one_direction_classic: as published, with the conversion of the papers.
+        epsilon_independent: what the same screenings and answers cost for any table (the valid figure).
+        delta: δ of all of them.
+        queries: screenings, or questions where nothing is screened.
+        answers: questions that were answered.
+        guarantee: ``"conditional"``, or ``"none"`` where the noise came from a seed.
+        reason: why; the condition of the partition, where there is one, included.
+    """
+
+    epsilon: float
+    epsilon_one_direction: float
+    epsilon_one_direction_classic: float
+    epsilon_independent: float
+    delta: float
+    queries: int
+    answers: int
+    guarantee: str = "conditional"
+    reason: str = DataDependent.reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON types."""
+        return dataclasses.asdict(self)
+
+
+def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
+    """**Private.** Data-dependent cost of what ``pate`` was asked; see :class:`DataDependentReport`.
+
+    The number of answers is taken as it came out, as the papers do: for the table in hand it is an outcome,
+    which is one more reason why the figure is no guarantee stated beforehand.
+
+    Raises:
+        ValueError: for a δ outside (0, 1), or teachers whose noisy counts are released or that answer with
+            attributes: the bounds are of winners alone.
+    """
+    delta = check_open_unit("delta", delta)
+    if pate.attributes is not None:
+        raise ValueError("attributes: data-dependent bounds are of winners among classes")
+    if pate.aggregator.release_counts:
+        raise ValueError(
+            "release_counts=True: data-dependent bounds hold where the winner alone is released; set "
+            "release_counts=False for this figure, or use the data-independent epsilon"
+        )
+    votes, answered = pate.asked_votes()
+    if not len(votes):
+        return DataDependentReport(0.0, 0.0, 0.0, 0.0, delta, 0, 0)
+    charges = pate.stated_plan(len(votes), int(answered.sum()), votes.shape[1])
+    guarantee = weakest(
+        [Guarantee("conditional", (DataDependent.reason,)), *(charge.guarantee for charge in charges)]
+    )
+    counts = votes.numpy()
+    orders = rdp.ORDERS
+    curve = np.zeros(len(orders))
+    screening = pate.aggregator.screening_mechanism(pate.num_teachers, votes.shape[1])
+    if screening is not None:
+        curve += screening_rdp(screening, counts.max(axis=1).clip(screening.lowest), orders).sum(axis=0)
+    noise, chosen = pate.aggregator.noise, counts[answered.numpy()]
+    both = curve + answers_rdp(noise, chosen, orders, "both").sum(axis=0)
+    one = curve + answers_rdp(noise, chosen, orders, "one").sum(axis=0)
+    independent = account(charges, delta=delta, adjacency=pate.adjacencies[0], exact=False).epsilon
+    return DataDependentReport(
+        epsilon=min(independent, rdp.epsilon_improved(orders, both, delta)),
+        epsilon_one_direction=min(independent, rdp.epsilon_improved(orders, one, delta)),
+        epsilon_one_direction_classic=rdp.epsilon_classic(orders, one, delta),
+        epsilon_independent=independent,
+        delta=delta,
+        queries=len(votes),
+        answers=len(chosen),
+        guarantee=guarantee.level,
+        reason=guarantee.reason,
+    )

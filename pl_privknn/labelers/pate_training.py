@@ -1,0 +1,1056 @@
+"""PATE's teachers: how private records are dealt out to them, and how they are trained.
+
+A partitioner deals records out to disjoint parts and states for which neighbours that keeps PATE's argument; a maker
+of teachers trains one on each part.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import hashlib
+import importlib
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+
+from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, shape_text
+from pl_privknn.privacy.mechanisms import Conditional
+from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import silenced, terminal
+
+#: Told how much of the training is done, as a fraction in [0, 1].
+TrainingProgress = Callable[[float], None]
+
+# Steps whose batches are drawn together: few enough to hold, enough to make the drawing cheap.
+_STEPS_DRAWN_AT_ONCE = 64
+# Queries of one block of predictions: 16 convolutional teachers' activations then take some 100 MB.
+_QUERIES_AT_ONCE = 512
+_ROWS_AT_ONCE = 8192
+_NAME_REMEDY = (
+    "give the dotted name of a class, like 'sklearn.linear_model.LogisticRegression', and its own arguments"
+)
+
+
+# ------------------------------------------------------------------ partitions
+
+
+class Partitioner(abc.ABC):
+    """Deals records out to parts, one part a record.
+
+    PATE's argument: if two neighbouring tables can be partitioned so that they differ in **one** part, one
+    teacher's vote changes and no other. Where the partition is drawn at random it is enough that the two
+    random partitions can be *coupled* so: given such a coupling every draw has the guarantee, and a mixture
+    of pairs that have it has it too, because Rényi and hockey-stick divergences are jointly (quasi-)convex.
+    Each partitioner states for which neighbours that holds.
+
+    The result is one part number for each record, so parts are disjoint whatever a subclass does; range,
+    shape and dtype are checked.
+
+    Attributes:
+        adjacencies: neighbouring relations for which the statement is made.
+        condition: what else has to hold, in words; empty where the argument holds outright. It goes into
+            every record of the ledger.
+        takes_groups: whether whole groups of records (all of one person) can be dealt out together.
+    """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "replace_one")
+    condition: ClassVar[str] = ""
+    takes_groups: ClassVar[bool] = False
+
+    def billed(self, mechanism: Mechanism) -> Mechanism:
+        """What the ledger is charged for a release of ``mechanism``: with the condition, where there is one."""
+        return Conditional(mechanism, self.condition) if self.condition else mechanism
+
+    def assign(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        num_classes: int,
+        num_parts: int,
+        noise: NoiseSource,
+        groups: Tensor | None = None,
+    ) -> Tensor:
+        """The part of each record.
+
+        Args:
+            features: float, shape ``(n, d)``.
+            labels: int64, shape ``(n,)``.
+            num_classes: number of classes.
+            num_parts: number of teachers.
+            noise: protective randomness; the random choices of the partition belong to the guarantee.
+            groups: int64, shape ``(n,)``; records with the same number go to the same part. None: each
+                record is a group of its own.
+
+        Returns:
+            int64, shape ``(n,)``, values in ``[0, num_parts)``. Parts may be empty.
+
+        Raises:
+            ValueError: if there are fewer records (or groups) than parts, ``groups`` does not fit, or the
+                partitioner can't deal out groups.
+        """
+        num_parts = check_int("num_parts", num_parts)
+        unit = "records" if groups is None else "groups"
+        if groups is not None:
+            if not self.takes_groups:
+                raise ValueError(
+                    f"groups: {type(self).__name__} deals out single records; use RandomPartition"
+                )
+            groups = compact_groups(groups, len(labels))
+        units = len(labels) if groups is None else int(groups.max()) + 1
+        if units < num_parts:
+            raise ValueError(
+                f"the private table holds fewer {unit} than {num_parts} teachers; lower num_teachers to a "
+                f"small fraction of the number of {unit}"
+            )
+        if groups is None:
+            parts = self._deal(features, labels, num_classes, num_parts, noise)
+        else:
+            parts = self._deal_units(units, num_parts, noise)[groups]
+        if parts.dtype != torch.int64 or parts.shape != labels.shape:
+            raise ValueError(
+                f"{type(self).__name__}: parts of shape {shape_text(parts.shape)}, {parts.dtype}; want int64 of "
+                "shape (n,), one part for each record"
+            )
+        if bool(((parts < 0) | (parts >= num_parts)).any()):
+            raise ValueError(f"{type(self).__name__}: some parts lie outside [0, num_parts={num_parts})")
+        return parts
+
+    def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
+        """Parts of ``units`` groups that are known by their number alone; for ``takes_groups``."""
+        raise NotImplementedError(f"{type(self).__name__} can't deal out groups")
+
+    @abc.abstractmethod
+    def _deal(
+        self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
+    ) -> Tensor:
+        """Parts of single records, int64 ``(n,)``."""
+
+
+class RandomPartition(Partitioner):
+    """Each record's part is drawn independently of all other records: PATE's argument holds outright.
+
+    Coupling: draw the same part for every record that both tables have. Under ``add_remove`` the part of the
+    additional record differs by that record; under ``replace_one`` the new record takes the old one's draw.
+    So one part differs, for every draw. The draws come from the labeler's noise source (a published seed
+    would tie draws to row numbers, which shift when a record is removed). Sizes are multinomial: parts of
+    240 records on average have a standard deviation of 15.
+
+    With groups, one draw a group: the same holds for all records of one person together.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import RandomPartition
+        >>> from pl_privknn.privacy import SeededNoise
+        >>> features, labels = torch.rand(60, 4), torch.arange(60) % 3
+        >>> settings = {"num_classes": 3, "num_parts": 5, "noise": SeededNoise(0)}
+        >>> parts = RandomPartition().assign(features, labels, **settings)
+        >>> parts.shape, sorted(set(parts.tolist()))
+        (torch.Size([60]), [0, 1, 2, 3, 4])
+    """
+
+    takes_groups: ClassVar[bool] = True
+
+    def _deal(
+        self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
+    ) -> Tensor:
+        return self._deal_units(len(labels), num_parts, noise)
+
+    def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
+        return noise.integers(units, num_parts)
+
+
+class ClassBalancedPartition(Partitioner):
+    """The records of each class are shuffled and dealt out in equal shares; conditional.
+
+    The dealing of each class starts at a teacher drawn at random, so that classes do not depend on each
+    other and small classes do not all land on the first teachers. If a record is replaced by one of its own
+    class, it takes the old one's place and one part differs. Otherwise the size of a class changes, and up to
+    two parts for each class concerned.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import ClassBalancedPartition
+        >>> from pl_privknn.privacy import SeededNoise
+        >>> features, labels = torch.rand(60, 4), torch.arange(60) % 3
+        >>> settings = {"num_classes": 3, "num_parts": 5, "noise": SeededNoise(0)}
+        >>> parts = ClassBalancedPartition().assign(features, labels, **settings)
+        >>> parts.shape, sorted(set(parts.tolist()))
+        (torch.Size([60]), [0, 1, 2, 3, 4])
+    """
+
+    condition: ClassVar[str] = (
+        "the class-balanced partition covers the replacement of a record by one of the same class; adding, "
+        "removing or relabelling a record can change two teachers for each class concerned, and the cost is "
+        "that of one"
+    )
+
+    def _deal(
+        self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
+    ) -> Tensor:
+        starts = noise.integers(num_classes, num_parts)
+        parts = torch.empty(len(labels), dtype=torch.int64)
+        for label in range(num_classes):
+            members = torch.nonzero(labels == label).flatten()
+            members = members[random_permutation(len(members), noise)]
+            parts[members] = (torch.arange(len(members)) + starts[label]) % num_parts
+        return parts
+
+
+def random_permutation(count: int, noise: NoiseSource) -> Tensor:
+    """A random order of ``count`` places, int64 ``(count,)``.
+
+    Sorts 62-bit keys: equal keys (for a million places, one chance in ten million) make the order a little
+    less than uniform, which costs no privacy, because the order never depends on data.
+    """
+    return noise.integers(count, 1 << 62).argsort(stable=True)
+
+
+def compact_groups(groups: Tensor, records: int) -> Tensor:
+    """Group numbers ``0 … g-1``, int64 ``(n,)``, from any whole-number ids.
+
+    Raises:
+        ValueError: unless there is one whole number for each of ``records`` records.
+    """
+    if groups.shape != (records,) or groups.is_floating_point() or groups.is_complex():
+        raise ValueError(
+            f"groups: shape {shape_text(groups.shape)}, {groups.dtype}; want whole numbers of shape (n,), "
+            "one id for each private record in the data module's order"
+        )
+    if records == 0:
+        return groups.to(torch.int64)
+    return torch.unique(groups, return_inverse=True)[1]
+
+
+class GuidedPartition(Partitioner):
+    """Clusters of similar records, dealt out cluster by cluster (Arora, "Guided PATE", Algorithm 1).
+
+    A classifier is trained on *all* private records, its hidden layer describes each of them, k-medoids
+    groups them, and the records of every cluster go to the teachers in turn.
+
+    **Not covered by PATE's argument.** One record changes the classifier and the medoids, so others change
+    clusters, and within its cluster it shifts the dealing of all later ones: any number of teachers can
+    change. The ε that the noise gives for one teacher holds only if the partition is taken as given.
+
+    The paper clusters everything; here medoids come from at most ``sample`` records drawn at random and the
+    rest goes to the nearest one, because all distances among 60,000 records would need 14 GB.
+
+    Args:
+        num_clusters: number of medoids (paper: 100; it saw little change from 50 to 200).
+        features: ``"trained"`` for the hidden layer of a classifier trained on everything, ``"given"`` for
+            the features as they arrive.
+        restart: begin every cluster at the first teacher, as the paper's algorithm is printed, which gives
+            the first teachers more records; False goes on where the last cluster stopped.
+        sample: records among which medoids are sought.
+        hidden: units of the classifier's hidden layer.
+        steps: optimiser steps of the classifier, at batches of 128.
+        seed: for the classifier and the search.
+
+    Raises:
+        ValueError: for arguments out of range, or fewer records than clusters.
+
+    Example:
+        >>> from pl_privknn.labelers import GNMAX, PATE, GuidedPartition
+        >>> from pl_privknn.privacy import epsilon_for_delta
+        >>> teacher = PATE(num_teachers=100, partitioner=GuidedPartition(), aggregator=GNMAX(sigma=40.0))
+        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
+        0.926
+    """
+
+    condition: ClassVar[str] = (
+        "the guided partition is learned from all records, so one record can move medoids and shift others "
+        "between teachers; the cost is that of one changed teacher, for a partition taken as given"
+    )
+
+    def __init__(
+        self,
+        num_clusters: int = 100,
+        features: str = "trained",
+        restart: bool = False,
+        sample: int = 4000,
+        hidden: int = 64,
+        steps: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        self.num_clusters = check_int("num_clusters", num_clusters, minimum=2)
+        self.features = check_choice("features", features, ("trained", "given"))
+        self.restart = restart
+        self.sample = check_int("sample", sample, minimum=self.num_clusters)
+        self.hidden = check_int("hidden", hidden)
+        self.steps = check_int("steps", steps)
+        self.seed = check_int("seed", seed, minimum=0)
+
+    def _deal(
+        self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
+    ) -> Tensor:
+        if len(features) < self.num_clusters:
+            raise ValueError(
+                f"the private table holds fewer records than num_clusters={self.num_clusters}; lower it"
+            )
+        described = self._describe(features, labels, num_classes)
+        chosen = described[random_permutation(len(described), noise)[: self.sample]]
+        distances = torch.cdist(chosen.double(), chosen.double()).numpy()
+        medoids = chosen[torch.from_numpy(k_medoids(distances, self.num_clusters, seed=self.seed))]
+        clusters = torch.cat(
+            [torch.cdist(rows, medoids).argmin(dim=1) for rows in described.split(_ROWS_AT_ONCE)]
+        )
+        return deal_clusters(clusters, num_parts, restart=self.restart)
+
+    def _describe(self, features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+        if self.features == "given":
+            return features
+        one = torch.zeros(len(features), dtype=torch.int64)
+
+        def build(width: int, classes: int) -> nn.Module:
+            return nn.Sequential(Linear(width, self.hidden), nn.ReLU(), Linear(self.hidden, classes))
+
+        maker = ModuleTeachers(build, self.steps, batch_size=128, seed=self.seed)
+        trained = maker.train(features, labels, one, num_classes, 1, lambda fraction: None)
+        weight, bias = trained.params("0.weight")[0], trained.params("0.bias")[0]
+        return torch.cat([torch.relu(rows @ weight.T + bias) for rows in features.split(_ROWS_AT_ONCE)])
+
+
+def deal_clusters(clusters: Tensor, num_parts: int, restart: bool = False) -> Tensor:
+    """Deal records out in turn, cluster by cluster, each in the order of the table.
+
+    Args:
+        clusters: cluster of each record, int64 ``(n,)``.
+        num_parts: number of teachers.
+        restart: begin each cluster at teacher 0.
+
+    Returns:
+        int64 ``(n,)``: the teacher of each record.
+    """
+    order = clusters.argsort(stable=True)
+    turn = torch.arange(len(clusters))
+    if restart:
+        sizes = torch.bincount(clusters)
+        turn -= (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    parts = torch.empty_like(clusters)
+    parts[order] = turn % num_parts
+    return parts
+
+
+def k_medoids(
+    distances: NDArray[np.float64], k: int, seed: int = 0, max_passes: int = 50
+) -> NDArray[np.int64]:
+    """Medoids that no single swap improves (FasterPAM: Schubert and Rousseeuw 2021, Algorithm 3).
+
+    Each candidate's gain against all k medoids together costs one pass over its distances; the best swap
+    is made as soon as it helps.
+
+    (Our own, because the library of the algorithm's authors is under the GPL, which would bind this project too.)
+
+    Args:
+        distances: between n points, shape ``(n, n)``, symmetric, zero on the diagonal.
+        k: number of medoids, from 2 to n.
+        seed: of the medoids to start from.
+        max_passes: gives up being optimal after so many passes over all candidates.
+
+    Returns:
+        k row numbers, int64.
+
+    Raises:
+        ValueError: for k out of range.
+    """
+    count = len(distances)
+    if not 2 <= k <= count:
+        raise ValueError(f"k={k!r} must lie between 2 and the number of points")
+    medoids = np.random.default_rng(seed).permutation(count)[:k]
+    nearest, first, second = _two_nearest(distances, medoids)
+    unchanged = 0
+    for candidate in list(range(count)) * max_passes:
+        if unchanged == count:
+            break
+        unchanged += 1
+        if first[candidate] == 0 and candidate in medoids:
+            continue
+        to_candidate = distances[:, candidate]
+        closer = to_candidate < first
+        # Change of the total distance: for points that the candidate wins whatever is removed, and then
+        # for each medoid's own points, which go to the candidate or to their second choice.
+        shared = float((to_candidate - first)[closer].sum())
+        own = np.where(closer, 0.0, np.minimum(to_candidate, second) - first)
+        change = np.bincount(nearest, weights=own, minlength=k)
+        swap = int(change.argmin())
+        if shared + change[swap] < -1e-9 * max(1.0, float(first.sum())):
+            medoids[swap] = candidate
+            nearest, first, second = _two_nearest(distances, medoids)
+            unchanged = 0
+    return medoids
+
+
+def _two_nearest(
+    distances: NDArray[np.float64], medoids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """For each point: place of its nearest medoid, and the distances to the nearest and the next."""
+    to_medoids = distances[:, medoids]
+    two = np.argpartition(to_medoids, 1, axis=1)[:, :2]
+    values = np.take_along_axis(to_medoids, two, axis=1)
+    return two[:, 0], values[:, 0], values[:, 1]
+
+
+# ------------------------------------------------------------------ teachers
+
+
+class TrainedTeachers(abc.ABC):
+    """An ensemble after its training: private, because each teacher remembers its records.
+
+    Attributes:
+        num_teachers: how many teachers there are, silent ones included.
+        empty: bool, shape ``(t,)``; teachers whose part held no record. They abstain.
+        failed: bool, shape ``(t,)``; teachers whose training broke. They abstain.
+        failures: kinds of failure (exception types, ``"not finite"``), never with values from the records.
+    """
+
+    def __init__(self, empty: Tensor, failed: Tensor, failures: frozenset[str] = frozenset()) -> None:
+        self.num_teachers = len(empty)
+        self.empty = empty
+        self.failed = failed
+        self.failures = failures
+
+    @abc.abstractmethod
+    def predict(self, queries: Tensor) -> Tensor:
+        """Each teacher's class for each query.
+
+        Args:
+            queries: float32, shape ``(m, d)``.
+
+        Returns:
+            int64, shape ``(m, t)``; -1 where a teacher abstains. Of attributes int8 ``(m, t, a)``, 0 or 1, rows of
+            -1 where it abstains.
+        """
+
+
+class Teachers(abc.ABC):
+    """How teachers are made: settings only, no data.
+
+    Every teacher has to be a function of its own part, its own number and public settings: nothing about
+    *another* part may reach it, not even that part's size. That is what makes one record change one vote.
+    """
+
+    @abc.abstractmethod
+    def train(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        parts: Tensor,
+        num_classes: int,
+        num_teachers: int,
+        progress: TrainingProgress,
+    ) -> TrainedTeachers:
+        """Train one teacher a part.
+
+        Args:
+            features: float32, shape ``(n, d)``.
+            labels: int64, shape ``(n,)``; attributes, 0 or 1, ``(n, num_classes)``.
+            parts: int64, shape ``(n,)``; the teacher of each record.
+            num_classes: number of classes; a part need not hold all of them.
+            num_teachers: number of teachers.
+            progress: told how far the training is.
+        """
+
+
+# ------------------------------------------------------------------ stacked networks
+
+
+class StackedTeachers(Teachers):
+    """Base of teachers that are small torch modules of one architecture.
+
+    The parameters of all teachers are stacked (:func:`torch.func.stack_module_state`) and one vectorised
+    loop (:func:`torch.func.vmap`, Adam, cosine decay to 0) trains them together. Each step takes, for each
+    teacher, ``batch_size`` records drawn with replacement from its own part. The number of steps and the
+    batch size are public constants and no part is padded, so neither the amount of training nor the shape
+    of any computation depends on the sizes of parts: a teacher's weights are, bit for bit, a function of its
+    own part, its number and the settings. A teacher never votes for a class that its part lacks.
+
+    Args:
+        steps: optimiser steps of every teacher.
+        batch_size: records a step.
+        learning_rate: of Adam at the start.
+        weight_decay: decoupled (AdamW), times the learning rate, each step.
+        seed: for initial weights and the drawing of batches. May be published: no guarantee rests on it.
+        teachers_at_once: how many teachers one vectorised loop holds; None chooses by the module's size.
+        device: where teachers train, for instance ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ValueError: for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        steps: int = 300,
+        batch_size: int = 32,
+        learning_rate: float = 0.01,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+        teachers_at_once: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.steps = check_int("steps", steps)
+        self.batch_size = check_int("batch_size", batch_size)
+        self.learning_rate = check_positive("learning_rate", learning_rate)
+        self.weight_decay = check_non_negative("weight_decay", weight_decay)
+        self.seed = check_int("seed", seed, minimum=0)
+        self.teachers_at_once = (
+            None if teachers_at_once is None else check_int("teachers_at_once", teachers_at_once)
+        )
+        self.device = torch.device(device)
+
+    @abc.abstractmethod
+    def build(self, num_features: int, num_classes: int) -> nn.Module:
+        """A fresh teacher, mapping ``(b, num_features)`` to logits ``(b, num_classes)``."""
+
+    def initial(self, teacher: int, num_features: int, num_classes: int) -> nn.Module:
+        """Teacher ``teacher`` before its training; leaves the global random state alone."""
+        with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would seed every device as well, and note a traceback each time.
+            torch.default_generator.manual_seed(teacher_seed(self.seed, teacher, "weights"))
+            module = self.build(num_features, num_classes)
+        if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+            raise ValueError(
+                f"{type(self).__name__}: batch normalisation keeps running statistics, which stacked "
+                "teachers can't; use GroupNorm or LayerNorm"
+            )
+        return module
+
+    def batch_generator(self, teacher: int) -> torch.Generator:
+        """Source of the uniform numbers u that choose teacher's records: row ⌊u·(size of its part)⌋."""
+        return torch.Generator().manual_seed(teacher_seed(self.seed, teacher, "batches"))
+
+    def rate(self, step: int) -> float:
+        """Learning rate at ``step``."""
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+    def train(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        parts: Tensor,
+        num_classes: int,
+        num_teachers: int,
+        progress: TrainingProgress,
+    ) -> StackedEnsemble:
+        """See :meth:`Teachers.train`.
+
+        Raises:
+            ValueError: if the module does not fit the features, or holds batch normalisation.
+        """
+        rows = rows_of_parts(parts, num_teachers)
+        known = torch.zeros(num_teachers, num_classes, dtype=torch.bool)
+        if labels.ndim == 1:
+            known[parts, labels] = True
+        else:  # a teacher may say yes and no to every attribute
+            known[parts] = True
+        ensemble = StackedEnsemble(self, features.shape[1], known, attributes=labels.ndim == 2)
+        at_once = min(num_teachers, self.teachers_at_once or _teachers_at_once(ensemble.template))
+        for start in range(0, num_teachers, at_once):
+            chosen = range(start, min(start + at_once, num_teachers))
+
+            def report(fraction: float, chosen: range = chosen) -> None:
+                progress((chosen.start + fraction * len(chosen)) / num_teachers)
+
+            ensemble.blocks.append(self._train_block(features, labels, rows, chosen, num_classes, report))
+        ensemble.find_failures()
+        return ensemble
+
+    def _train_block(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        rows: Sequence[Tensor],
+        chosen: range,
+        num_classes: int,
+        progress: TrainingProgress,
+    ) -> dict[str, Tensor]:
+        modules = [
+            self.initial(teacher, features.shape[1], num_classes).to(self.device) for teacher in chosen
+        ]
+        template = modules[0].train()
+        stacked, buffers = stack_module_state(modules)
+        params = {name: value.detach().requires_grad_() for name, value in stacked.items()}
+
+        def logits(own: dict[str, Tensor], own_buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
+            return functional_call(template, (own, own_buffers), (batch,))
+
+        forward = torch.vmap(logits, randomness="different")
+        optimizer = torch.optim.AdamW(
+            list(params.values()), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True
+        )
+        generators = [self.batch_generator(teacher) for teacher in chosen]
+        rows_of_batch = torch.empty(len(chosen) * self.batch_size, features.shape[1], dtype=features.dtype)
+        for first in range(0, self.steps, _STEPS_DRAWN_AT_ONCE):
+            count = min(_STEPS_DRAWN_AT_ONCE, self.steps - first)
+            batches = torch.stack(
+                [
+                    _batches(rows[teacher], count, self.batch_size, generator)
+                    for teacher, generator in zip(chosen, generators, strict=True)
+                ]
+            )
+            for step in range(count):
+                index = batches[:, step]
+                optimizer.param_groups[0]["lr"] = self.rate(first + step)
+                # Three times as fast as features[index], and no fresh pages for every batch.
+                torch.index_select(features, 0, index.flatten(), out=rows_of_batch)
+                batch = rows_of_batch.view(*index.shape, -1)
+                scores = forward(params, buffers, batch.to(self.device))
+                # The sum over teachers of each one's mean: every teacher gets its own gradient.
+                loss = _summed_loss(scores, labels[index].to(self.device))
+                optimizer.zero_grad(set_to_none=True)
+                (loss / self.batch_size).backward()
+                optimizer.step()
+            progress((first + count) / self.steps)
+        return {name: value.detach() for name, value in {**params, **buffers}.items()}
+
+
+class StackedEnsemble(TrainedTeachers):
+    """Trained parameters in blocks, each ``{name: (teachers of the block, …)}``.
+
+    Args:
+        teachers: how they were made.
+        num_features: width of the queries.
+        known: bool ``(t, c)``, which classes each part holds; a row of False is an empty part.
+        attributes: teachers answer with a row of attributes each.
+    """
+
+    def __init__(
+        self, teachers: StackedTeachers, num_features: int, known: Tensor, attributes: bool = False
+    ) -> None:
+        empty = ~known.any(dim=1)
+        super().__init__(empty, torch.zeros_like(empty))
+        self.known, self.attributes = known, attributes
+        self.template = teachers.initial(0, num_features, known.shape[1]).to(teachers.device).eval()
+        self.device = teachers.device
+        self.blocks: list[dict[str, Tensor]] = []
+
+    def find_failures(self) -> None:
+        """Note teachers with a weight that is not finite."""
+        finite = torch.cat(
+            [
+                torch.stack([value.flatten(1).isfinite().all(dim=1) for value in block.values()])
+                .all(dim=0)
+                .cpu()
+                for block in self.blocks
+            ]
+        )
+        self.failed = ~finite & ~self.empty
+        self.failures = frozenset({"not finite"} if bool(self.failed.any()) else ())
+
+    def params(self, name: str) -> Tensor:
+        """**Private.** A parameter of all teachers, ``(t, …)``."""
+        return torch.cat([block[name].cpu() for block in self.blocks])
+
+    @torch.no_grad()
+    def predict(self, queries: Tensor) -> Tensor:
+        """See :meth:`TrainedTeachers.predict`."""
+        shape, dtype = (
+            (self.known.shape, torch.int8) if self.attributes else (self.known.shape[:1], torch.int64)
+        )
+        votes = torch.full((len(queries), *shape), -1, dtype=dtype)
+        for start, scores in self.scores(queries):
+            # A NaN would win the arg-max: such a teacher abstains on this query.
+            broken = ~scores.isfinite().all(dim=2)
+            if self.attributes:
+                said = (scores > 0).to(dtype)
+            else:
+                said = scores.masked_fill_(~self.known[:, None, :], -torch.inf).argmax(dim=2)
+            said[broken] = -1
+            votes[start : start + scores.shape[1]] = said.transpose(0, 1)
+        votes[:, self.empty | self.failed] = -1
+        return votes
+
+    @torch.no_grad()
+    def scores(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Logits of all teachers for block after block of queries: where the block begins, ``(t, b, c)``."""
+        forward = torch.vmap(
+            lambda own, batch: functional_call(self.template, own, (batch,)), in_dims=(0, None)
+        )
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            batch = queries[start : start + _QUERIES_AT_ONCE].to(self.device)
+            yield start, torch.cat([forward(block, batch) for block in self.blocks]).cpu()
+
+
+def _batches(own: Tensor, steps: int, batch_size: int, generator: torch.Generator) -> Tensor:
+    """Rows of ``steps`` batches drawn with replacement from ``own``, int64 ``(steps, batch_size)``."""
+    draws = torch.rand(steps, batch_size, generator=generator, dtype=torch.float64)
+    if len(own) == 0:
+        return torch.zeros(steps, batch_size, dtype=torch.int64)  # its teacher trains on noise and abstains
+    return own[(draws * len(own)).long().clamp_(max=len(own) - 1)]
+
+
+def _teachers_at_once(template: nn.Module) -> int:
+    """Convolutions run best with all activations in the cache, linear layers with many teachers a call."""
+    return 16 if any(isinstance(layer, nn.Conv2d) for layer in template.modules()) else 64
+
+
+def _summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Sum of the losses of all examples of all teachers; logits ``(t, b, c)``, labels ``(t, b)`` or ``(t, b, a)``."""
+    if labels.ndim == 3:
+        wanted = labels.to(scores.dtype)
+        return nn.functional.binary_cross_entropy_with_logits(scores, wanted, reduction="sum")
+    return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` as weight·xᵀ: stacked, products of this shape (and their gradients) are twice as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of ``(b, num_features)``."""
+        return (self.weight @ x.T).T + self.bias
+
+
+class LinearTeachers(StackedTeachers):
+    """Multinomial logistic regression on features; see :class:`StackedTeachers`.
+
+    Weights start at zero, so a teacher has no randomness but its batches.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import PATE, LinearTeachers
+        >>> teachers = LinearTeachers(steps=20)
+        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
+        >>> teacher.votes(torch.rand(5, 4)).shape
+        torch.Size([5, 2])
+    """
+
+    def build(self, num_features: int, num_classes: int) -> nn.Module:
+        """See :meth:`StackedTeachers.build`."""
+        layer = Linear(num_features, num_classes)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
+
+
+class CNNTeachers(StackedTeachers):
+    """Two strided convolutions (5×5 and 3×3) and a linear layer, on images that arrive as flat rows.
+
+    Strides instead of pooling: with weights of their own for every teacher the convolutions run grouped, and
+    full resolution would cost ten times as much.
+
+    Args:
+        image_shape: (channels, height, width) of what a row of features is, flattened.
+        channels: of the two convolutions.
+        steps: optimiser steps of every teacher.
+        learning_rate: of Adam at the start.
+        **kwargs: see :class:`StackedTeachers`.
+
+    Raises:
+        ValueError: if ``image_shape`` is not three whole numbers, or at training if rows don't fit it.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import PATE, CNNTeachers
+        >>> teachers = CNNTeachers(image_shape=(1, 8, 8), steps=5)
+        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 64), torch.arange(40) % 2, 2)
+        >>> teacher.votes(torch.rand(5, 64)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        channels: tuple[int, int] = (16, 32),
+        steps: int = 300,
+        *,
+        learning_rate: float = 3e-3,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(steps, learning_rate=learning_rate, **kwargs)
+        if len(image_shape) != 3:
+            raise ValueError(f"image_shape={image_shape!r} must be (channels, height, width)")
+        self.image_shape = tuple(check_int("image_shape", size) for size in image_shape)
+        self.channels = tuple(check_int("channels", count) for count in channels)
+
+    def build(self, num_features: int, num_classes: int) -> nn.Module:
+        """See :meth:`StackedTeachers.build`."""
+        if num_features != math.prod(self.image_shape):
+            raise ValueError(
+                f"image_shape={self.image_shape} has {math.prod(self.image_shape)} values, the features have "
+                f"{num_features}; give flattened images (not HOG or backbone features) and their own shape"
+            )
+        first, second = self.channels
+        _, height, width = self.image_shape
+        cells = math.ceil(math.ceil(height / 2) / 2) * math.ceil(math.ceil(width / 2) / 2)
+        return nn.Sequential(
+            nn.Unflatten(1, self.image_shape),
+            nn.Conv2d(self.image_shape[0], first, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(first, second, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            Linear(second * cells, num_classes),
+        )
+
+
+class ModuleTeachers(StackedTeachers):
+    """Teachers of a user's own architecture.
+
+    Args:
+        factory: called with (num_features, num_classes), returns a fresh ``nn.Module`` that maps
+            ``(b, num_features)`` to logits. Any module that :func:`torch.func.vmap` can run; no batch
+            normalisation.
+        steps: optimiser steps of every teacher.
+        learning_rate: of Adam at the start.
+        **kwargs: see :class:`StackedTeachers`.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[int, int], nn.Module],
+        steps: int = 300,
+        *,
+        learning_rate: float = 3e-3,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(steps, learning_rate=learning_rate, **kwargs)
+        self.factory = factory
+
+    def build(self, num_features: int, num_classes: int) -> nn.Module:
+        """See :meth:`StackedTeachers.build`."""
+        return self.factory(num_features, num_classes)
+
+
+# ------------------------------------------------------------------ estimators of scikit-learn
+
+
+@contextmanager
+def _quiet_estimators() -> Iterator[None]:
+    """Nothing that estimators say comes out; joblib's threads share this silence, its older processes may not."""
+    import joblib
+
+    with silenced(), joblib.parallel_config(backend="threading"):
+        yield
+
+
+class SklearnTeachers(Teachers):
+    """One scikit-learn style classifier a part, trained one after another.
+
+    A part with a single class gives a teacher that always votes for it. A teacher whose ``fit`` or
+    ``predict`` raises abstains; see :class:`~pl_privknn.labelers.pate.PATE` for making that an error. What
+    estimators print, log and warn of is dropped, since it names counts of classes; joblib works for them in threads.
+
+    Args:
+        estimator: an object with ``fit(X, y)`` and ``predict(X)``, or the dotted name of its class, for
+            instance ``"sklearn.linear_model.LogisticRegression"``. A name is imported when training begins.
+        params: arguments for the class, where a name is given.
+        seed: where the estimator, or one nested in it, has an unset ``random_state``, teacher t gets one made from
+            this and t. Global generators are seeded in the same way while a teacher trains or answers, and are as
+            they were afterwards: no teacher draws what another one left.
+
+    Raises:
+        ValueError: for an object without ``fit`` or ``predict``; at training, if the name can't be imported, or
+            for attributes.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.labelers import PATE, SklearnTeachers
+        >>> teachers = SklearnTeachers("sklearn.tree.DecisionTreeClassifier")
+        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
+        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
+        >>> teacher.votes(torch.rand(5, 4)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(self, estimator: Any, params: dict[str, Any] | None = None, seed: int = 0) -> None:
+        self.params = dict(params or {})
+        if isinstance(estimator, str):
+            if "." not in estimator or not all(part.isidentifier() for part in estimator.split(".")):
+                raise ValueError(f"estimator={estimator!r} is no dotted name of a class; {_NAME_REMEDY}")
+        else:
+            if self.params:
+                raise ValueError(
+                    "params: only together with an estimator given by name; set them on the object"
+                )
+            _check_estimator(estimator, estimator)
+        self.estimator = estimator
+        self.seed = check_int("seed", seed, minimum=0)
+
+    @_quiet_estimators()
+    def train(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        parts: Tensor,
+        num_classes: int,
+        num_teachers: int,
+        progress: TrainingProgress,
+    ) -> TrainedTeachers:
+        """See :meth:`Teachers.train`.
+
+        Raises:
+            ValueError: if the estimator's name leads to nothing that can be made.
+        """
+        if labels.ndim != 1:
+            raise ValueError(
+                "teachers: SklearnTeachers answer with one class; use LinearTeachers for attributes"
+            )
+        prototype = self._prototype()
+        models: list[Any] = []
+        empty = torch.zeros(num_teachers, dtype=torch.bool)
+        failed = torch.zeros(num_teachers, dtype=torch.bool)
+        failures = set()
+        for teacher, rows in enumerate(rows_of_parts(parts, num_teachers)):
+            x, y = features[rows].numpy(), labels[rows].numpy()
+            model: Any = None
+            if len(rows) == 0:
+                empty[teacher] = True
+            elif (y == y[0]).all():
+                model = _Constant(int(y[0]))
+            else:
+                try:
+                    with _own_generators(teacher_seed(self.seed, teacher, "fit")):
+                        model = self._fresh(prototype, teacher).fit(x, y)
+                except Exception as error:  # whatever a user's classifier raises; its text may hold records
+                    failed[teacher] = True
+                    failures.add(type(error).__name__)
+            models.append(model)
+            progress((teacher + 1) / num_teachers)
+        return _SklearnEnsemble(models, num_classes, empty, failed, frozenset(failures), self.seed)
+
+    def _prototype(self) -> Any:
+        if not isinstance(self.estimator, str):
+            return self.estimator
+        module, _, name = self.estimator.rpartition(".")
+        try:
+            made = getattr(importlib.import_module(module), name)(**self.params)
+        except Exception as error:  # whatever a module or a class raises; no record is in reach of either
+            raise ValueError(
+                f"estimator={self.estimator!r} with params={self.params!r} can't be made "
+                f"({type(error).__name__}: {error}); {_NAME_REMEDY}"
+            ) from None
+        return _check_estimator(made, self.estimator)
+
+    def _fresh(self, prototype: Any, teacher: int) -> Any:
+        from sklearn.base import clone
+
+        model = clone(prototype) if hasattr(prototype, "get_params") else copy.deepcopy(prototype)
+        if hasattr(model, "get_params"):
+            for name, value in sorted(model.get_params(deep=True).items()):
+                if value is None and name.rpartition("__")[2] == "random_state":
+                    nested = name.removesuffix("random_state")
+                    model.set_params(**{name: teacher_seed(self.seed, teacher, nested) % (1 << 32)})
+        return model
+
+
+@contextmanager
+def _own_generators(seed: int) -> Iterator[None]:
+    """Global generators of Python, numpy and torch, seeded for one teacher and afterwards as they were before."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - what estimators without a generator use
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+
+
+class _SklearnEnsemble(TrainedTeachers):
+    def __init__(
+        self,
+        models: list[Any],
+        num_classes: int,
+        empty: Tensor,
+        failed: Tensor,
+        failures: frozenset[str],
+        seed: int,
+    ) -> None:
+        super().__init__(empty, failed, failures)
+        self._models, self._num_classes, self._seed = models, num_classes, seed
+
+    @_quiet_estimators()
+    def predict(self, queries: Tensor) -> Tensor:
+        votes = torch.full((len(queries), self.num_teachers), -1, dtype=torch.int64)
+        if len(queries) == 0:
+            return votes
+        x = queries.numpy()
+        for teacher, model in enumerate(self._models):
+            if model is None:
+                continue
+            try:
+                with _own_generators(teacher_seed(self._seed, teacher, "predict")):
+                    answers = np.asarray(model.predict(x))
+                if answers.shape != (len(queries),):
+                    continue
+                classes = torch.from_numpy(answers.astype(np.int64))
+                known = (
+                    torch.from_numpy(np.isfinite(answers)) & (classes >= 0) & (classes < self._num_classes)
+                )
+            except Exception:  # it abstains; its message may hold records
+                continue
+            votes[:, teacher] = torch.where(known, classes, -1)
+        return votes
+
+
+class _Constant:
+    def __init__(self, label: int) -> None:
+        self.label = label
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return np.full(len(x), self.label, dtype=np.int64)
+
+
+def rows_of_parts(parts: Tensor, num_parts: int) -> list[Tensor]:
+    """Row numbers of each part in ascending order: ``num_parts`` tensors, int64."""
+    order = parts.argsort(stable=True)
+    sizes = torch.bincount(parts, minlength=num_parts).tolist()
+    return list(order.split(sizes))
+
+
+def teacher_seed(seed: int, teacher: int, purpose: str = "") -> int:
+    """A 63-bit seed for one teacher, a function of (seed, teacher, purpose) alone."""
+    digest = hashlib.sha256(f"pl_privknn.pate/{seed}/{teacher}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+@contextmanager
+def progress_bar(what: str, enabled: bool) -> Iterator[TrainingProgress]:
+    """A progress bar on a terminal; silent elsewhere, and where another one can't be joined.
+
+    It shows a fraction of what is public, the number of teachers and of their steps. No time that is left: how long
+    teachers take depends on their parts.
+    """
+    from rich.console import Console
+    from rich.errors import LiveError
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    with terminal() as stream:
+        console = Console(file=stream)
+        if not enabled or not console.is_terminal:
+            yield lambda fraction: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        bar = Progress(*columns, console=console, transient=True)
+        try:
+            bar.start()
+        except LiveError:  # before rich 14.1 a bar inside another bar is refused
+            yield lambda fraction: None
+            return
+        try:
+            task = bar.add_task(what, total=1.0)
+            yield lambda fraction: bar.update(task, completed=fraction)
+        finally:
+            bar.stop()
+
+
+def _check_estimator(made: Any, shown: Any) -> Any:
+    if isinstance(made, type) or not (hasattr(made, "fit") and hasattr(made, "predict")):
+        raise ValueError(f"estimator={shown!r} must be an object with fit(X, y) and predict(X)")
+    return made
