@@ -21,6 +21,7 @@ from benchmarks.record import Measured
 from pl_privknn.comparison.marks import stated
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate import (
     LNMAX,
     PATE,
@@ -109,7 +110,7 @@ def _ask(pate: PATE, data: dict[str, Tensor], queries: int, cap: int, seed: int)
     answered = labels >= 0
     votes, _ = pate.asked_votes()
     report = pate.data_dependent_report(DELTA)
-    plan = pate.stated_plan(queries, cap, 10)
+    plan = stated_plan(pate, queries, cap, 10)
     probabilities = _student(data["public"][order][answered], labels[answered], data["test"], seed)
     return {
         "consensus": float(consensus(votes, pate.num_teachers).mean()),

@@ -8,12 +8,13 @@ import torch
 from pl_privknn.callbacks.process_group import LabelingGroup
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.protocols import ShardedLabeler
 from pl_privknn.neighbors import Shard
 from pl_privknn.privacy.mechanisms import Adjacency
 
 #: Teachers that take shards, in words.
 SHARDED = (
-    "PrivateKNN without cells, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition "
+    "PrivateKNN, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition "
     "and no groups, or one of sums"
 )
 
@@ -69,7 +70,7 @@ def shard_of(
     """
     if group.size == 1 or not (sharded or data.private_in_shards):
         return None
-    if not labeler.takes_shards:
+    if not isinstance(labeler, ShardedLabeler) or not labeler.takes_shards:
         raise ValueError(
             f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use a "
             f"teacher that takes shards ({SHARDED}), or sharded=False and one file"

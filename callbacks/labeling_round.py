@@ -20,6 +20,15 @@ from pl_privknn.callbacks.table_memory import TableMemory
 from pl_privknn.features.base import extract_on
 from pl_privknn.features.learned import learn_publicly
 from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.protocols import (
+    GroupsRecords,
+    JoinsRuns,
+    RecognisesRecords,
+    ShardedLabeler,
+    StreamsRecords,
+    UsesPublicFeatures,
+    held_shard,
+)
 from pl_privknn.privacy.ledger.ledger import LedgerRun
 from pl_privknn.privacy.ledger.run_folder import private_folder
 from pl_privknn.privacy.private_side import privately, terminal
@@ -108,12 +117,13 @@ class LabelingRound:
             return
         asked = store.selections(index + 1)[index]
         means = asked.query_features(self._public_features(data)) if asked.ask_means else None
-        privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
-        if self.labeler.uses_public_features:
+        if isinstance(self.labeler, JoinsRuns):
+            privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
+        if isinstance(self.labeler, UsesPublicFeatures) and self.labeler.uses_public_features:
             privately(self.labeler.fit_public, self._public_features(data))
         self._ready(data)
-        if self.labeler.shard is not None:
-            self.labeler.shard.exchange.tell(_Fit(self._first_public(data)))
+        if (shard := held_shard(self.labeler)) is not None:
+            shard.exchange.tell(_Fit(self._first_public(data)))
         privately(self._fit_labeler, data, private_folder(store.path.parent), progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
@@ -144,8 +154,8 @@ class LabelingRound:
 
     def end(self) -> None:
         """Tell the processes of other shards that :meth:`run` has returned; an exception ends them by itself."""
-        if self.labeler.shard is not None:
-            self.labeler.shard.exchange.tell(None)
+        if (shard := held_shard(self.labeler)) is not None:
+            shard.exchange.tell(None)
 
     def follow(self, data: PrivatePublicDataModule, run_dir: Path) -> None:
         """Do what global rank 0's :meth:`run` asks of this process's shard, to its :meth:`end`; nothing without one.
@@ -154,14 +164,15 @@ class LabelingRound:
             data: holds the shard.
             run_dir: the run's folder, beside which a table may lie for a while.
         """
-        if self.labeler.shard is None:
+        labeler = self.labeler
+        if not isinstance(labeler, ShardedLabeler) or labeler.shard is None:
             return
-        while (order := self.labeler.shard.exchange.tell()) is not None:
+        while (order := labeler.shard.exchange.tell()) is not None:
             if isinstance(order, _Fit):
                 order.check(self._first_public(data))
                 privately(self._fit_labeler, data, private_folder(run_dir), lambda what, done, total: None)
             else:
-                privately(self.labeler.serve, order)
+                privately(labeler.serve, order)
 
     def _examples(self, index: int, data: PrivatePublicDataModule, store: LabelStore) -> list[int]:
         examples = store.selected(index)
@@ -223,25 +234,29 @@ class LabelingRound:
         return self.max_answers - counts["answered"] - counts["lost"]
 
     def _fit_labeler(self, data: PrivatePublicDataModule, folder: Path, progress: ProgressHook) -> None:
-        if self.labeler.shard is None and not len(data.private):
+        labeler = self.labeler
+        if held_shard(labeler) is None and not len(data.private):
             raise ValueError("the data module's private set is empty; a teacher needs private records")
         rows = self._rows(data)
-        self.labeler.private_groups, self.labeler.private_ids = (
-            None if given is None else given[rows] for given in (data.private_groups, data.private_ids)
-        )
-        if self.labeler.streams:
+        if isinstance(labeler, GroupsRecords):
+            labeler.private_groups = None if data.private_groups is None else data.private_groups[rows]
+        if isinstance(labeler, RecognisesRecords):
+            labeler.private_ids = None if data.private_ids is None else data.private_ids[rows]
+        if isinstance(labeler, StreamsRecords) and labeler.streams:
             # Features are extracted as the teacher looks at them, and held no longer than that.
-            self.labeler.fit_blocks(functools.partial(self._blocks, data), data.num_classes)
+            labeler.fit_blocks(functools.partial(self._blocks, data), data.num_classes)
             return
         progress("features of private images", 0, None)
         table, labels = self._table(data, folder)
         progress("features of private images", 1, None)
         progress("fitting the private teacher", 0, None)
-        self.labeler.owns_table = True
         try:
-            self.labeler.fit(table, labels, data.num_classes)
+            if isinstance(labeler, RecognisesRecords):
+                labeler.owns_table = True
+            labeler.fit(table, labels, data.num_classes)
         finally:
-            self.labeler.owns_table = False
+            if isinstance(labeler, RecognisesRecords):
+                labeler.owns_table = False
         progress("fitting the private teacher", 1, None)
 
     def _blocks(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
@@ -252,7 +267,7 @@ class LabelingRound:
 
     def _records(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of the private records that this process holds, in their order."""
-        shard = self.labeler.shard
+        shard = held_shard(self.labeler)
         if shard is None or data.private_in_shards:
             yield from data.private_batches(_IMAGES_AT_ONCE)
             return
@@ -262,7 +277,7 @@ class LabelingRound:
 
     def _rows(self, data: PrivatePublicDataModule) -> Tensor:
         """Rows of the private set that this process holds."""
-        rows, shard = torch.arange(len(data.private)), self.labeler.shard
+        rows, shard = torch.arange(len(data.private)), held_shard(self.labeler)
         return rows if shard is None or data.private_in_shards else rows[shard.first :: shard.stride]
 
     def _table(self, data: PrivatePublicDataModule, folder: Path) -> tuple[Tensor, Tensor]:
@@ -271,7 +286,9 @@ class LabelingRound:
         labels = torch.empty_like(data.private.labels[: len(self._rows(data))], dtype=torch.int64)
         done, extract = 0, self._ready(data)
         for images, targets in self._records(data):
-            known = self.labeler.record_digests(images, targets)
+            known = None
+            if isinstance(self.labeler, RecognisesRecords):
+                known = self.labeler.record_digests(images, targets)
             features = extract(images)
             if table is None:
                 table = self.memory.table(len(labels), features.shape[1], folder)
@@ -284,7 +301,8 @@ class LabelingRound:
             done += len(images)
         if table is None:  # an empty shard
             table = self._first_public(data)[:0]
-        self.labeler.private_digests = digests
+        if isinstance(self.labeler, RecognisesRecords):
+            self.labeler.private_digests = digests
         return table, labels
 
 

@@ -33,7 +33,8 @@ from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.callbacks.table_memory import TableMemory
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
-from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.base import Labeler, stated_plan
+from pl_privknn.labelers.protocols import JoinsRuns, ShardedLabeler
 from pl_privknn.privacy.ledger.run_folder import resumed_folder
 from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.settings import RunFiles
@@ -248,7 +249,7 @@ class PrivateLabeler(ReportsRun):
         self._leave()
 
     def _leave(self) -> None:
-        if self.labeler is not None:
+        if isinstance(self.labeler, JoinsRuns):
             self.labeler.leave_run()
         self._group.close()
         if self._run is not None:
@@ -272,8 +273,12 @@ class PrivateLabeler(ReportsRun):
             return
         queries = self._queries(len(data.public))
         terms = RunTerms(
-            plan=self.labeler.stated_plan(
-                sum(queries), self._answers(queries), data.num_classes, rounds=sum(map(bool, queries))
+            plan=stated_plan(
+                self.labeler,
+                sum(queries),
+                self._answers(queries),
+                data.num_classes,
+                rounds=sum(map(bool, queries)),
             ),
             public_examples=len(data.public),
             public_digest=digest_of(data.public),
@@ -311,8 +316,10 @@ class PrivateLabeler(ReportsRun):
         assert self.labeler is not None
         queries = self._queries(len(data.public))
         self.labeler.device = device_of(self.device, trainer.strategy.root_device)
-        self.labeler.shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency)
-        if self.labeler.shard is not None:
+        shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency)
+        if isinstance(self.labeler, ShardedLabeler):
+            self.labeler.shard = shard
+        if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
             labeler=self.labeler,

@@ -14,6 +14,7 @@ from pl_privknn._files import write_durably
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.protocols import MakesModel
 from pl_privknn.labelers.statistics.targets import TARGETS
 from pl_privknn.students.output_types import TASKS
 
@@ -41,6 +42,8 @@ class ReleasedHead(nn.Module):
             # The run's own goes on learning in later rounds.
             self._extractor = copy.deepcopy(extractor)
             self._extractor.load_state_dict(state["extractor"])
+        if not isinstance(labeler, MakesModel):
+            raise TypeError(f"labeler={type(labeler).__name__} makes no model of its releases")
         self._predict = labeler.head(state["head"])
 
     @torch.no_grad()
@@ -51,7 +54,7 @@ class ReleasedHead(nn.Module):
 
 def save_head(folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tensor]) -> None:
     """Write the head into a run's folder, where the releases make one of lasting features; all of it is public."""
-    head = labeler.head_state()
+    head = labeler.head_state() if isinstance(labeler, MakesModel) else None
     if head is None or _of_student(extractor):
         return
     learned = extractor.state_dict() if isinstance(extractor, Extractor) else {}

@@ -14,6 +14,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.protocols import MakesModel
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.settings import Budget
@@ -104,7 +105,11 @@ def check_fits(
         )
     asking = [min(index, len(features) - 1) for index, count in enumerate(queries) if count]
     learns = STUDENT in _parts(features[asking[0]])
-    if labeler.releases_once and (len(set(asking)) > 1 or (learns and len(asking) > 1)):
+    if (
+        isinstance(labeler, MakesModel)
+        and labeler.releases_once
+        and (len(set(asking)) > 1 or (learns and len(asking) > 1))
+    ):
         raise ValueError(
             f"features: rounds ask about different ones, and {name} releases once, about one kind; name one "
             "extractor for all rounds, or ask in the first round alone"

@@ -211,6 +211,7 @@ class ClusterSelection(HasInitArguments):
             )
             weights = None if weights is None else weights.astype("float32")
             kmeans.train(values.astype("float32"), weights, init_centroids=centres.astype("float32"))
+            assert kmeans.centroids is not None
             centres = kmeans.centroids.astype(values.dtype)
         distances = torch.cdist(table, torch.from_numpy(centres))
         # Two centres may share their nearest example: one query serves both clusters.

@@ -18,6 +18,7 @@ from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.canaries import Canaries
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import Partitioner
+from pl_privknn.labelers.protocols import HasCanaries, votes_of
 from pl_privknn.labelers.voting import NeighborVoting
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.ledger import FreeLedger
@@ -121,7 +122,7 @@ def _direction(
     votes = [
         labeler.mean_votes(canaries.queries, _SAMPLES, noise.stream("samples"))
         if isinstance(labeler, NeighborVoting) and labeler.sampling_rate < 1
-        else labeler.exact_votes(canaries.queries)
+        else votes_of(labeler, canaries.queries)
         for labeler in (labelers[True], labelers[False])
     ]
     if votes[0] is not None and votes[1] is not None:
@@ -134,7 +135,7 @@ def _direction(
 
 def _mislabelled(canaries: Canaries, without: Labeler) -> Canaries:
     """The record with the class that has fewest votes where it is."""
-    votes = without.exact_votes(canaries.queries[canaries.about])
+    votes = votes_of(without, canaries.queries[canaries.about])
     return canaries if votes is None else dataclasses.replace(canaries, labels=votes.argmin(dim=1))
 
 
@@ -174,18 +175,13 @@ def _with_parts(target: Target, noise: NoiseSource) -> Target:
 
 def independent(labeler: Labeler) -> bool:
     """Whether answers share nothing but the table, so that many runs go into one call."""
-    return type(labeler).exact_votes is not Labeler.exact_votes and labeler.asks_in_batches
+    return isinstance(labeler, HasCanaries) and labeler.knows_votes() and labeler.asks_in_batches
 
 
 def _asked(labeler: Labeler, queries: Tensor, count: int, paying: FreeLedger) -> Release:
     if isinstance(labeler, PATE):
         votes = labeler.votes(queries)  # once: teachers say the same each time
-        return labeler.aggregator.release(
-            votes.repeat(count, 1),
-            labeler.num_teachers,
-            labeler.pay(paying),
-            None,
-        )
+        return labeler.release(votes.repeat(count, 1), paying)
     if isinstance(labeler, NeighborVoting):
         return labeler.label_repeatedly(queries, count, paying)
     return labeler.label(queries.repeat(count, 1), paying)

@@ -14,6 +14,7 @@ from pl_privknn.attacks.student import train_students
 from pl_privknn.attacks.target import Target, labels_of, ledger, name_of_release, values_of
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.canaries import Canaries, Evidence
+from pl_privknn.labelers.protocols import HasCanaries, MakesModel, votes_of
 from pl_privknn.privacy.noise import NoiseSource
 
 Floats = NDArray[np.float64]
@@ -101,16 +102,18 @@ def _scores(
         release = labeler.label(canaries.queries, paying)
         seen = _about(labels_of(release, target.num_classes), canaries, swaps)
         return (own.numpy(), np.zeros(len(own)), seen.numpy()), release.labels, "messages"
-    rounds = 1 if labeler.releases_once else target.rounds
+    rounds = 1 if isinstance(labeler, MakesModel) and labeler.releases_once else target.rounds
     total, contrast, from_labels = torch.zeros(3, len(canaries.labels), dtype=torch.float64)
     known = _known(target, labeler, canaries, swaps)
-    votes = None if known is None else known.exact_votes(canaries.queries)
+    votes = None if known is None else votes_of(known, canaries.queries)
     exact = torch.zeros(()) if votes is None else votes.double()
     answers, name = [], ""
     for _ in range(rounds):
         release = labeler.label(canaries.queries, paying)
         answers.append(release.labels)
-        evidence = None if known is None else labeler.evidence(canaries, known)
+        evidence = None
+        if known is not None and isinstance(labeler, HasCanaries):
+            evidence = labeler.evidence(canaries, known)
         if evidence is not None:
             sums.append(evidence)
             total, contrast, name = total + evidence.scores(), contrast + evidence.contrast(), "weights"
@@ -156,10 +159,11 @@ def _of_students(target: Target, canaries: Canaries, told: Tensor, swaps: bool) 
 
 def _known(target: Target, labeler: Labeler, canaries: Canaries, swaps: bool) -> Labeler | None:
     """The labeler with the records that the attacker knows; None where that would tell nothing."""
-    kind = type(labeler)
-    if kind.exact_votes is not Labeler.exact_votes:
+    if not isinstance(labeler, HasCanaries):
+        return None
+    if labeler.knows_votes():
         return target.fitted(labeler.noise_source.stream("known"), target.features, target.labels)
-    if kind.evidence is Labeler.evidence:
+    if not labeler.knows_evidence():
         return None
     more = (canaries.features, canaries.others) if swaps else (canaries.features[:0], canaries.others[:0])
     table = torch.cat([target.features, more[0]]), torch.cat([target.labels, more[1]])

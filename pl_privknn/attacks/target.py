@@ -12,6 +12,7 @@ from torch import Tensor
 from pl_privknn.labelers import IndKNN
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.canaries import Canaries
+from pl_privknn.labelers.protocols import RecognisesRecords, UsesPublicFeatures, canaries_of
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.ledger import FreeLedger
@@ -51,7 +52,7 @@ class Target:
 
     def canaries(self) -> Canaries:
         """The labeler's own."""
-        return self.labeler.canaries(self.queries, self.num_classes)
+        return canaries_of(self.labeler, self.queries, self.num_classes)
 
     def fresh(self, noise: NoiseSource) -> Labeler:
         """A copy that lets out all that it pays for: counts where labels would do, and probabilities."""
@@ -78,8 +79,10 @@ class Target:
     def fitted(self, noise: NoiseSource, features: Tensor, labels: Tensor) -> Labeler:
         """A fresh copy with a table."""
         made = self.fresh(noise)
-        made.private_ids = torch.arange(len(labels))  # spares the work of telling records apart
-        made.fit_public(self.public)
+        if isinstance(made, RecognisesRecords):
+            made.private_ids = torch.arange(len(labels))  # spares the work of telling records apart
+        if isinstance(made, UsesPublicFeatures):
+            made.fit_public(self.public)
         made.fit(features, labels, self.num_classes)
         return made
 

@@ -16,7 +16,7 @@ from pl_privknn._checks import check_int
 from pl_privknn._files import replaced_durably
 from pl_privknn.features.base import Extractor
 from pl_privknn.federated.messages import TRUSTS, VERSION, Fields, Request, decode, extractor_digest
-from pl_privknn.labelers.base import Release
+from pl_privknn.labelers.base import Release, stated_plan
 from pl_privknn.labelers.reverse_knn.local import LocalRandomizer
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
 from pl_privknn.labelers.reverse_knn.shuffle import SingleMessage
@@ -105,7 +105,7 @@ class FederatedRound:
     def plan(self) -> list[Any]:
         """What the round costs, as one process would state it."""
         size = len(self.queries)
-        return self.labeler.stated_plan(size, size, self.num_classes)
+        return stated_plan(self.labeler, size, size, self.num_classes)
 
     def request(self, origin: str) -> Request:
         """What every client is asked; ``origin`` tells the ledger from others, whose rounds may share the name."""

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn.init_arguments import HasInitArguments
-from pl_privknn.labelers.canaries import Canaries, Evidence, hub
-from pl_privknn.neighbors.shards import Shard
 from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.run import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
-#: Gives the private records anew at each call, block by block: features, float32 ``(b, d)``, and labels.
-RecordBlocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
 
-__all__ = ["ChargesLedger", "Labeler", "RecordBlocks", "Release", "check_table", "merge"]
+__all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "merge", "stated_plan"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,25 +54,13 @@ class Release:
         return self.labels >= 0 if self.labels.ndim == 1 else (self.labels >= 0).all(dim=1)
 
 
-@dataclasses.dataclass
-class _NotedRow:
-    """A ledger whose last charge is remembered."""
-
-    ledger: ChargesLedger
-    row: int = 0
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
-        """See :class:`~pl_privknn.privacy.ledger.run.ChargesLedger`."""
-        self.row = self.ledger.charge(mechanism, count, **stated)
-        return self.row
-
-
 class Labeler(HasInitArguments, abc.ABC):
     """A private teacher: holds a private table of features and labels, answers queries about public ones.
 
     A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
     :meth:`paid`, which charges the ledger first, for the very mechanism object that draws, and never writes an ε
-    formula of its own.
+    formula of its own. What it may do beyond that (shards, streams, models, …) is in
+    :mod:`pl_privknn.labelers.protocols`.
 
     Args:
         noise_source: where protective randomness comes from; the operating system's cryptographic generator
@@ -95,56 +76,15 @@ class Labeler(HasInitArguments, abc.ABC):
     adjacencies: tuple[Adjacency, ...] = ("add_remove",)
     #: Kinds of labels that :meth:`fit` takes: ``"multiclass"`` int64 ``(n,)``, ``"multilabel"`` ``(n, a)``.
     tasks: tuple[str, ...] = ("multiclass",)
-    #: The person (or other unit) that each private record belongs to, int64 ``(n,)``, where the data module knows
-    #: it; set before :meth:`fit`, for teachers whose guarantee can be by person. Private.
-    private_groups: Tensor | None = None
-    #: Lasting numbers of the private records, int64 ``(n,)``, where the data module has them; set before :meth:`fit`.
-    #: Private.
-    private_ids: Tensor | None = None
-    #: What :meth:`record_digests` gave for the records, in the table's order; set before each :meth:`fit`. Private.
-    private_digests: Tensor | None = None
-    #: Whether nobody else looks at the table that :meth:`fit` is given, so that it may be overwritten; set around it.
-    owns_table: bool = False
     #: Where searches and assignments multiply; where their tensors lie if None. Set before :meth:`fit`. It changes
     #: the time, not an answer: what comes out is exact on every device (Ind-KNN's κ up to a last float32 digit).
     device: torch.device | None = None
-    #: What this process holds, where private records lie in shards, one a process; set before :meth:`fit`. Private.
-    shard: Shard | None = None
-    #: Whether a release depends on the shard in which a record lies; that must then not depend on other records, as
-    #: the number of a row does.
-    lasting_shards: bool = False
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
-    #: Whether releases are made once, about one kind of features, and answer the queries of all rounds.
-    releases_once: bool = False
 
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()
-
-    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
-        """Take part in a run, before each :meth:`fit`; a teacher that can't go on with the run refuses here.
-
-        Args:
-            folder: private to this labeler and this run, for what must survive a crash; made by the labeler if it
-                needs it, readable by its owner only. It lies beside the run's folder, not in it.
-            ledger: what :meth:`label` will charge.
-        """
-
-    def leave_run(self) -> None:
-        """Close what :meth:`join_run` opened; called when a run has ended, by an error too."""
-
-    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """What this labeler recognises private records by, whatever features they come in; most don't need to.
-
-        Args:
-            images: a batch of private images as the data module gives them, shape ``(b, channels, height, width)``.
-            labels: int64, shape ``(b,)``.
-
-        Returns:
-            One row for each record, or None. Private; the callback hands it back as :attr:`private_digests`.
-        """
-        return None
 
     @abc.abstractmethod
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -159,53 +99,6 @@ class Labeler(HasInitArguments, abc.ABC):
             ValueError: on shapes, dtypes or label values that do not fit.
         """
 
-    @property
-    def streams(self) -> bool:
-        """Whether records are taken by :meth:`fit_blocks`, so that nobody holds a table of them.
-
-        A class below the one that defines it says so anew: its own :meth:`fit` is not passed over.
-        """
-        owner = next(kind for kind in type(self).__mro__ if {"fit", "fit_blocks"} & vars(kind).keys())
-        return owner is not Labeler and "fit_blocks" in vars(owner) and "fit" not in vars(self)
-
-    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block, in the place of :meth:`fit`, where :attr:`streams` says so.
-
-        Args:
-            blocks: gives all records anew whenever it is called; a block may be made only as it is looked at.
-            num_classes: number of classes, a public constant.
-        """
-        raise NotImplementedError(f"{type(self).__name__} takes its records as a table: call fit")
-
-    @property
-    def takes_shards(self) -> bool:
-        """Whether private records may lie in shards; all processes but the first then :meth:`serve`."""
-        return False
-
-    @property
-    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
-        """Neighbouring relations under which :meth:`plan` is valid where private records lie in shards."""
-        return self.adjacencies
-
-    def serve(self, order: Any) -> None:
-        """Carry out, on this process's :attr:`shard`, an order that :meth:`label` gave in the first process.
-
-        Args:
-            order: as :meth:`~pl_privknn.neighbors.shards.Exchange.tell` brought it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} looks at private records in one process")
-
-    @property
-    def uses_public_features(self) -> bool:
-        """Whether :meth:`fit_public` has to be called, and the public images' features be extracted for it."""
-        return type(self).fit_public is not Labeler.fit_public
-
-    def fit_public(self, features: Tensor) -> None:
-        """Take this round's features of all public examples, float32 ``(n, d)``; most teachers have no use for them.
-
-        Called before :meth:`fit` in each round that asks something.
-        """
-
     @abc.abstractmethod
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """The most that a run can cost.
@@ -217,14 +110,6 @@ class Labeler(HasInitArguments, abc.ABC):
             rounds: number of rounds, for teachers that pay by the round.
         """
 
-    def stated_plan(
-        self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1
-    ) -> list[Charge]:
-        """:meth:`plan`, with the guarantee that this labeler's noise leaves it."""
-        mark = noise_guarantee(self.noise_source)
-        charges = self.plan(num_queries, max_answers, num_classes, rounds=rounds)
-        return [charge.marked(mark) for charge in charges]
-
     def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
         """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
 
@@ -235,59 +120,7 @@ class Labeler(HasInitArguments, abc.ABC):
             BudgetExceeded: if the charge would pass the budget; nothing was drawn.
             ValueError: where the ledger counts under another adjacency.
         """
-        if self.shard is None:
-            return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
-        noted = _NotedRow(ledger)
-        noise = paid(noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards)
-        self.tell_row(noted.row)
-        return noise
-
-    def tell_row(self, row: int) -> None:
-        """Take note of the ledger's row that pays for what is released next; called where records lie in shards."""
-
-    def head_state(self) -> dict[str, Tensor] | None:
-        """The model that this labeler's releases make, as tensors; None where they make none, or nothing is released.
-
-        Post-processing of what was paid for and of public features: it may be saved and shown.
-        """
-        return None
-
-    def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """Class probabilities ``(n, c)`` of features ``(n, d)``, by the model of :meth:`head_state`.
-
-        Raises:
-            NotImplementedError: for labelers whose releases make no model.
-        """
-        raise NotImplementedError(f"{type(self).__name__} makes no model of its releases")
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """Records with which an attack finds out whether this labeler keeps its promise; see :mod:`.canaries`.
-
-        By default one record that reaches every query. A class with better ones says so here.
-
-        Args:
-            public: float32 features of the public examples that are asked about, shape ``(m, d)``.
-            num_classes: number of classes.
-        """
-        return hub(public, num_classes)
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """**Private.** What noise is added to, ``(m, c)``, with every record taking part; None where unknown.
-
-        For audits, whose attacker knows all records but one.
-        """
-        return None
-
-    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """**Private.** What released sums say of canaries; None where there are only answers.
-
-        For audits. A class whose answers come from a model that is released says here what the model tells.
-
-        Args:
-            canaries: records that may be in the table, each by its own coin.
-            known: the same labeler with the table that an attacker knows.
-        """
-        return None
+        return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -301,6 +134,16 @@ class Labeler(HasInitArguments, abc.ABC):
         Raises:
             BudgetExceeded: if a charge would pass the budget; nothing was drawn or released by it.
         """
+
+
+def stated_plan(
+    labeler: Labeler, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1
+) -> list[Charge]:
+    """:meth:`Labeler.plan`, with the guarantee that the labeler's noise leaves it."""
+    mark = noise_guarantee(labeler.noise_source)
+    return [
+        charge.marked(mark) for charge in labeler.plan(num_queries, max_answers, num_classes, rounds=rounds)
+    ]
 
 
 def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:

@@ -22,6 +22,7 @@ from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
+from pl_privknn.labelers.protocols import HasCanaries, MakesModel, ShardedLabeler
 from pl_privknn.labelers.sampled_evidence import SampledEvidence
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
@@ -36,7 +37,7 @@ from pl_privknn.privacy.noisy_steps import (
 
 
 @renamed(target_epsilon="epsilon")
-class NoisySGDTeacher(Labeler):
+class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
@@ -192,11 +193,11 @@ class NoisySGDTeacher(Labeler):
         return Release(released, scores.softmax(dim=1).float() if self.soft else None)
 
     def head_state(self) -> dict[str, Tensor] | None:
-        """Weights, float64 ``(c, d + 1)``, and what public features were learned; see :meth:`Labeler.head_state`."""
+        """Weights, float64 ``(c, d + 1)``, and what public features were learned; see the base."""
         return self._head
 
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """The model of a state, apart from this labeler and its private table; see :meth:`Labeler.head`."""
+        """The model of a state, apart from this labeler and its private table; see :meth:`MakesModel.head`."""
         learned, constant = dict(state), self.constant
         weights = learned.pop("weights")
         kept = None if self.components is None else learned["directions"].shape[1]
@@ -215,7 +216,7 @@ class NoisySGDTeacher(Labeler):
         return in_directions(public, num_classes, directions, change.mean, each_class=False)
 
     def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """By the weights of every step, if :attr:`keeps_steps`; see :meth:`Labeler.evidence`."""
+        """By the weights of every step, if :attr:`keeps_steps`; see :meth:`HasCanaries.evidence`."""
         assert isinstance(known, NoisySGDTeacher)
         if self._path is None or known._table is None:
             return None
@@ -244,7 +245,7 @@ class NoisySGDTeacher(Labeler):
         return True
 
     def serve(self, order: Any) -> None:
-        """Make vectors of this shard's features, or give the gradients of a step; see :meth:`Labeler.serve`."""
+        """Make vectors of this shard's features, or give the gradients of a step; see the base."""
         if self.shard is None:
             raise RuntimeError("NoisySGDTeacher.serve needs a shard")
         if isinstance(order, PublicWhitening):

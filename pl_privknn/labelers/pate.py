@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.labelers.attributes import Attributes, check_attribute_table, clip_attributes
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, Release, check_table, stated_plan
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.labelers.pate_training import (
     LinearTeachers,
@@ -24,6 +24,7 @@ from pl_privknn.labelers.pate_training import (
     TrainedTeachers,
     progress_bar,
 )
+from pl_privknn.labelers.protocols import GroupsRecords, HasCanaries, ShardedLabeler
 from pl_privknn.labelers.voting import Aggregation, Screening, attribute_sums, vote_noise
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
@@ -175,7 +176,7 @@ class ConfidentGNMAX(Aggregator):
         super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), screening, **kwargs)
 
 
-class PATE(Labeler):
+class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
     """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
 
     The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
@@ -279,12 +280,6 @@ class PATE(Labeler):
         """A record that replaces another one may belong in another shard: two teachers would change."""
         return ("add_remove",)
 
-    def serve(self, order: Any) -> None:
-        """Let this shard's teachers vote; see :meth:`Labeler.serve`."""
-        if self.shard is None:
-            raise RuntimeError("PATE.serve needs a shard")
-        self.shard.exchange.sum(self._own_votes(order))
-
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Deal out the private table and train the teachers; see :meth:`Labeler.fit`.
 
@@ -355,7 +350,16 @@ class PATE(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        votes, attributes = self.votes(queries), self.attributes
+        votes = self.votes(queries)
+        release = self.release(votes, ledger, max_answers)
+        if self.attributes is None:
+            self._asked.append(votes)
+            self._answered.append(release.answered)
+        return release
+
+    def release(self, votes: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Screen and answer by votes that were counted, paying before each draw; see :meth:`votes`."""
+        attributes = self.attributes
 
         def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
             return self.paid(ledger, self.partitioner.billed(mechanism), count, key)
@@ -370,10 +374,7 @@ class PATE(Labeler):
                 pay,
                 max_answers,
             )
-        release = aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
-        self._asked.append(votes)
-        self._answered.append(release.answered)
-        return release
+        return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """One record, and questions about its place."""
@@ -400,13 +401,11 @@ class PATE(Labeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        if self.shard is None:
-            return self._own_votes(queries)
-        self.shard.exchange.tell(queries.cpu())
-        return self.shard.exchange.sum(self._own_votes(queries))
+        return self.merged(queries.cpu())
 
-    def _own_votes(self, queries: Tensor) -> Tensor:
-        trained, classes = self.trained, self._num_classes
+    def partial(self, order: Any) -> Tensor:
+        """Votes of this process's teachers, for the queries that are the order; see :meth:`votes`."""
+        queries, trained, classes = order, self.trained, self._num_classes
         with silenced():
             if self.attributes is not None:
                 sums = torch.zeros(len(queries), classes, dtype=torch.float64)
@@ -552,7 +551,7 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     votes, answered = pate.asked_votes()
     if not len(votes):
         return DataDependentReport(0.0, 0.0, 0.0, 0.0, delta, 0, 0)
-    charges = pate.stated_plan(len(votes), int(answered.sum()), votes.shape[1])
+    charges = stated_plan(pate, len(votes), int(answered.sum()), votes.shape[1])
     guarantee = weakest(
         [Guarantee("conditional", (DataDependent.reason,)), *(charge.guarantee for charge in charges)]
     )

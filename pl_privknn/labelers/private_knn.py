@@ -19,6 +19,7 @@ from pl_privknn._checks import (
 )
 from pl_privknn.labelers.attributes import Attributes, clip_attributes, sum_noise
 from pl_privknn.labelers.base import ChargesLedger
+from pl_privknn.labelers.protocols import ShardedLabeler, UsesPublicFeatures
 from pl_privknn.labelers.voting import Aggregation, Neighbors, NeighborVoting, Screening, vote_noise
 from pl_privknn.neighbors import (
     Coins,
@@ -44,7 +45,7 @@ KNN_VOTES_L2 = math.sqrt(2.0)
 KNN_VOTES_L1 = 2.0
 
 
-class PrivateKNN(NeighborVoting):
+class PrivateKNN(NeighborVoting, ShardedLabeler):
     """Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
     For each query the k nearest records of a fresh Poisson sample vote. Screening on one sample decides
@@ -114,13 +115,13 @@ class PrivateKNN(NeighborVoting):
         return self.attributes is None
 
     def serve(self, order: Any) -> None:
-        """See :meth:`Labeler.serve`."""
+        """See :meth:`ShardedLabeler.serve`."""
         if not isinstance(self._neighbors, ShardedNeighbors):
             raise RuntimeError("PrivateKNN.serve needs a shard: call fit(features, labels) first")
         self._neighbors.serve(order)
 
     def tell_row(self, row: int) -> None:
-        """Shards learn of the row, so that none tosses the coins of another release; see :meth:`Labeler.tell_row`."""
+        """Shards learn of the row, so that none tosses the coins of another release; see the base."""
         if isinstance(self._neighbors, ShardedNeighbors):
             self._neighbors.release = row
 
@@ -128,6 +129,9 @@ class PrivateKNN(NeighborVoting):
         # The system's generator is each process's own; seeded streams must differ between shards.
         assert self.shard is not None
         return self.noise_source.stream("shard", self.shard.exchange.rank, release).bernoulli
+
+    def _records(self, own: int) -> int:
+        return own if self.shard is None else self.shard.total
 
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
         # Its guarantee is for exactly k votes, with and without any one record.
@@ -148,7 +152,7 @@ class PrivateKNN(NeighborVoting):
         return PoissonNeighbors(*table, device=self.device)
 
 
-class PrivateRadius(NeighborVoting):
+class PrivateRadius(NeighborVoting, UsesPublicFeatures):
     """Votes of the records within a public radius of each query.
 
     Beyond the Private-kNN paper. A record more or less changes one count by one and pushes no other record out: the
@@ -210,7 +214,7 @@ class PrivateRadius(NeighborVoting):
         return self.radius is None
 
     def fit_public(self, features: Tensor) -> None:
-        """Find the radius, where none is given; see :meth:`Labeler.fit_public`.
+        """Find the radius, where none is given; see :meth:`UsesPublicFeatures.fit_public`.
 
         Raises:
             ValueError: where the public examples are too few or too alike to tell a radius.

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
 from pl_privknn.labelers.attributes import Attributes, check_attribute_table, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
+from pl_privknn.labelers.protocols import HasCanaries
 from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
@@ -183,7 +184,7 @@ class Neighbors(Protocol):
         """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
 
 
-class NeighborVoting(Labeler):
+class NeighborVoting(HasCanaries):
     """Screening on one sample of the neighbours, aggregation on another.
 
     Args:
@@ -254,9 +255,13 @@ class NeighborVoting(Labeler):
         (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
         self._num_classes = num_classes
         aggregation = self._bind(num_classes)
-        self._check_size(len(features) if self.shard is None else self.shard.total, aggregation)
+        self._check_size(self._records(len(features)), aggregation)
         self._aggregation = aggregation
         self._neighbors = self._find(features, labels, num_classes)
+
+    def _records(self, own: int) -> int:
+        """Number of records of all processes."""
+        return own
 
     @abc.abstractmethod
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
@@ -306,7 +311,7 @@ class NeighborVoting(Labeler):
         return attributes.decide(noisy, self.most_votes, deviation)
 
     def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """Votes where every record is in the sample, of classes; see :meth:`Labeler.exact_votes`."""
+        """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
         if self.attributes is not None:
             return None
         return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
@@ -325,7 +330,7 @@ class NeighborVoting(Labeler):
         return votes.view(samples, len(queries), -1).double().mean(dim=0)
 
     def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
-        if self._neighbors is None or self.shard is not None:
+        if self._neighbors is None or getattr(self, "shard", None) is not None:
             raise RuntimeError(
                 f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
             )

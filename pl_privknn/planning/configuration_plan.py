@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import check_int, shown
 from pl_privknn.configuration import ConfigurationError, instantiate, known_classes, project_classes_only
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.planning.plan import Plan
 from pl_privknn.planning.setting_search import Calibrate
 from pl_privknn.privacy.ledger.release_files import Releases
@@ -156,4 +157,4 @@ def labeling_plan(
     answers = queries if labeling.max_answers is None else min(labeling.max_answers, queries)
     # As the callback states it: a round of no queries smooths earlier counts anew and releases nothing.
     rounds = labeling.rounds if labeling.selects_all else sum(map(bool, labeling.queries_per_round))
-    return labeling.labeler.stated_plan(queries, answers, num_classes, rounds=rounds)
+    return stated_plan(labeling.labeler, queries, answers, num_classes, rounds=rounds)

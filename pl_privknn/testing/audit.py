@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.protocols import JoinsRuns
 from pl_privknn.privacy.auditing.lower_bound import Experiment, audit
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.testing.ledger import FreeLedger
@@ -109,7 +110,8 @@ def outcomes(
         labeler.noise_source = noise.stream("call", number)
         labeler.fit(*scene.table(present), scene.num_classes)
         release = labeler.label(scene.queries(), FreeLedger(start=number))
-        labeler.leave_run()
+        if isinstance(labeler, JoinsRuns):
+            labeler.leave_run()
         blocks.append(numbers_of(release, scene.num_classes).reshape(scene.at_once, -1))
     return np.concatenate(blocks)[:runs]
 

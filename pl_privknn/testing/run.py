@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.protocols import RecognisesRecords, UsesPublicFeatures
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -125,8 +126,10 @@ class Run:
         self.watch.place = "fit"
         images = table.features if images is None else images
         with self.methods.open():
-            self.labeler.fit_public(self.subject.public)
-            self.labeler.private_digests = self.labeler.record_digests(images, table.labels)
+            if isinstance(self.labeler, UsesPublicFeatures):
+                self.labeler.fit_public(self.subject.public)
+            if isinstance(self.labeler, RecognisesRecords):
+                self.labeler.private_digests = self.labeler.record_digests(images, table.labels)
             self.labeler.fit(table.features.clone(), table.labels.clone(), self.subject.num_classes)
         return self
 

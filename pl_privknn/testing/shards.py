@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
+from pl_privknn.labelers.protocols import JoinsRuns, RecognisesRecords, ShardedLabeler, UsesPublicFeatures
 from pl_privknn.neighbors import Shard
 from pl_privknn.privacy.mechanisms import Charge
 
@@ -86,7 +88,7 @@ class PlayedEnd:
         return sum(self.gather(part), torch.zeros_like(part))
 
 
-class InShards(Labeler):
+class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
     """Labelers that hold a share of the private table each, in the place of one that holds it all.
 
     Args:
@@ -99,25 +101,29 @@ class InShards(Labeler):
     """
 
     def __init__(self, members: Sequence[Labeler], removed: int | None = None) -> None:
-        self.members, self.removed = list(members), removed
+        self.members = [member for member in members if isinstance(member, ShardedLabeler)]
+        if not self.members or not self.members[0].takes_shards:
+            raise ValueError(
+                f"shards={len(members)}: {type(members[0]).__name__} with these settings looks at private records in "
+                "one process; check it with shards=1"
+            )
+        self.removed = removed
         super().__init__(self.members[0].noise_source)
         self.adjacencies = self.members[0].adjacencies_in_shards
         self.exchange = PlayedExchange(len(self.members))
         self.exchange.serve = [member.serve for member in self.members[1:]]
-        if not self.members[0].takes_shards:
-            raise ValueError(
-                f"shards={len(self.members)}: {type(self.members[0]).__name__} with these settings looks at private "
-                "records in one process; check it with shards=1"
-            )
 
     def fit_public(self, features: Tensor) -> None:
         """As a run does it: process 0 alone takes public features."""
-        self.members[0].fit_public(features)
+        if isinstance(self.members[0], UsesPublicFeatures):
+            self.members[0].fit_public(features)
 
     def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """Those of each shard, by a key of its own, in the table's order; see :meth:`Labeler.record_digests`."""
+        """Those of each shard, by a key of its own, in the table's order; see the base."""
         found = [
-            member.record_digests(images[rows], labels[rows]) for member, rows in self._dealt(len(labels))
+            member.record_digests(images[rows], labels[rows])
+            for member, rows in self._dealt(len(labels))
+            if isinstance(member, RecognisesRecords)
         ]
         known = [part for part in found if part is not None]
         return torch.cat(known) if known else None
@@ -126,10 +132,11 @@ class InShards(Labeler):
         """Deal the table out; see :meth:`Labeler.fit`."""
         digests, self.private_digests = self.private_digests, None
         for member, rows in self._dealt(len(labels)):
-            member.private_digests = None if digests is None else digests[rows]
+            if isinstance(member, RecognisesRecords):
+                member.private_digests = None if digests is None else digests[rows]
             member.fit(features[rows].clone(), labels[rows].clone(), num_classes)
 
-    def _dealt(self, records: int) -> Iterator[tuple[Labeler, slice]]:
+    def _dealt(self, records: int) -> Iterator[tuple[ShardedLabeler, slice]]:
         """Each member, one after another at work, and which rows of the table are its own."""
         size, lacks = len(self.members), self.removed
         for rank, member in enumerate(self.members):
@@ -149,10 +156,14 @@ class InShards(Labeler):
         """What process 0 answers."""
         return self.members[0].label(queries, ledger, max_answers)
 
+    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+        """Nothing: members keep what they keep in memory."""
+
     def leave_run(self) -> None:
         """Close what members opened."""
         for member in self.members:
-            member.leave_run()
+            if isinstance(member, JoinsRuns):
+                member.leave_run()
 
 
 def in_shards(make: Callable[[], Labeler], shards: int, removed: int | None = None) -> Labeler:

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from pl_privknn._checks import check_int
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.labelers import Labeler, Release
+from pl_privknn.labelers import Release
+from pl_privknn.labelers.protocols import UsesPublicFeatures
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.per_record.journal import JournalError
@@ -34,7 +35,7 @@ def quote(*_):
         raise told from error
 
 
-class Careless(Labeler):
+class Careless(UsesPublicFeatures):
     """A teacher that answers its first round, and fails in the second at one place."""
 
     def __init__(self, place):

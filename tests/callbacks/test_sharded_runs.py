@@ -28,6 +28,7 @@ from pl_privknn.labelers import (
     Screening,
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
+from pl_privknn.labelers.protocols import GroupsRecords, RecognisesRecords
 from pl_privknn.neighbors import PoissonNeighbors, Shard
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -278,13 +279,18 @@ def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_ref
     assert all(message.startswith("private set") for message in told([same, same[:11]]))
 
 
+class Recognising(PrivateKNN, GroupsRecords, RecognisesRecords):
+    def record_digests(self, images, labels):
+        return None
+
+
 def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
     data = ArraysDataModule(
         torch.rand(9, 1, 4, 4), torch.arange(9) % 3, torch.rand(3, 1, 4, 4), num_classes=3, batch_size=2
     )
     data.setup("fit")
     data.private_ids, data.private_groups = torch.arange(9) * 10, torch.arange(9) * 100
-    teacher = PrivateKNN(2, 1.0)
+    teacher = Recognising(2, 1.0)
     labeling = labeling_round.LabelingRound(teacher, torch.nn.Flatten(), None, 1, 1, 1, 0)
     for shard, rows in ((None, list(range(9))), (Shard(Pretended(), 1, 2, 9), [1, 3, 5, 7])):
         teacher.shard = shard

@@ -15,7 +15,8 @@ from small_fit import fit_student
 
 from pl_privknn.callbacks import PrivateLabeler, table_memory
 from pl_privknn.callbacks.table_memory import TableMemory
-from pl_privknn.labelers import Labeler, PrivateKNN, ReverseKNN
+from pl_privknn.labelers import PrivateKNN, ReverseKNN
+from pl_privknn.labelers.protocols import RecognisesRecords
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 
@@ -99,16 +100,19 @@ def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
     }
 
 
-def test_a_teacher_owns_its_table_in_the_fit_alone(tmp_path, monkeypatch):
-    owned, fit = [], PrivateKNN.fit
+def test_a_teacher_owns_its_table_in_the_fit_alone(tmp_path):
+    owned = []
 
-    def failing(self, *args):
-        owned.append(self.owns_table)
-        fit(self, *args)
-        raise RuntimeError("stop")
+    class Failing(PrivateKNN, RecognisesRecords):
+        def record_digests(self, images, labels):
+            return None
 
-    monkeypatch.setattr(PrivateKNN, "fit", failing)
-    teacher = private_knn()
+        def fit(self, *args):
+            owned.append(self.owns_table)
+            super().fit(*args)
+            raise RuntimeError("stop")
+
+    teacher = Failing(3, 1.0)
     with pytest.raises(RuntimeError):
         fit_student(tmp_path, teacher, 0.1, queries_per_round=30)
     assert owned == [True]
@@ -167,12 +171,9 @@ def test_a_fit_of_ones_own_is_not_passed_over():
 
     assert ReverseKNN(1, 1.0).streams
     assert not Halved(1, 1.0).streams
-    assert not PrivateKNN().streams
     teacher = ReverseKNN(1, 1.0)
     teacher.fit = lambda *args: None
     assert not teacher.streams
-    with pytest.raises(NotImplementedError, match="PrivateKNN takes its records as a table"):
-        Labeler.fit_blocks(PrivateKNN(), list, 2)
 
 
 # --- how much memory it takes

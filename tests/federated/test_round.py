@@ -9,6 +9,7 @@ from federated_setup import CLASSES, Wire, asked, client, coins, queries, record
 
 from pl_privknn.federated import run_round
 from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.reverse_knn.local import RANDOMIZERS
 from pl_privknn.privacy.ledger.budget import BudgetExceeded
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -62,7 +63,7 @@ def test_epsilon_is_that_of_one_process(tmp_path):
     features, labels = zip(*map(records, range(4)), strict=True)
     one.fit(torch.cat(features), torch.cat(labels), CLASSES)
     ledger = Ledger(tmp_path / "one.sqlite", adjacency="replace_one")
-    one.label(queries(), ledger.run("first", plan=one.stated_plan(4, 4, CLASSES)))
+    one.label(queries(), ledger.run("first", plan=stated_plan(one, 4, 4, CLASSES)))
     ours, single = reports(tmp_path / "ledger.sqlite"), ledger.report()
     assert ours.charged == single.charged
     assert ours.epsilon == single.epsilon == pytest.approx(2.0, abs=1e-3)

@@ -21,6 +21,7 @@ from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
 from pl_privknn.labelers.private_knn import PrivateRegression, Screening
+from pl_privknn.labelers.protocols import UsesPublicFeatures
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -88,7 +89,8 @@ def fitted(labeler, count=40, skew=False):
     if "multilabel" in labeler.tasks:
         labels = torch.stack([labels == 0, labels == 1, labels > 0], dim=1).long()
     labeler.noise_source = SeededNoise(0)
-    labeler.fit_public(torch.randn(20, 4, generator=torch.Generator().manual_seed(2)))
+    if isinstance(labeler, UsesPublicFeatures):
+        labeler.fit_public(torch.randn(20, 4, generator=torch.Generator().manual_seed(2)))
     labeler.fit(features, labels, 3)
     return labeler
 

@@ -23,6 +23,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.attributes import FixedThresholds
 from pl_privknn.labelers.ind_knn.settings import Similarity
+from pl_privknn.labelers.protocols import UsesPublicFeatures
 from pl_privknn.neighbors import assign, nearest, products, top_k, within_radius
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -86,7 +87,7 @@ def test_labelers_search_where_they_are_told_to(table, queries, name):
         labeler = LABELERS[name]()
         labeler.device = device
         labels = torch.arange(len(table)) % 3
-        if labeler.uses_public_features:
+        if isinstance(labeler, UsesPublicFeatures):
             labeler.fit_public(queries)
         if "multilabel" in name:
             labeler.fit(table, torch.stack([labels % 2, labels // 2], dim=1), 2)

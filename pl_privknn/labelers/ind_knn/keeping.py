@@ -7,15 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from pl_privknn.labelers.base import ChargesLedger, Labeler
+from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
 from pl_privknn.labelers.ind_knn.shards import OwnTurns, answer_call, call_together
 from pl_privknn.labelers.ind_knn.stream import check_unpaid
+from pl_privknn.labelers.protocols import JoinsRuns, RecognisesRecords, ShardedLabeler
 
 
-class KeepsBudgets(Labeler):
+class KeepsBudgets(ShardedLabeler, JoinsRuns, RecognisesRecords):
     """A labeler whose records have budgets that must survive the process.
 
     In shards every process keeps those of its own records, in a folder of its own. Process 0 asks, pays into the
@@ -34,7 +35,7 @@ class KeepsBudgets(Labeler):
     _turns: OwnTurns | None = None
 
     def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
-        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`Labeler.join_run`.
+        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`JoinsRuns.join_run`.
 
         Raises:
             JournalError: if the budgets' folder is damaged, incomplete, an older or second copy, in use, or not the
@@ -50,7 +51,7 @@ class KeepsBudgets(Labeler):
             call_together(state, self.shard.exchange, ledger)
 
     def leave_run(self) -> None:
-        """Close the budgets; see :meth:`Labeler.leave_run`."""
+        """Close the budgets; see :meth:`JoinsRuns.leave_run`."""
         if self._state is not None:
             self._state.close()
         self._state = self._run_folder = None
@@ -61,7 +62,7 @@ class KeepsBudgets(Labeler):
         return True
 
     def serve(self, order: Any) -> None:
-        """Answer for the records of this shard, which keeps their budgets; see :meth:`Labeler.serve`.
+        """Answer for the records of this shard, which keeps their budgets; see :meth:`ShardedLabeler.serve`.
 
         Raises:
             JournalError: if the shard's budgets are missing, damaged, another shard's, or an older or second copy.
@@ -86,7 +87,7 @@ class KeepsBudgets(Labeler):
             self._turns.serve(kind, *given)
 
     def record_digests(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Keyed digests of private records; see :meth:`Labeler.record_digests`."""
+        """Keyed digests of private records; see :meth:`RecognisesRecords.record_digests`."""
         return self._open_state().key.digests(images, labels)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from pl_privknn.labelers.ind_knn.prediction import (
 )
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similarity
+from pl_privknn.labelers.protocols import HasCanaries, UsesPublicFeatures
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.per_record.budgets import budget_for_epsilon
@@ -36,7 +37,7 @@ from pl_privknn.privacy.per_record.budgets import budget_for_epsilon
 _MOST_ASKED = 100
 
 
-class IndKNN(KeepsBudgets):
+class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their

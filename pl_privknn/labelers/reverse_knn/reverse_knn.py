@@ -20,8 +20,9 @@ from pl_privknn.labelers.attributes import (
     single_vote_norms,
     sum_noise,
 )
-from pl_privknn.labelers.base import ChargesLedger, Labeler, RecordBlocks, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
+from pl_privknn.labelers.protocols import HasCanaries, RecordBlocks, ShardedLabeler, StreamsRecords
 from pl_privknn.labelers.reverse_knn.channel import Channel
 from pl_privknn.labelers.reverse_knn.decision import check_counts, decide
 from pl_privknn.labelers.reverse_knn.local import LocalRandomizer, Table, true_counts
@@ -33,7 +34,7 @@ from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
 
 
-class ReverseKNN(Labeler):
+class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
     """Reverse kNN labelling (record-level private knowledge distillation).
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
@@ -184,7 +185,7 @@ class ReverseKNN(Labeler):
         self.fit_blocks(lambda: [(features, labels)], num_classes)
 
     def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block; see :meth:`Labeler.fit_blocks`. Each is looked at once a round."""
+        """Take the private records block by block, each looked at once a round; see the base."""
         self._blocks, self._num_classes = blocks, num_classes
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
@@ -294,24 +295,16 @@ class ReverseKNN(Labeler):
             int64, shape ``(s, num_classes)``; of attributes float64 ``(s, num_classes + 1)``, the last column the
             number of records.
         """
-        if self.shard is None:
-            return self._own_counts(queries)
-        self.shard.exchange.tell(queries.cpu())
-        return self.shard.exchange.sum(self._own_counts(queries))
+        return self.merged(queries.cpu())
 
     @property
     def takes_shards(self) -> bool:
         """Whether there is a curator, whose counts are a sum over shards."""
         return self.trust == "central" and self.attributes is None
 
-    def serve(self, order: Any) -> None:
-        """Count this shard's choices; see :meth:`Labeler.serve`."""
-        if self.shard is None:
-            raise RuntimeError("ReverseKNN.serve needs a shard")
-        self.shard.exchange.sum(self._own_counts(order))
-
-    def _own_counts(self, queries: Tensor) -> Tensor:
-        """Exact counts of the records at hand, int64 ``(s, num_classes)``."""
+    def partial(self, order: Any) -> Tensor:
+        """Exact counts of the records at hand, for the queries that are the order; see :meth:`counts`."""
+        queries = order
         if self.attributes is not None:
             return self._own_sums(queries, self.attributes)
         table = self._table(queries)

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.protocols import ShardedLabeler
 
 
-class SumsOverShards(Labeler):
+class SumsOverShards(ShardedLabeler):
     """A teacher that looks at private records through sums alone, in one process or in many.
 
     Process 0 gives the order for a sum, with the model and all that was learned from public examples, so that every
@@ -50,22 +50,12 @@ class SumsOverShards(Labeler):
         """Take what :meth:`public_basis` of another process gave."""
         self.relearn(basis)
 
-    @property
-    def takes_shards(self) -> bool:
-        """Always: a record adds the same to the sum of its shard as to that of all."""
-        return True
+    def partial(self, order: Any) -> Tensor:
+        """:meth:`private_sum` by what process 0 learned from public examples."""
+        release, weights, basis = order
+        self.take_basis(basis)
+        return self.private_sum(release, weights)
 
     def whole_sum(self, release: int, weights: Tensor) -> Tensor:
         """:meth:`private_sum` of all records, on process 0. Whole numbers are the same in any number of shards."""
-        if self.shard is None:
-            return self.private_sum(release, weights)
-        self.shard.exchange.tell((release, weights, self.public_basis()))
-        return self.shard.exchange.sum(self.private_sum(release, weights))
-
-    def serve(self, order: Any) -> None:
-        """Add up the records of this shard; see :meth:`Labeler.serve`."""
-        if self.shard is None:
-            raise RuntimeError(f"{type(self).__name__}.serve needs a shard")
-        release, weights, basis = order
-        self.take_basis(basis)
-        self.shard.exchange.sum(self.private_sum(release, weights))
+        return self.merged((release, weights, self.public_basis()))

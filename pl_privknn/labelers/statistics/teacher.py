@@ -24,6 +24,7 @@ from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
 from pl_privknn.labelers.canaries import Canaries, Evidence
+from pl_privknn.labelers.protocols import HasCanaries, JoinsRuns, MakesModel, UsesPublicFeatures
 from pl_privknn.labelers.statistics.audited import Taken, canaries_of, evidence_of
 from pl_privknn.labelers.statistics.releases_file import read_releases, write_releases
 from pl_privknn.labelers.statistics.shards import SumsOverShards
@@ -49,7 +50,7 @@ class ReleaseLostError(RuntimeError):
 
 
 @renamed(target_epsilon="epsilon")
-class StatisticsTeacher(SumsOverShards):
+class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesModel, HasCanaries):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
@@ -194,7 +195,7 @@ class StatisticsTeacher(SumsOverShards):
     # ------------------------------------------------------------------ a run
 
     def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
-        """Take up what the run has released; see :meth:`Labeler.join_run`.
+        """Take up what the run has released; see :meth:`JoinsRuns.join_run`.
 
         Raises:
             ReleaseLostError: if all releases are paid for and none is there.
@@ -216,7 +217,7 @@ class StatisticsTeacher(SumsOverShards):
         self._check_left()
 
     def leave_run(self) -> None:
-        """Write nothing more into the run's folder; see :meth:`Labeler.leave_run`."""
+        """Write nothing more into the run's folder; see :meth:`JoinsRuns.leave_run`."""
         self._place = None
 
     def fit_public(self, features: Tensor) -> None:
@@ -261,7 +262,7 @@ class StatisticsTeacher(SumsOverShards):
         return canaries_of(self, public, num_classes)
 
     def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """By all releases; see :meth:`Labeler.evidence`."""
+        """By all releases; see :meth:`HasCanaries.evidence`."""
         assert isinstance(known, StatisticsTeacher)
         return evidence_of(self, self._taken, canaries, known)
 
@@ -272,11 +273,11 @@ class StatisticsTeacher(SumsOverShards):
         return made
 
     def head_state(self) -> dict[str, Tensor] | None:
-        """Weights, float64 ``(c, p)``, and what public features were learned; see :meth:`Labeler.head_state`."""
+        """Weights, float64 ``(c, p)``, and what public features were learned; see :meth:`MakesModel.head_state`."""
         return None if self._weights is None else {"weights": self._weights, **self.learned()}
 
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """The model of a state, apart from this labeler and its private table; see :meth:`Labeler.head`."""
+        """The model of a state, apart from this labeler and its private table; see :meth:`MakesModel.head`."""
         model, learned = copy.copy(self), dict(state)
         model._table = model._paid_by = model._place = None
         weights = learned.pop("weights")

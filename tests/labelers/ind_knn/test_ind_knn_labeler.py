@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
@@ -73,7 +74,7 @@ def test_one_entry_for_all_calls_and_it_comes_before_the_first_draw():
     labeler, ledger = _fitted(noise_source=Watched(0)), Noting()
     for size in (5, 1, 60):
         labeler.label(torch.randn(size, 4), ledger)
-    assert ledger.rows == labeler.stated_plan(66, 66, 3)
+    assert ledger.rows == stated_plan(labeler, 66, 66, 3)
     assert order == ["charge", "draw", "draw", "draw"]
     other = Noting()
     labeler.label(torch.randn(2, 4), other)  # another run's books must show the stream too

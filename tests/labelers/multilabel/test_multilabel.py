@@ -15,6 +15,7 @@ from pl_privknn.labelers import (
     LinearTeachers,
 )
 from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate_training import ClassBalancedPartition, RandomPartition
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian, Laplace
@@ -32,7 +33,7 @@ def test_knn_labels_clusters(tau, rule):
     teacher.fit(features, labels, 5)
     payments = FreeLedger()
     release = teacher.label(queries, payments, max_answers=70)
-    assert payments.rows == teacher.stated_plan(80, 70, 5)
+    assert payments.rows == stated_plan(teacher, 80, 70, 5)
     assert release.labels.shape == release.soft.shape == (80, 5)
     assert release.answered.tolist() == [True] * 70 + [False] * 10
     assert bool((release.labels[70:] == -1).all())
@@ -102,7 +103,7 @@ def test_pate_labels_clusters(teachers):
     assert float(votes.sum(dim=1).max()) <= 12 * 2.5 + 1e-9
     payments = FreeLedger()
     release = pate.label(queries / 9, payments)
-    assert payments.rows == pate.stated_plan(80, 80, 5)
+    assert payments.rows == stated_plan(pate, 80, 80, 5)
     assert payments.rows[0].mechanism.l2_sensitivity == swapped_vote_norms(2.5, 5)[1]
     assert float((release.labels == truth).double().mean()) > 0.95
     assert pickle.loads(pickle.dumps(pate))._trained is None
@@ -183,7 +184,7 @@ def test_reverse_knn_labels_clusters():
     teacher.fit(features, labels, 5)
     payments = FreeLedger()
     release = teacher.label(queries, payments, max_answers=60)
-    assert payments.rows == teacher.stated_plan(80, 60, 5, rounds=1)
+    assert payments.rows == stated_plan(teacher, 80, 60, 5, rounds=1)
     assert 30 <= int(release.answered.sum()) <= 60
     right = release.labels[release.answered] == truth[release.answered]
     assert float(right.double().mean()) > 0.95

@@ -6,6 +6,7 @@ import torch
 from pate_setup import FixedVotes, fitted, table
 from scipy import stats
 
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate import GNMAX, LNMAX, PATE, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate_training import (
     ClassBalancedPartition,
@@ -91,7 +92,7 @@ def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
     assert (screening.mechanism, screening.count) == (NoisyScreening(12, 8.0, 1.0, 3), 60)
     assert (answers.mechanism, answers.count) == (Gaussian(2.0, math.sqrt(2)), 25)
     assert int(release.answered.sum()) == 25
-    assert pate.stated_plan(60, 25, 3) == ledger.rows
+    assert stated_plan(pate, 60, 25, 3) == ledger.rows
     assert fitted(aggregator=LNMAX(20.0)).plan(5, 9, 3) == [Charge(Laplace(20.0, 2.0), 5)]
     assert pate.plan(5, 0, 3) == [Charge(NoisyScreening(12, 8.0, 1.0, 3), 5)]
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN, decide
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
@@ -41,7 +42,7 @@ def test_sensitivity_by_brute_force_equals_what_is_charged(adjacency, moved, k):
     ledger = FreeLedger()
     labeler.fit(features, labels, 4)
     labeler.label(queries, ledger)
-    assert ledger.rows == labeler.stated_plan(len(queries), len(queries), 4)
+    assert ledger.rows == stated_plan(labeler, len(queries), len(queries), 4)
     assert ledger.rows[0].mechanism == Laplace(scale=moved * k / 0.5, l1_sensitivity=moved * k)
     whole, worst = labeler.counts(queries), 0
     for record in range(len(features)):

@@ -6,7 +6,7 @@ from statistics_setup import MADE, fitted, table
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
-from pl_privknn.labelers import ClassSums, PrivateKNN, PublicCurvature
+from pl_privknn.labelers import ClassSums, PublicCurvature
 from pl_privknn.labelers.statistics.releases_file import write_releases
 from pl_privknn.labelers.statistics.teacher import ReleaseLostError
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
@@ -50,8 +50,6 @@ def test_the_head_is_the_model_that_answers(tmp_path, name):
         head = labeler.head(state)
         torch.testing.assert_close(head(queries).float(), answers.soft)
         assert head.func.__self__._table is None
-    with pytest.raises(NotImplementedError, match="PrivateKNN makes no model"):
-        PrivateKNN(5).head({})
 
 
 def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monkeypatch):

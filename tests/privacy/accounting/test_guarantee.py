@@ -8,6 +8,7 @@ import pytest
 from attributes_setup import attribute_pate
 
 from pl_privknn.labelers import PATE, PrivateKNN
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.privacy.accounting.accountant import account, merge_charges, read_records
@@ -163,7 +164,7 @@ def test_no_chain_of_doors_raises_a_guarantee_or_lowers_epsilon(tmp_path, seed):
 def test_plans_say_what_their_noise_leaves_of_them():
     for source, expected in ((SeededNoise(3), "none"), (SystemNoise(), "unconditional")):
         teacher = PrivateKNN(k=5, sampling_rate=0.5, noise=Gaussian(3.0), noise_source=source)
-        plan = teacher.stated_plan(10, 10, 3)
+        plan = stated_plan(teacher, 10, 10, 3)
         assert account(plan, delta=1e-5, exact=False).guarantee == expected
 
 
