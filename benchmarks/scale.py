@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.record import Measured, entries
 from pl_privknn import Gaussian
+from pl_privknn._processes import Shard
 from pl_privknn.labelers import (
     PATE,
     ClassSums,
@@ -30,7 +31,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
-from pl_privknn.neighbors import Shard, ShardedNeighbors
+from pl_privknn.neighbors import ShardedNeighbors
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from pl_privknn.testing.shards import InShards

@@ -18,9 +18,8 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from benchmarks.scale import CLASSES, TEACHERS
-from pl_privknn.callbacks.process_group import LabelingGroup
+from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn.labelers import Labeler
-from pl_privknn.neighbors import Shard
 from pl_privknn.testing import FreeLedger
 
 PROCESSES = 2
@@ -49,7 +48,7 @@ def _member(
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
-    group = LabelingGroup(rank, PROCESSES)
+    group = ProcessGroup(rank, PROCESSES)
     features = torch.randn(records, dimensions, generator=torch.Generator().manual_seed(rank))
     asked = torch.randn(queries, dimensions, generator=torch.Generator().manual_seed(PROCESSES))
     seconds = []
@@ -65,9 +64,7 @@ def _member(
     dist.destroy_process_group()
 
 
-def _round(
-    name: str, features: torch.Tensor, asked: torch.Tensor, group: LabelingGroup | None = None
-) -> None:
+def _round(name: str, features: torch.Tensor, asked: torch.Tensor, group: ProcessGroup | None = None) -> None:
     teacher: Labeler = TEACHERS[name].make()
     rank = 0
     if group is not None:

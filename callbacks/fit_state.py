@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytorch_lightning as pl
 import torch
 
-from pl_privknn.callbacks.process_group import LabelingGroup
+from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.protocols import ShardedLabeler
-from pl_privknn.neighbors import Shard
 from pl_privknn.privacy.mechanisms import Adjacency
 
 #: Teachers that take shards, in words.
@@ -52,7 +51,7 @@ def is_last_epoch(trainer: pl.Trainer) -> bool:
 def shard_of(
     labeler: Labeler,
     data: PrivatePublicDataModule,
-    group: LabelingGroup,
+    group: ProcessGroup,
     sharded: bool,
     adjacency: Adjacency = "add_remove",
 ) -> Shard | None:
@@ -94,7 +93,7 @@ def shard_of(
     return Shard(group, int(counts[: group.rank].sum()), 1, int(counts.sum()))
 
 
-def same_buffers(module: torch.nn.Module, group: LabelingGroup) -> None:
+def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
     """Give a network's buffers global rank 0's values everywhere, so that all shards' features are of one network.
 
     Its parameters are the same already: the training takes the same steps in every process. Batch-norm statistics are

@@ -10,12 +10,12 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 
 from pl_privknn._checks import check_choice, check_int, check_switch
+from pl_privknn._processes import ProcessGroup
 from pl_privknn._run_end import leave_report
 from pl_privknn.argument_groups import read_groups
 from pl_privknn.callbacks.fit_state import data_module, is_last_epoch, placeholders, same_buffers, shard_of
 from pl_privknn.callbacks.label_run import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, rich_progress
-from pl_privknn.callbacks.process_group import LabelingGroup
 from pl_privknn.callbacks.released_head import MODELS
 from pl_privknn.callbacks.reports_run import ReportsRun
 from pl_privknn.callbacks.round_settings import (
@@ -139,7 +139,7 @@ class PrivateLabeler(ReportsRun):
         self._epochs_before = 0
         self._rounds_applied = 0
         self._restart_due = False
-        self._group = LabelingGroup()
+        self._group = ProcessGroup()
 
     # ------------------------------------------------------------------ hooks
 
@@ -195,7 +195,7 @@ class PrivateLabeler(ReportsRun):
             rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
             data.public.set_labels(slice(None), placeholders(data.public.labels, data.num_classes))
             return
-        self._group = LabelingGroup.of(trainer)
+        self._group = ProcessGroup.of(trainer)
         self._place = self._folder(trainer)
         self._group.shared(functools.partial(self._open, data))
         if self._loaded is not None:

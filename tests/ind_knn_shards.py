@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from ind_knn_stream import QUERIES, C
 
-from pl_privknn.neighbors import Shard
+from pl_privknn._processes import Shard
 from pl_privknn.testing import FreeLedger
 from pl_privknn.testing.shards import PlayedEnd, PlayedExchange
 

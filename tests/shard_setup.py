@@ -1,6 +1,6 @@
 """Shards of a table, all of them in one process."""
 
-from pl_privknn.neighbors import Shard
+from pl_privknn._processes import Shard
 from pl_privknn.testing.shards import PlayedExchange
 
 

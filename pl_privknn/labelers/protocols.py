@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from pl_privknn._processes import Shard
 from pl_privknn.labelers.base import ChargesLedger, Labeler
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
-from pl_privknn.neighbors.shards import Shard
 from pl_privknn.privacy.ledger.run import paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource

@@ -4,16 +4,14 @@ from pl_privknn.neighbors.assignment import assign
 from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, PoissonSums, RankedLists
 from pl_privknn.neighbors.radius import RadiusNeighbors
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
-from pl_privknn.neighbors.shards import Exchange, Shard, ShardedNeighbors
+from pl_privknn.neighbors.shards import ShardedNeighbors
 
 __all__ = [
     "Coins",
-    "Exchange",
     "PoissonNeighbors",
     "PoissonSums",
     "RadiusNeighbors",
     "RankedLists",
-    "Shard",
     "ShardedNeighbors",
     "assign",
     "nearest",

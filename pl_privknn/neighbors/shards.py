@@ -4,57 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pl_privknn._processes import Shard
 from pl_privknn.neighbors.poisson import Coins, PoissonTotals, RankedLists, compact_labels, count_votes
 from pl_privknn.neighbors.selection import pair_distances
 
 # A candidate travels as its float64 squared distance and an int64 that holds its global index above its label.
 _LABEL_BITS = 16
 _NOBODY = torch.iinfo(torch.int64).max
-
-
-class Exchange(Protocol):
-    """How the processes that hold shards speak: process 0 gives orders, each carries them out on its own shard.
-
-    Attributes:
-        rank: number of this process.
-        size: how many there are.
-    """
-
-    rank: int
-    size: int
-
-    def tell(self, order: Any = None) -> Any:
-        """What process 0 passes, in every process; nothing private."""
-
-    def gather(self, part: Tensor) -> list[Tensor]:
-        """The parts of all processes, of one shape and dtype, on process 0; nothing elsewhere."""
-
-    def sum(self, part: Tensor) -> Tensor:
-        """The sum of all processes' numbers, of one shape and dtype, on process 0 at least."""
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Shard:
-    """Which private records this process holds. **Private**, as all numbers of records.
-
-    Attributes:
-        exchange: joins the processes.
-        first: global index of the first record.
-        stride: step from a record's global index to that of the next.
-        total: number of records of all shards.
-    """
-
-    exchange: Exchange
-    first: int
-    stride: int
-    total: int
 
 
 @dataclasses.dataclass(frozen=True)

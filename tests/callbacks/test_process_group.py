@@ -9,12 +9,12 @@ import torch.distributed as dist
 from forked import in_group, wait_at_most
 from ledger_setup import needs_fork
 
-from pl_privknn.callbacks import process_group
-from pl_privknn.callbacks.process_group import LabelingGroup
+from pl_privknn import _processes
+from pl_privknn._processes import ProcessGroup
 
 
 def test_one_process_waits_for_nobody():
-    group = LabelingGroup()
+    group = ProcessGroup()
     assert group.shared(lambda: 7) == 7
     group.check()
     group.close()
@@ -22,16 +22,16 @@ def test_one_process_waits_for_nobody():
 
 def test_processes_that_nothing_joins_are_refused():
     with pytest.raises(ValueError, match=r"devices: 2 processes .* use strategy='ddp'"):
-        LabelingGroup(0, 2)
+        ProcessGroup(0, 2)
 
 
 def run(folder, parts, patience=60.0):
     """Each process does its part of one round; what became of it is in a file a process."""
 
     def member(rank):
-        process_group._BEAT = 0.05
+        _processes._BEAT = 0.05
         dist.init_process_group("gloo")
-        group = LabelingGroup(rank, len(parts))
+        group = ProcessGroup(rank, len(parts))
         wait_at_most(patience)
         try:
             outcome = str(group.shared(lambda: parts[rank](group)))

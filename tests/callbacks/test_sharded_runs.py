@@ -11,9 +11,10 @@ import torch.distributed as dist
 from forked import in_group
 from ledger_setup import needs_fork
 
-from pl_privknn.callbacks import PrivateLabeler, labeling_round, process_group
+from pl_privknn import _processes
+from pl_privknn._processes import ProcessGroup, Shard
+from pl_privknn.callbacks import PrivateLabeler, labeling_round
 from pl_privknn.callbacks.fit_state import same_buffers, shard_of
-from pl_privknn.callbacks.process_group import LabelingGroup
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     GNMAX,
@@ -29,7 +30,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.labelers.protocols import GroupsRecords, RecognisesRecords
-from pl_privknn.neighbors import PoissonNeighbors, Shard
+from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -68,7 +69,7 @@ PROCESSES = {"class sums": 3, "ind knn": 3, "noisy sgd": 4}
 def fit(folder, name, devices):
     """The labels of a run of two rounds, and the soft ones: noisy counts, of which each vote is a part."""
     pl.seed_everything(0)
-    process_group._BEAT = 0.1
+    _processes._BEAT = 0.1
     generator = torch.Generator().manual_seed(0)
     centres = torch.rand(3, 1, SIDE, SIDE, generator=generator)
 
@@ -155,7 +156,7 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
 
         def member(rank):
             dist.init_process_group("gloo")
-            group = LabelingGroup(rank, 2)
+            group = ProcessGroup(rank, 2)
             teacher = Teacher(6, 0.4)
             teacher.shard = Shard(group, rank, 2, RECORDS)
 
@@ -226,7 +227,7 @@ def test_teachers_of_one_process_refuse_shards(teacher):
         shard_of(teacher(), data, Pretended(), sharded=True)
     assert "\n" not in str(caught.value)
     assert shard_of(teacher(), data, Pretended(), sharded=False) is None
-    assert shard_of(teacher(), data, LabelingGroup(), sharded=True) is None
+    assert shard_of(teacher(), data, ProcessGroup(), sharded=True) is None
     assert shard_of(PrivateKNN(), data, Pretended(), sharded=True).total == 9
 
 
@@ -253,7 +254,7 @@ def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_ref
     def told(orders):
         def member(rank):
             dist.init_process_group("gloo")
-            group = LabelingGroup(rank, 2)
+            group = ProcessGroup(rank, 2)
             order = orders[rank]
             data = ArraysDataModule(
                 torch.arange(12.0).div(12).view(12, 1, 1, 1).expand(12, 1, 4, 4)[order],

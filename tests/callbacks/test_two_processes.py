@@ -11,8 +11,7 @@ import torch
 from forked import in_group, wait_at_most
 from ledger_setup import needs_fork
 
-from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent
-from pl_privknn.callbacks import process_group
+from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent, _processes
 from pl_privknn.callbacks.stored_labels import StoredLabels
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.privacy.ledger.ledger import Ledger
@@ -46,7 +45,7 @@ class ImpatientAtFirst(pl.Callback):
 def train(folder, rank, then):
     """What each of two processes does that were started for one training."""
     pl.seed_everything(0)
-    process_group._BEAT = 0.1
+    _processes._BEAT = 0.1
     data = DigitsDataModule(batch_size=32)
     labeling = PrivateLabeler(
         SlowTeacher(then), rounds=2, epochs_per_round=1, queries_per_round=40, query_batch_size=10, delta=1e-4,

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn.neighbors.shards import Exchange
+from pl_privknn._processes import Exchange
 
 Floats = NDArray[np.float64]
 # Bytes of a short text that travels as a tensor.

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pl_privknn._processes import Exchange
 from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.ind_knn.algorithm import Floats, collect, count_active
 from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
 from pl_privknn.labelers.ind_knn.others import texts_of
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
-from pl_privknn.neighbors.shards import Exchange
 from pl_privknn.privacy.per_record.journal import JournalError
 
 

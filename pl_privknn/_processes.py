@@ -1,18 +1,21 @@
-"""How the processes of one training get through a labelling round together: as long as it takes, while all live."""
+"""How processes of one training talk: orders, sums and parts, for as long as the work takes, while all live."""
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 Result = TypeVar("Result")
 
@@ -33,8 +36,46 @@ _DEAD = (
 )
 
 
-class LabelingGroup:
-    """Process groups for labelling alone, beside the training's own.
+class Exchange(Protocol):
+    """How the processes that hold shards speak: process 0 gives orders, each carries them out on its own shard.
+
+    Attributes:
+        rank: number of this process.
+        size: how many there are.
+    """
+
+    rank: int
+    size: int
+
+    def tell(self, order: Any = None) -> Any:
+        """What process 0 passes, in every process; nothing private."""
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """The parts of all processes, of one shape and dtype, on process 0; nothing elsewhere."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all processes' numbers, of one shape and dtype, on process 0 at least."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Shard:
+    """Which private records this process holds. **Private**, as all numbers of records.
+
+    Attributes:
+        exchange: joins the processes.
+        first: global index of the first record.
+        stride: step from a record's global index to that of the next.
+        total: number of records of all shards.
+    """
+
+    exchange: Exchange
+    first: int
+    stride: int
+    total: int
+
+
+class ProcessGroup:
+    """An :class:`Exchange` by process groups of its own, beside the training's.
 
     Collectives of the training's group have its timeout, which knows nothing of a teacher's work: a process that
     waited in one of them for a long round would end the run. Here a thread of each process gives a sign of life every
@@ -64,7 +105,7 @@ class LabelingGroup:
             self._groups = [dist.new_group(backend="gloo", timeout=limit) for limit in (_SILENCE, _NO_LIMIT)]
 
     @classmethod
-    def of(cls, trainer: pl.Trainer) -> LabelingGroup:
+    def of(cls, trainer: pl.Trainer) -> ProcessGroup:
         """The group of a trainer's processes; each of them calls this once its strategy has joined them."""
         return cls(trainer.global_rank, trainer.world_size)
 
