@@ -34,10 +34,10 @@ from pl_privknn.labelers import (
     PublicCurvature,
     ReverseKNN,
     SklearnTeachers,
+    reverse_knn,
 )
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
-from pl_privknn.labelers.reverse_knn import reverse_knn
-from pl_privknn.labelers.statistics.lattice import not_too_long
+from pl_privknn.labelers.statistics import not_too_long
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import negative_binomial
 from pl_privknn.privacy.noise import NoiseSource
@@ -250,7 +250,7 @@ def _unclipped(made: Any, method: str, epsilon: float, size: float) -> Iterator[
         with mock.patch.object(reverse_knn, "true_counts", lambda *given: int(size) * literal(*given)):
             yield made
         return
-    place = {"statistics": "labelers.statistics.curvature", "noisy SGD teacher": "labelers.noisy_sgd"}
+    place = {"statistics": "labelers.released_gradients", "noisy SGD teacher": "labelers.noisy_sgd"}
     module = f"pl_privknn.{place.get(method, 'training.clipping')}"
     # Trainings check what they clip before they begin, and would refuse; so does a sum in whole steps.
     with (

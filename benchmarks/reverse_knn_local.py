@@ -21,12 +21,14 @@ from pl_privknn.comparison.marks import SEEDED, footnotes, guarantee_of, mark, s
 from pl_privknn.comparison.plot import explain
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG
-from pl_privknn.labelers.reverse_knn.local import Table, make_randomizer, true_counts
-from pl_privknn.labelers.reverse_knn.shuffle import (
+from pl_privknn.labelers.reverse_knn_local import (
     MultiMessage,
     SingleMessage,
+    Table,
     amplified_epsilon,
     calibrated_shares,
+    make_randomizer,
+    true_counts,
 )
 from pl_privknn.neighbors import top_k
 from pl_privknn.privacy.noise import SeededNoise

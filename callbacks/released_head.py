@@ -15,7 +15,7 @@ from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.protocols import MakesModel
-from pl_privknn.labelers.statistics.targets import TARGETS
+from pl_privknn.labelers.statistics import TARGETS
 from pl_privknn.students.output_types import TASKS
 
 #: The file in a run's folder.

@@ -34,7 +34,7 @@ _PUBLIC = {
     "PrivateRadius": "pl_privknn.labelers",
     "PrivateTraining": "pl_privknn.training",
     "Release": "pl_privknn.labelers.base",
-    "ReverseKNN": "pl_privknn.labelers.reverse_knn.reverse_knn",
+    "ReverseKNN": "pl_privknn.labelers.reverse_knn",
     "Screening": "pl_privknn.labelers.private_knn",
     "SupervisedStudent": "pl_privknn.students",
     "TimmFeatures": "pl_privknn.features",

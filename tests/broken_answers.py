@@ -5,7 +5,7 @@ from broken_labelers import Honest, Sampled
 
 from pl_privknn.labelers import Attributes, PrivateKNN
 from pl_privknn.labelers.base import Release, check_table
-from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
 

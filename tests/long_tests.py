@@ -106,10 +106,6 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_reverse_knn_stays_under_its_claim[discrete_laplace-True]",
         "test_reverse_knn_stays_under_its_claim[discrete_laplace-False]",
     ),
-    "labelers/reverse_knn/test_reverse_knn_theory.py": (
-        "test_local_errors_stay_below_their_bound_and_come_within_a_factor[0.3-collision-collision_error]",
-        "test_local_errors_stay_below_their_bound_and_come_within_a_factor[3.0-collision-collision_error]",
-    ),
     # What a student gains; its parts are checked one by one.
     "students/test_students.py": ("test_vat_beats_labels_alone_on_the_digits",),
     "students/test_pretraining.py": (

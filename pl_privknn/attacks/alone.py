@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn.attacks.events import Floats, refutes_above
-from pl_privknn.labelers.canaries import Evidence
-from pl_privknn.labelers.sampled_evidence import SampledEvidence
+from pl_privknn.labelers.canaries import Evidence, SampledEvidence
 from pl_privknn.privacy.accounting.tradeoff import TradeOff
 from pl_privknn.privacy.mechanisms import Gaussian
 

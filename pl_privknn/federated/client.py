@@ -13,8 +13,8 @@ from pl_privknn.federated.answered import AnsweredRounds
 from pl_privknn.federated.messages import TRUSTS, Refused, Request, encode, extractor_digest
 from pl_privknn.federated.sealing import seal
 from pl_privknn.labelers.base import check_table
-from pl_privknn.labelers.reverse_knn.local import make_randomizer
-from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn_local import make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
 

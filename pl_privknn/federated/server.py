@@ -17,9 +17,8 @@ from pl_privknn._files import replaced_durably
 from pl_privknn.features.base import Extractor
 from pl_privknn.federated.messages import TRUSTS, VERSION, Fields, Request, decode, extractor_digest
 from pl_privknn.labelers.base import Release, stated_plan
-from pl_privknn.labelers.reverse_knn.local import LocalRandomizer
-from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
-from pl_privknn.labelers.reverse_knn.shuffle import SingleMessage
+from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
 from pl_privknn.privacy.ledger.ledger import Ledger
 
 _LOG = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ import torch
 from pl_privknn.federated.answered import AnsweredRounds
 from pl_privknn.federated.messages import Refused, Request, decode, encode
 from pl_privknn.federated.sealing import open_sealed
-from pl_privknn.labelers.reverse_knn.local import make_randomizer
-from pl_privknn.labelers.reverse_knn.shuffle import Shuffled
+from pl_privknn.labelers.reverse_knn_local import Shuffled, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
 _LOG = logging.getLogger(__name__)

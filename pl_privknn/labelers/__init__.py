@@ -2,6 +2,7 @@
 
 from pl_privknn.labelers.attributes import Attributes, FixedThresholds, LearnedThresholds
 from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.class_sums import ClassSums
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
@@ -15,9 +16,8 @@ from pl_privknn.labelers.pate_training import (
     SklearnTeachers,
 )
 from pl_privknn.labelers.private_knn import PrivateKNN, PrivateRadius, Screening
-from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
-from pl_privknn.labelers.statistics.class_sums import ClassSums
-from pl_privknn.labelers.statistics.curvature import PublicCurvature
+from pl_privknn.labelers.released_gradients import PublicCurvature
+from pl_privknn.labelers.reverse_knn import ReverseKNN
 
 __all__ = [
     "GNMAX",

@@ -9,7 +9,7 @@ from typing import Any
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive, check_rate
 from pl_privknn.documents import write_yaml
-from pl_privknn.labelers.statistics.teacher import MOST_RELEASES
+from pl_privknn.labelers.statistics import MOST_RELEASES
 from pl_privknn.planning.utility import Utility, hopeless
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pl_privknn.labelers.ind_knn import prediction
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Votes
-from pl_privknn.labelers.reverse_knn.local import LocalRandomizer
-from pl_privknn.labelers.reverse_knn.shuffle import Shuffled
+from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, Shuffled
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.drawing_methods import DrawingMethod, Entered, subclasses

@@ -15,7 +15,7 @@ from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
 from pl_privknn.labelers.pate_training import SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
-from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 
 #: Noise beside which a query's other release tells next to nothing.

@@ -133,7 +133,7 @@ def test_what_other_records_add_to_a_release_is_taken_out():
 def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
     if labeler == "statistics":
         subject = table(PublicCurvature(epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
-        module = "pl_privknn.labelers.statistics.curvature"
+        module = "pl_privknn.labelers.released_gradients"
     else:
         subject = table(NoisySGDTeacher(sampling_rate=0.5, steps=5, epsilon=1.0, delta=DELTA, clip_norm=0.1))
         module = "pl_privknn.labelers.noisy_sgd"

@@ -7,7 +7,7 @@ from scipy.stats import binom
 
 from pl_privknn.attacks.alone import Alone
 from pl_privknn.attacks.events import refutes_at_midpoint, refutes_event
-from pl_privknn.labelers.sampled_evidence import SampledEvidence
+from pl_privknn.labelers.canaries import SampledEvidence
 from pl_privknn.privacy import Charge, trade_off
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Gaussian

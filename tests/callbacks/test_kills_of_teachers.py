@@ -25,7 +25,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
-from pl_privknn.labelers.statistics.teacher import ReleaseLostError
+from pl_privknn.labelers.statistics import ReleaseLostError
 from pl_privknn.privacy.ledger.audit import audit_ledger
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian

@@ -7,9 +7,14 @@ import torch
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import SELECTORS, ClusterSelection, PublicPool, mean_features
-from pl_privknn.callbacks.spreading import Spread, kernel_spread, label_by_spread, spread_scores
+from pl_privknn.callbacks.spreading import (
+    Spread,
+    class_posterior,
+    kernel_spread,
+    label_by_spread,
+    spread_scores,
+)
 from pl_privknn.labelers.base import Release, merge
-from pl_privknn.labelers.reverse_knn.posterior import class_posterior
 
 
 def _points(n, d=3, seed=0):

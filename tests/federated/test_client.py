@@ -16,7 +16,7 @@ from pl_privknn.federated import Client, Refused, Request, answered
 from pl_privknn.federated.answered import AnsweredRounds
 from pl_privknn.federated.messages import decode, extractor_digest
 from pl_privknn.federated.replies import reply_to
-from pl_privknn.labelers.reverse_knn.local import RANDOMIZERS, make_randomizer
+from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, SystemNoise
 
 

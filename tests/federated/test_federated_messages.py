@@ -8,7 +8,7 @@ import torch
 from pl_privknn.features import HOG, PublicPCA
 from pl_privknn.federated import Refused, Request
 from pl_privknn.federated.messages import decode, encode, extractor_digest
-from pl_privknn.labelers.reverse_knn.local import RANDOMIZERS, Table, make_randomizer
+from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, Table, make_randomizer
 from pl_privknn.privacy.noise import SeededNoise
 
 ASKED = Request.about(

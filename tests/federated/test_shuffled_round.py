@@ -9,8 +9,7 @@ from pl_privknn.federated import client as client_module
 from pl_privknn.federated import shuffler as shuffler_module
 from pl_privknn.federated.messages import decode, encode
 from pl_privknn.labelers import ReverseKNN
-from pl_privknn.labelers.reverse_knn.local import make_randomizer
-from pl_privknn.labelers.reverse_knn.shuffle import amplified_epsilon
+from pl_privknn.labelers.reverse_knn_local import amplified_epsilon, make_randomizer
 from pl_privknn.privacy.ledger.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ShuffleAmplification
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise

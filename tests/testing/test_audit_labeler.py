@@ -8,9 +8,8 @@ import json
 import pytest
 
 from pl_privknn.cli.main import main
-from pl_privknn.labelers import PATE, PrivateKNN, ReverseKNN, private_knn
+from pl_privknn.labelers import PATE, PrivateKNN, ReverseKNN, private_knn, reverse_knn
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.labelers.reverse_knn import reverse_knn
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import audit_labeler
 from pl_privknn.testing.scenes import SCENES

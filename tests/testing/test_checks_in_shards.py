@@ -16,7 +16,7 @@ from pl_privknn.labelers import (
     Screening,
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
-from pl_privknn.labelers.reverse_knn.reverse_knn import decide
+from pl_privknn.labelers.reverse_knn import decide
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import LabelerCheckError, audit_labeler, check_labeler
 from pl_privknn.testing.scenes import SCENES

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from pl_privknn.labelers.base import stated_plan
-from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN, decide
+from pl_privknn.labelers.reverse_knn import ReverseKNN, decide
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.labelers.reverse_knn.collision import Bloom, hash_cells
-from pl_privknn.labelers.reverse_knn.local import (
+from pl_privknn.labelers.reverse_knn_local import (
     RANDOMIZERS,
+    Bloom,
     Table,
+    hash_cells,
     make_randomizer,
     true_counts,
 )

@@ -8,12 +8,13 @@ import torch
 from scipy import stats
 
 from pl_privknn.labelers import ReverseKNN
-from pl_privknn.labelers.reverse_knn.local import Table, true_counts
-from pl_privknn.labelers.reverse_knn.shuffle import (
+from pl_privknn.labelers.reverse_knn_local import (
     MultiMessage,
     SingleMessage,
+    Table,
     amplified_epsilon,
     calibrated_shares,
+    true_counts,
 )
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger.ledger import Ledger

@@ -14,9 +14,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
 
 from pl_privknn.labelers import PublicCurvature
-from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
-from pl_privknn.labelers.statistics.targets import TARGETS
-from pl_privknn.labelers.statistics.teacher import Taken
+from pl_privknn.labelers.statistics import TARGETS, Taken, fit_least_squares, fit_maximum_likelihood
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -7,8 +7,7 @@ from statistics_setup import MADE, fitted, table
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
 from pl_privknn.labelers import ClassSums, PublicCurvature
-from pl_privknn.labelers.statistics.releases_file import write_releases
-from pl_privknn.labelers.statistics.teacher import ReleaseLostError
+from pl_privknn.labelers.statistics import ReleaseLostError, write_releases
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -71,7 +70,7 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
             return die() if teacher._charged > release else write_releases(*kept)
 
         with monkeypatch.context() as patched:
-            patched.setattr("pl_privknn.labelers.statistics.teacher.write_releases", keep)
+            patched.setattr("pl_privknn.labelers.statistics.write_releases", keep)
             with pytest.raises(Killed):
                 teacher.label(queries, handle)
         assert handle.num_charges == release + 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
-from pl_privknn.labelers.reverse_knn.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.auditing.lower_bound import (
     audit,
 )

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_positive
-from pl_privknn.labelers.statistics.fits import fit_maximum_likelihood
-from pl_privknn.labelers.statistics.lattice import (
+from pl_privknn.labelers.statistics import (
     LEFT_BITS,
     RIGHT_BITS,
+    StatisticsTeacher,
+    Taken,
+    fit_maximum_likelihood,
     not_too_long,
     step_for,
     whole_steps,
 )
-from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
 from pl_privknn.privacy.noisy_steps import clip_factors
 
 # Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.
@@ -31,7 +32,7 @@ class PublicCurvature(StatisticsTeacher):
     gradients of all records at the model W_t, plus noise; over N that is G_t. With public examples it tells the
     moment E[y xᵀ] by M_t = E_public[p_{W_t}(x) xᵀ] − G_t. The next model maximises the likelihood with the mean of
     all M so far, weighted by the inverse of their variances (see
-    :func:`~pl_privknn.labelers.statistics.fits.fit_maximum_likelihood`). Gradients shrink as the model learns, and
+    :func:`~pl_privknn.labelers.statistics.fit_maximum_likelihood`). Gradients shrink as the model learns, and
     with them clipping norms and noise.
 
     Of attributes (``task="multilabel"``) the same goes for one logistic regression each, whose errors p − y a record
@@ -45,7 +46,7 @@ class PublicCurvature(StatisticsTeacher):
         *args: ``epsilon`` or ``noise_multiplier``.
         releases: T.
         clip_norms: C of each release, public constants; by default 1, 0.5, 0.5 and then 0.25.
-        **kwargs: see :class:`~pl_privknn.labelers.statistics.teacher.StatisticsTeacher`.
+        **kwargs: see :class:`~pl_privknn.labelers.statistics.StatisticsTeacher`.
 
     Raises:
         ValueError: for arguments out of range.

@@ -1,16 +1,21 @@
-"""What teachers share that release statistics: one charge each, releases that last, answers that are free."""
+"""Teachers that release sums of the private records once, and make a linear model of them by public data."""
 
 from __future__ import annotations
 
 import abc
 import copy
 import functools
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pl_privknn._checks import (
     check_choice,
@@ -20,20 +25,371 @@ from pl_privknn._checks import (
     check_positive,
     shape_text,
 )
+from pl_privknn._files import write_durably
 from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
-from pl_privknn.labelers.canaries import Canaries, Evidence
-from pl_privknn.labelers.protocols import HasCanaries, JoinsRuns, MakesModel, UsesPublicFeatures
-from pl_privknn.labelers.statistics.audited import Taken, canaries_of, evidence_of
-from pl_privknn.labelers.statistics.releases_file import read_releases, write_releases
-from pl_privknn.labelers.statistics.shards import SumsOverShards
-from pl_privknn.labelers.statistics.targets import TARGETS
+from pl_privknn.labelers.attributes import check_attribute_table
+from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
+from pl_privknn.labelers.protocols import (
+    HasCanaries,
+    JoinsRuns,
+    MakesModel,
+    ShardedLabeler,
+    UsesPublicFeatures,
+)
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism
+
+
+class Targets(abc.ABC):
+    """Labels as vectors, and the exponential family in which a linear model speaks of them.
+
+    A record's part in a gradient is (p − y) xᵀ, y its vector and p what the model expects of it. ``c`` is the number
+    of classes or attributes.
+    """
+
+    task: ClassVar[str]
+    #: What sums subtract from each entry of y: the vectors are then short, of length 1 after :meth:`error_scale`.
+    centre: ClassVar[float] = 0.0
+    #: Largest distance of two such vectors.
+    farthest: ClassVar[float]
+
+    @abc.abstractmethod
+    def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
+        """Raise ``ValueError`` unless these make a private table."""
+
+    @abc.abstractmethod
+    def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
+        """Y of labels, float64 ``(n, c)``, entries 0 or 1."""
+
+    @abc.abstractmethod
+    def expected(self, scores: Tensor) -> Tensor:
+        """E[y] of a model with these scores, ``(n, c)``: the gradient of :meth:`log_partition`."""
+
+    @abc.abstractmethod
+    def log_partition(self, scores: Tensor) -> Tensor:
+        """Log of what exp⟨scores, y⟩ is divided by, ``(n,)``."""
+
+    @abc.abstractmethod
+    def probabilities_of(self, estimates: Tensor) -> Tensor:
+        """Probabilities nearest to least-squares estimates of y, ``(n, c)``."""
+
+    @abc.abstractmethod
+    def answers(self, probabilities: Tensor) -> Tensor:
+        """Labels of the most likely vectors, int64 as labels are."""
+
+    @abc.abstractmethod
+    def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
+        """Labels and probabilities of queries that were not answered."""
+
+    def error_scale(self, num_targets: int) -> float:
+        """Public constant that errors p − y are multiplied with: brings them to a length of about 1 at first."""
+        return 1.0
+
+
+class ClassTargets(Targets):
+    """One class a record: a softmax."""
+
+    task = "multiclass"
+    farthest = math.sqrt(2.0)
+
+    def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
+        """See :meth:`Targets.check`."""
+        check_table(features, labels, num_targets)
+
+    def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
+        """Of class j, the j-th unit vector."""
+        return functional.one_hot(labels, num_targets).double()
+
+    def expected(self, scores: Tensor) -> Tensor:
+        """Class probabilities."""
+        return scores.softmax(dim=1)
+
+    def log_partition(self, scores: Tensor) -> Tensor:
+        """Log Σ exp."""
+        return scores.logsumexp(dim=1)
+
+    def probabilities_of(self, estimates: Tensor) -> Tensor:
+        """The positive parts over their sum."""
+        # The largest stays the largest where none is positive.
+        positive = (estimates - estimates.amax(dim=1, keepdim=True).clamp(max=0)).clamp(min=0) + 1e-12
+        return positive / positive.sum(dim=1, keepdim=True)
+
+    def answers(self, probabilities: Tensor) -> Tensor:
+        """The likeliest class, ``(n,)``."""
+        return probabilities.argmax(dim=1)
+
+    def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
+        """-1, ``(n,)``, and zeros."""
+        return torch.full((count,), -1), torch.zeros(count, num_targets)
+
+
+class AttributeTargets(Targets):
+    """Attributes that hold or don't, each by itself: one sigmoid for each of them."""
+
+    task = "multilabel"
+    centre, farthest = 0.5, 2.0
+
+    def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
+        """See :meth:`Targets.check`."""
+        check_attribute_table(features, labels, num_targets)
+
+    def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
+        """The attributes themselves."""
+        return labels.double()
+
+    def expected(self, scores: Tensor) -> Tensor:
+        """Probabilities of the attributes."""
+        return scores.sigmoid()
+
+    def log_partition(self, scores: Tensor) -> Tensor:
+        """Σ log(1 + exp)."""
+        return functional.softplus(scores).sum(dim=1)
+
+    def probabilities_of(self, estimates: Tensor) -> Tensor:
+        """Cut off at 0 and 1."""
+        return estimates.clamp(0, 1)
+
+    def answers(self, probabilities: Tensor) -> Tensor:
+        """What is likelier than not, ``(n, c)``."""
+        return (probabilities > 0.5).long()
+
+    def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
+        """-1, ``(n, c)``, and ½."""
+        return torch.full((count, num_targets), -1), torch.full((count, num_targets), 0.5)
+
+    def error_scale(self, num_targets: int) -> float:
+        """2/√c: before anything is learned, each entry of an error is ½ or −½."""
+        return 2 / math.sqrt(num_targets)
+
+
+#: By the name of what data modules call a task.
+TARGETS: dict[str, Targets] = {kind.task: kind for kind in (ClassTargets(), AttributeTargets())}
+
+
+#: Binary digits of a record's coordinates, counted from its greatest length.
+BITS = 24
+#: Of the two sides of an outer product, whose steps are products of theirs.
+LEFT_BITS, RIGHT_BITS = 14, 18
+# Squares of whole numbers are exact in float64 below this, and wrong by less than so much of them above.
+_EXACT, _ROUNDING = 2**53, 2.0**-40
+
+
+def step_for(length: float, bits: int = BITS) -> float:
+    """The largest power of two that is at most ``length`` · 2**−bits."""
+    return math.ldexp(0.5, math.frexp(length)[1] - bits)
+
+
+def whole_steps(rows: Tensor, step: float) -> Tensor:
+    """Multiples of ``step`` (a power of two) next to ``rows``, towards zero: whole numbers, float64."""
+    return (rows.double() / step).trunc()
+
+
+def not_too_long(squares: Tensor, length: float, step: float) -> Tensor:
+    """Whether vectors of these squared lengths, in steps, are at most as long as ``length``; bool."""
+    bound = math.floor((Fraction(length) / Fraction(step)) ** 2)
+    return squares <= (bound if bound < _EXACT else bound * (1 - _ROUNDING))
+
+
+def within(rows: Tensor, length: float, step: float) -> Tensor:
+    """:func:`whole_steps` of rows that are no longer than ``length``, float64 ``(n, p)``.
+
+    A row that is longer, which an error alone could make, counts as none.
+
+    Args:
+        rows: shape ``(n, p)``.
+        length: public bound.
+        step: power of two.
+    """
+    steps = whole_steps(rows, step)
+    kept = not_too_long(steps.square().sum(dim=1, keepdim=True), length, step)
+    return torch.where(kept, steps, 0.0)
+
+
+_MOST_STEPS = 300
+
+
+def fit_least_squares(public: Tensor, moment: Tensor, ridge: float) -> Tensor:
+    """W that minimises E[|Wx − y|²]/2 + ridge/2·|W|², with E[x xᵀ] from public examples and E[y xᵀ] given.
+
+    With noise on the moment alone, the public second moment stays exact, which is worth most where there is much
+    noise (Mehta et al. 2022).
+
+    Args:
+        public: x of public examples, float64 ``(m, p)``.
+        moment: E[y xᵀ], float64 ``(c, p)``, noisy.
+        ridge: above 0.
+
+    Returns:
+        float64 ``(c, p)``.
+    """
+    second = public.T @ public / len(public)
+    second.diagonal().add_(ridge)
+    return torch.linalg.solve(second, moment.T).T.contiguous()
+
+
+def fit_maximum_likelihood(
+    public: Tensor,
+    moment: Tensor,
+    ridge: float,
+    start: Tensor | None = None,
+    targets: Targets = TARGETS["multiclass"],
+) -> Tensor:
+    """W that minimises E[log Σ exp(Wx)] − ⟨W, moment⟩ + ridge/2·|W|², the first mean over public examples.
+
+    That is a softmax regression in which labels enter by their moment alone, since the log-likelihood is
+    ⟨W, y xᵀ⟩ − log Σ exp(Wx); of attributes, for each a logistic regression. Strictly convex; by L-BFGS.
+
+    Args:
+        public: x of public examples, float64 ``(m, p)``.
+        moment: E[y xᵀ], float64 ``(c, p)``, noisy.
+        ridge: above 0.
+        start: where to begin.
+        targets: of classes, or of attributes.
+
+    Returns:
+        float64 ``(c, p)``.
+    """
+    from scipy.optimize import minimize
+
+    def value_and_slope(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = torch.from_numpy(flat).view_as(moment)
+        scores = public @ weights.T
+        slope = targets.expected(scores).T @ public / len(public) - moment + ridge * weights
+        value = (
+            targets.log_partition(scores).mean()
+            - (weights * moment).sum()
+            + ridge / 2 * weights.square().sum()
+        )
+        return float(value), slope.flatten().numpy()
+
+    first = torch.zeros_like(moment) if start is None else start
+    found = minimize(
+        value_and_slope,
+        first.flatten().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": _MOST_STEPS, "ftol": 1e-12, "gtol": 1e-7},
+    )
+    return torch.from_numpy(found.x).view_as(moment).clone()
+
+
+class SumsOverShards(ShardedLabeler):
+    """A teacher that looks at private records through sums alone, in one process or in many.
+
+    Process 0 gives the order for a sum, with the model and all that was learned from public examples, so that every
+    record enters by the same function, whoever holds it. It alone pays, draws noise, and keeps what is released.
+    """
+
+    @abc.abstractmethod
+    def private_sum(self, release: int, weights: Tensor) -> Tensor:
+        """The exact sum of the records of this process, **private**, ``(c, p)``: in steps, int64, if it gets noise.
+
+        Args:
+            release: its number.
+            weights: the model before it, 0 at first.
+        """
+
+    def step(self, release: int) -> float:
+        """The public power of two of which :meth:`private_sum` counts multiples."""
+        return 1.0
+
+    def exact_sum(self, release: int, weights: Tensor) -> Tensor:
+        """**Private.** :meth:`private_sum` in the units of the released sum, float64 ``(c, p)``."""
+        return self.private_sum(release, weights).double() * self.step(release)
+
+    @abc.abstractmethod
+    def learned(self) -> dict[str, Tensor]:
+        """What was learned from public examples, as tensors."""
+
+    @abc.abstractmethod
+    def relearn(self, learned: dict[str, Tensor]) -> None:
+        """Take what :meth:`learned` gave."""
+
+    def public_basis(self) -> dict[str, Tensor]:
+        """What :meth:`private_sum` needs of public examples."""
+        return self.learned()
+
+    def take_basis(self, basis: dict[str, Tensor]) -> None:
+        """Take what :meth:`public_basis` of another process gave."""
+        self.relearn(basis)
+
+    def partial(self, order: Any) -> Tensor:
+        """:meth:`private_sum` by what process 0 learned from public examples."""
+        release, weights, basis = order
+        self.take_basis(basis)
+        return self.private_sum(release, weights)
+
+    def whole_sum(self, release: int, weights: Tensor) -> Tensor:
+        """:meth:`private_sum` of all records, on process 0. Whole numbers are the same in any number of shards."""
+        return self.merged((release, weights, self.public_basis()))
+
+
+class Taken(NamedTuple):
+    """A release and the model at which it was taken, both float64 ``(c, p)`` and public."""
+
+    noisy: Tensor
+    weights: Tensor
+
+
+def canaries_of(teacher: StatisticsTeacher, public: Tensor, num_classes: int) -> Canaries:
+    """One for each class and direction of what the teacher makes of features; see :meth:`Labeler.canaries`."""
+    if teacher.components is None:
+        return in_directions(public, num_classes, torch.eye(public.shape[1]))
+    kept = min(teacher.components, *public.shape)
+    change = PublicWhitening(public.shape[1], kept, teacher.whitening).fit(public)
+    return in_directions(public, num_classes, change.directions.T, change.mean)
+
+
+def evidence_of(
+    teacher: StatisticsTeacher, releases: Mapping[int, Taken], canaries: Canaries, known: StatisticsTeacher
+) -> Evidence:
+    """**Private.** What the releases say of canaries; see :meth:`Labeler.evidence`."""
+    found = Evidence(len(canaries.labels))
+    num_classes = len(next(iter(releases.values())).noisy) if releases else 2
+    rows = list(
+        zip(canaries.features.split(1), canaries.labels.split(1), canaries.others.split(1), strict=True)
+    )
+    for number, taken in releases.items():
+
+        def adds(features: Tensor, labels: Tensor, number: int = number, taken: Taken = taken) -> Tensor:
+            alone = known.with_table(features, labels, num_classes)
+            return alone.exact_sum(number, taken.weights).flatten()
+
+        each = [adds(features, labels) for features, labels, _ in rows]
+        if teacher.adjacency == "replace_one":
+            each = [one - adds(row[0], row[2]) for one, row in zip(each, rows, strict=True)]
+        rest = taken.noisy - known.exact_sum(number, taken.weights)
+        mechanism = teacher.mechanism(number)
+        assert isinstance(mechanism, Gaussian)
+        found.add(rest.flatten(), torch.stack(each), mechanism.sigma)
+    return found
+
+
+_FILE = "releases.pt"
+
+
+def write_releases(folder: Path, releases: Mapping[int, Taken], sketch: Tensor | None) -> None:
+    """Write releases by their number, and what tells the public examples that they are about from others."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(
+        {"releases": {number: tuple(taken) for number, taken in releases.items()}, "public": sketch}, buffer
+    )
+    write_durably(folder / _FILE, buffer.getvalue(), 0o600)
+
+
+def read_releases(folder: Path) -> tuple[dict[int, Taken], Tensor | None]:
+    """What :func:`write_releases` wrote; nothing where there is no file."""
+    if not (folder / _FILE).exists():
+        return {}, None
+    kept = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
+    return {number: Taken(*pair) for number, pair in kept["releases"].items()}, kept["public"]
+
 
 #: Releases of one teacher.
 MOST_RELEASES = 1000

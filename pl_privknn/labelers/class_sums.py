@@ -1,4 +1,4 @@
-"""One Gaussian release of the sums of features, or of kernel weights, by class."""
+"""One Gaussian release of the sums of features by class."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice
-from pl_privknn.labelers.statistics.fits import fit_least_squares, fit_maximum_likelihood
-from pl_privknn.labelers.statistics.lattice import LEFT_BITS, RIGHT_BITS, step_for, whole_steps, within
-from pl_privknn.labelers.statistics.teacher import StatisticsTeacher, Taken
+from pl_privknn.labelers.statistics import (
+    LEFT_BITS,
+    RIGHT_BITS,
+    StatisticsTeacher,
+    Taken,
+    fit_least_squares,
+    fit_maximum_likelihood,
+    step_for,
+    whole_steps,
+    within,
+)
 
 FITS = ("least_squares", "maximum_likelihood")
 
@@ -34,7 +42,7 @@ class ClassSums(StatisticsTeacher):
     Args:
         *args: ``epsilon`` or ``noise_multiplier``.
         fit: ``"least_squares"`` or ``"maximum_likelihood"``.
-        **kwargs: see :class:`~pl_privknn.labelers.statistics.teacher.StatisticsTeacher`.
+        **kwargs: see :class:`~pl_privknn.labelers.statistics.StatisticsTeacher`.
 
     Raises:
         ValueError: for arguments out of range.

@@ -23,15 +23,57 @@ from pl_privknn.labelers.attributes import (
 from pl_privknn.labelers.base import ChargesLedger, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
 from pl_privknn.labelers.protocols import HasCanaries, RecordBlocks, ShardedLabeler, StreamsRecords
-from pl_privknn.labelers.reverse_knn.channel import Channel
-from pl_privknn.labelers.reverse_knn.decision import check_counts, decide
-from pl_privknn.labelers.reverse_knn.local import LocalRandomizer, Table, true_counts
-from pl_privknn.labelers.reverse_knn.shuffle import MultiMessage, SingleMessage
+from pl_privknn.labelers.reverse_knn_local import (
+    Channel,
+    LocalRandomizer,
+    MultiMessage,
+    SingleMessage,
+    Table,
+    true_counts,
+)
 from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource
+
+
+def check_counts(counts: Tensor) -> None:
+    """Raise ``ValueError`` unless ``counts`` is a table of counts; the message holds its shape alone."""
+    if counts.ndim != 2 or counts.dtype != torch.int64 or bool((counts < 0).any()):
+        raise ValueError(
+            f"counts: shape {tuple(counts.shape)}, {counts.dtype}; want int64 (s, c), none below 0"
+        )
+
+
+def decide(
+    noisy: Tensor, deviation: float, abstain: float, soft: bool, max_answers: int | None = None
+) -> Release:
+    """Turn noisy counts into labels; uses nothing but the released counts and public constants.
+
+    Args:
+        noisy: float64, shape ``(s, c)``.
+        deviation: standard deviation of the noise on one count.
+        abstain: refuse below this many standard deviations between the two largest counts.
+        soft: give class probabilities too.
+        max_answers: answer at most this many, the first ones.
+
+    Returns:
+        The labels, and the counts as they are, for what is to be made of them later.
+    """
+    released = noisy.float()
+    top = noisy.topk(2, dim=1).values
+    labels = noisy.argmax(dim=1)
+    labels[top[:, 0] - top[:, 1] < abstain * deviation * math.sqrt(2.0)] = -1
+    if max_answers is not None:
+        labels[torch.nonzero(labels >= 0).flatten()[max_answers:]] = -1
+    if not soft:
+        return Release(labels, scores=released, score_deviation=deviation)
+    positive = noisy.clamp(min=0)
+    total = positive.sum(dim=1, keepdim=True)
+    uniform = torch.full_like(positive, 1.0 / positive.shape[1])
+    shares = torch.where(total > 0, positive / total.clamp(min=1e-12), uniform).float()
+    return Release(labels, shares, released, deviation)
 
 
 class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
@@ -45,8 +87,8 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
     public images, and every image of a cluster takes its centre's label.
 
     **Trust.** ``"central"``: a curator sees the records and noises the counts. ``"local"``: every record's owner
-    noises its own message (:mod:`~pl_privknn.labelers.reverse_knn.local`) and trusts nobody. ``"shuffle"``: owners
-    trust a shuffler to mix their messages (:mod:`~pl_privknn.labelers.reverse_knn.shuffle`). The last two are
+    noises its own message (:mod:`~pl_privknn.labelers.reverse_knn_local`) and trusts nobody. ``"shuffle"``: owners
+    trust a shuffler to mix their messages (:mod:`~pl_privknn.labelers.reverse_knn_local`). The last two are
     simulated here, from one table, with the distribution of the messages; they hold under ``replace_one``, since who
     sends is visible.
 

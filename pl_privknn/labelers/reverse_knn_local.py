@@ -1,0 +1,658 @@
+"""Reverse kNN without a curator: each record's owner noises its own message, under local or shuffle privacy."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+    Mechanism,
+    NegativeBinomial,
+    PureDP,
+    RandomizedResponse,
+    ShuffleAmplification,
+)
+from pl_privknn.privacy.noise import NoiseSource
+
+_KEYS = 1 << 62
+
+
+class Bloom:
+    """The message of Collision: a public hash of its own, and one hashed value (Wang et al. 2021).
+
+    m ones of a table are hashed to [0, l). With Ω = m·e^ε + l − m, each value that a one is hashed to is sent with
+    probability e^ε/Ω, and the others share what is left. If t ≤ m values are hit, each of the others has
+    ((m−t)e^ε + l − m)/((l−t)Ω), which lies between 1/Ω and e^ε/Ω: the message is ε-private for every hash. A one
+    is "hit" (hashed to the sent value) with probability p = e^ε/Ω, a zero with 1/l, since its hash is independent.
+
+    Args:
+        epsilon: ε of the message.
+        ones: m.
+        length: l; by default the one with the least variance where counts are small.
+    """
+
+    def __init__(self, epsilon: float, ones: int, length: int | None = None) -> None:
+        self.ones = check_int("ones", ones)
+        self.gain = math.exp(check_positive("epsilon", epsilon))
+        self.length = (
+            _best_length(self.gain, ones) if length is None else check_int("length", length, ones + 1)
+        )
+        self.total = self.ones * self.gain + self.length - self.ones
+
+    @property
+    def hit(self) -> float:
+        """p, probability that a one is hit."""
+        return self.gain / self.total
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """What a message's hash key and value are below."""
+        return _KEYS, self.length
+
+    @property
+    def contrast(self) -> float:
+        """How much likelier a one is hit than a zero: p − 1/l."""
+        return self.hit - 1 / self.length
+
+    def choose(self, hashed: Tensor, noise: NoiseSource) -> Tensor:
+        """The value to send for each row of hashed ones: int64 ``(n, m)`` below l to int64 ``(n,)``."""
+        rows = torch.arange(len(hashed))
+        uniform = noise.uniform((len(hashed),))
+        marked = torch.zeros(len(hashed), self.length, dtype=torch.bool)
+        marked[rows[:, None], hashed] = True
+        hit = marked.sum(dim=1)
+        # Whether a marked value is sent, then which one, uniformly among the marked (or the other) values.
+        sends_marked = uniform < hit * self.hit
+        among = torch.where(sends_marked, hit, self.length - hit)
+        place = (noise.uniform((len(hashed),)) * among).long().clamp_(max=self.length - 1)
+        eligible = marked == sends_marked[:, None]
+        return (eligible.cumsum(dim=1) == (place + 1)[:, None]).long().argmax(dim=1)
+
+    def hits(self, ones: Tensor, domain: int, noise: NoiseSource) -> Tensor:
+        """Which cells of a domain are hit, bool ``(n, domain)``, drawn without messages; ones int64 ``(n, m)``."""
+        hashed = noise.integers(tuple(ones.shape), self.length)
+        sent = self.choose(hashed, noise)
+        found = noise.bernoulli((len(ones), domain), 1 / self.length)
+        return found.scatter_(1, ones, hashed == sent[:, None])
+
+    def messages(self, ones: Tensor, noise: NoiseSource) -> Tensor:
+        """(hash key, value), int64 ``(n, 2)``."""
+        keys = noise.integers((len(ones),), _KEYS)
+        hashed = hash_cells(keys, ones, self.length)
+        return torch.stack([keys, self.choose(hashed, noise)], dim=1)
+
+    def hits_of(self, messages: Tensor, domain: int) -> Tensor:
+        """Which cells each message hits, bool ``(n, domain)``."""
+        cells = torch.arange(domain).expand(len(messages), domain)
+        return hash_cells(messages[:, 0], cells, self.length) == messages[:, 1:2]
+
+
+def hash_cells(keys: Tensor, cells: Tensor, length: int) -> Tensor:
+    """A public hash of each cell under its row's key: int64 ``(n,)`` and ``(n, m)`` to ``(n, m)`` below ``length``.
+
+    Two rounds of the splitmix64 finaliser. Privacy holds for every hash function; that of the estimates' variance
+    needs values that look independent.
+    """
+    with np.errstate(over="ignore"):
+        mixed = keys.numpy().astype(np.uint64)[:, None] + cells.numpy().astype(np.uint64) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        for _ in range(2):
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            mixed ^= mixed >> np.uint64(31)
+    return torch.from_numpy((mixed % np.uint64(length)).astype(np.int64))
+
+
+def _best_length(gain: float, ones: int) -> int:
+    def spread(length: int) -> float:
+        rest = 1 / length
+        contrast = gain / (ones * gain + length - ones) - rest
+        return rest * (1 - rest) / contrast**2
+
+    about = 2 * ones - 1 + ones * gain
+    near = range(max(ones + 1, int(about / 2) - 1), int(about * 2) + 3)
+    if len(near) > 4096:
+        return max(ones + 1, round(about))
+    return min(near, key=spread)
+
+
+def binomial(trials: Tensor, p: float, noise: NoiseSource) -> Tensor:
+    """Binomial draws by inverse distribution function of 53-bit uniforms, int64, the shape of ``trials``."""
+    from scipy.stats import binom
+
+    drawn = binom.ppf(noise.uniform(tuple(trials.shape)).numpy(), trials.numpy(), p)
+    return torch.from_numpy(np.asarray(drawn)).long()
+
+
+Floats = NDArray[np.float64]
+_ROWS_AT_A_TIME = 1 << 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Shape of an answer.
+
+    Attributes:
+        queries: s.
+        classes: c.
+        k: queries that a record votes for.
+        labels: r, labels of a record.
+    """
+
+    queries: int
+    classes: int
+    k: int = 1
+    labels: int = 1
+
+    @property
+    def cells(self) -> int:
+        """s·c."""
+        return self.queries * self.classes
+
+    @property
+    def ones(self) -> int:
+        """k·r."""
+        return self.k * self.labels
+
+    def cells_of(self, nearest: Tensor, labels: Tensor) -> Tensor:
+        """Cell numbers ``query·c + class``, int64 ``(n, k·r)``, of queries ``(n, k)`` and labels ``(n, r)``."""
+        return (nearest[:, :, None] * self.classes + labels[:, None, :]).flatten(1)
+
+
+class LocalRandomizer(abc.ABC):
+    """One client's message and the server's estimate; see the module.
+
+    Args:
+        epsilon: ε of the whole message.
+        table: shape of an answer.
+    """
+
+    def __init__(self, epsilon: float, table: Table) -> None:
+        self.epsilon = check_positive("epsilon", epsilon)
+        self.table = table
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What one round of messages costs; each record is in one message, so all clients together cost this."""
+        return PureDP(self.epsilon)
+
+    @abc.abstractmethod
+    def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """The messages of clients, each a function of its own record and its own coins.
+
+        Args:
+            nearest: int64 ``(n, k)``, each record's queries, different from one another; one row for one client.
+            labels: int64 ``(n, r)``, each record's labels, different from one another.
+            noise: the clients' randomness.
+
+        Returns:
+            int64 ``(n, w)``, a message a row.
+        """
+
+    @property
+    @abc.abstractmethod
+    def bounds(self) -> tuple[int, ...]:
+        """What each of the w numbers of a message is below; none is negative."""
+
+    @abc.abstractmethod
+    def aggregate(self, messages: Tensor) -> Tensor:
+        """Unbiased estimates of the counts, float64 ``(s, c)``, from messages in any order."""
+
+    @abc.abstractmethod
+    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """What :meth:`aggregate` makes of :meth:`randomize`, in distribution, without the messages; fast."""
+
+    @abc.abstractmethod
+    def deviation(self, num_clients: int) -> float:
+        """Standard deviation of an estimate where the true count is zero, for so many clients."""
+
+
+class UnaryRandomizer(LocalRandomizer):
+    """Randomised response on every bit of the table, flipped with probability 1/(e^{ε/2kr} + 1) (Warner 1965)."""
+
+    @property
+    def mechanism(self) -> RandomizedResponse:
+        """The bits that two answers can differ in are 2·k·r."""
+        return RandomizedResponse.for_epsilon(self.epsilon, 2, 2 * self.table.ones)
+
+    def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Bits, int64 ``(n, s·c)``."""
+        bits = torch.zeros(len(nearest), self.table.cells, dtype=torch.int64)
+        bits.scatter_(1, self.table.cells_of(nearest, labels), 1)
+        return self.mechanism.randomize(bits, noise)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Bits."""
+        return (2,) * self.table.cells
+
+    def aggregate(self, messages: Tensor) -> Tensor:
+        """(sum − n·f)/(1 − 2f)."""
+        return self._estimate(messages.sum(dim=0).double(), len(messages))
+
+    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Two binomials a cell: bits are independent."""
+        true = true_counts(self.table, nearest, labels)
+        flip = self.mechanism.flip_probability
+        kept = binomial(true, 1 - flip, noise)
+        return self._estimate((kept + binomial(len(nearest) - true, flip, noise)).double(), len(nearest))
+
+    def deviation(self, num_clients: int) -> float:
+        """√(n·f(1−f))/(1−2f), whatever the true count."""
+        flip = self.mechanism.flip_probability
+        return math.sqrt(num_clients * flip * (1 - flip)) / (1 - 2 * flip)
+
+    def _estimate(self, sums: Tensor, clients: int) -> Tensor:
+        flip = self.mechanism.flip_probability
+        estimate = (sums - clients * flip) / (1 - 2 * flip)
+        return estimate.view(self.table.queries, self.table.classes)
+
+
+class CollisionRandomizer(LocalRandomizer):
+    """The Collision mechanism on the whole table (Wang et al. 2021); see :class:`Bloom`."""
+
+    def __init__(self, epsilon: float, table: Table, length: int | None = None) -> None:
+        super().__init__(epsilon, table)
+        self.bloom = Bloom(epsilon, table.ones, length)
+
+    def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Hash key and value, int64 ``(n, 2)``."""
+        return self.bloom.messages(self.table.cells_of(nearest, labels), noise)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """See :attr:`Bloom.bounds`."""
+        return self.bloom.bounds
+
+    def aggregate(self, messages: Tensor) -> Tensor:
+        """(hits − n/l)/(p − 1/l)."""
+        parts = (
+            self.bloom.hits_of(part, self.table.cells).sum(dim=0) for part in messages.split(_ROWS_AT_A_TIME)
+        )
+        return self._estimate(sum(parts, torch.zeros(self.table.cells)).double(), len(messages))
+
+    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Ones by their own hashes; zeros are hit independently, so their hits are binomial."""
+        true = true_counts(self.table, nearest, labels)
+        hits = binomial(len(nearest) - true, 1 / self.bloom.length, noise)
+        cells = self.table.cells_of(nearest, labels)
+        hashed = noise.integers(tuple(cells.shape), self.bloom.length)
+        hit = hashed == self.bloom.choose(hashed, noise)[:, None]
+        hits += torch.bincount(cells[hit], minlength=self.table.cells)
+        return self._estimate(hits.double(), len(nearest))
+
+    def deviation(self, num_clients: int) -> float:
+        """√(n·(1/l)(1 − 1/l))/(p − 1/l)."""
+        rest = 1 / self.bloom.length
+        return math.sqrt(num_clients * rest * (1 - rest)) / self.bloom.contrast
+
+    def _estimate(self, hits: Tensor, clients: int) -> Tensor:
+        estimate = (hits - clients / self.bloom.length) / self.bloom.contrast
+        return estimate.view(self.table.queries, self.table.classes)
+
+
+class _PairRandomizer(LocalRandomizer):
+    """Base for messages about queries and labels apart; the server joins them for each client."""
+
+    @abc.abstractmethod
+    def joined(self, queries: Tensor, labels: Tensor) -> Tensor:
+        """Sum over clients of estimates of "query and label", ``(s, c)``, from hits ``(n, s)`` and ``(n, c)``."""
+
+    @abc.abstractmethod
+    def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
+        """Hits of queries and of labels, bool, drawn without messages."""
+
+    @abc.abstractmethod
+    def hits_of(self, messages: Tensor) -> tuple[Tensor, Tensor]:
+        """Hits of queries and of labels in messages."""
+
+    def aggregate(self, messages: Tensor) -> Tensor:
+        """Estimates of every client, added up."""
+        parts = [self.joined(*self.hits_of(part)) for part in messages.split(_ROWS_AT_A_TIME)]
+        return torch.stack(parts).sum(dim=0)
+
+    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """The same from hits that are drawn without hashes."""
+        rows = zip(nearest.split(_ROWS_AT_A_TIME), labels.split(_ROWS_AT_A_TIME), strict=True)
+        return torch.stack([self.joined(*self.hits(*part, noise)) for part in rows]).sum(dim=0)
+
+
+class SeparationRandomizer(_PairRandomizer):
+    """Queries and labels in two Collision messages with half the budget each; estimates are multiplied."""
+
+    def __init__(self, epsilon: float, table: Table) -> None:
+        super().__init__(epsilon, table)
+        self.query_bloom = Bloom(epsilon / 2, table.k)
+        self.label_bloom = Bloom(epsilon / 2, table.labels)
+
+    def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Two hash keys and values, int64 ``(n, 4)``."""
+        return torch.cat(
+            [self.query_bloom.messages(nearest, noise), self.label_bloom.messages(labels, noise)], dim=1
+        )
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Of both messages."""
+        return self.query_bloom.bounds + self.label_bloom.bounds
+
+    def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
+        """See the base."""
+        return (
+            self.query_bloom.hits(nearest, self.table.queries, noise),
+            self.label_bloom.hits(labels, self.table.classes, noise),
+        )
+
+    def hits_of(self, messages: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base."""
+        return (
+            self.query_bloom.hits_of(messages[:, :2], self.table.queries),
+            self.label_bloom.hits_of(messages[:, 2:], self.table.classes),
+        )
+
+    def joined(self, queries: Tensor, labels: Tensor) -> Tensor:
+        """Products of independent unbiased estimates are unbiased."""
+        left = (queries.double() - 1 / self.query_bloom.length) / self.query_bloom.contrast
+        right = (labels.double() - 1 / self.label_bloom.length) / self.label_bloom.contrast
+        return left.T @ right
+
+    def deviation(self, num_clients: int) -> float:
+        """√n times the product of both single deviations at zero."""
+        spreads = [
+            (1 / bloom.length) * (1 - 1 / bloom.length) / bloom.contrast**2
+            for bloom in (self.query_bloom, self.label_bloom)
+        ]
+        return math.sqrt(num_clients * spreads[0] * spreads[1])
+
+
+class ConcatenationRandomizer(_PairRandomizer):
+    """Queries and labels side by side in one Collision message of k + r ones.
+
+    The two estimates of one message depend on each other, so their product, as the paper has it, is biased. With
+    I and J the hits of a query and of a label, E[I·J] is p/l where either is a one and 1/l² where none is; so
+    "both" = "query" + "label" − "either" has the unbiased estimate
+    ((I − 1/l) + (J − 1/l) − l·(I·J − 1/l²))/(p − 1/l), which is used here. Its last term wants a short hash: l has
+    the least variance where the query is voted for and the label is not.
+    """
+
+    def __init__(self, epsilon: float, table: Table) -> None:
+        super().__init__(epsilon, table)
+        ones, gain = table.k + table.labels, math.exp(self.epsilon)
+
+        def spread(length: int) -> float:
+            # Of a cell whose query is voted for and whose label is not: E[I·J] is p/l, so l·I·J weighs most.
+            rest, hit = 1 / length, gain / (ones * gain + length - ones)
+            second = hit + rest + length * hit + 2 * hit * rest - 4 * hit
+            return (second - hit * hit) / (hit - rest) ** 2
+
+        self.bloom = Bloom(epsilon, ones, min(range(ones + 1, 16 * ones + 2), key=spread))
+
+    def _ones(self, nearest: Tensor, labels: Tensor) -> Tensor:
+        return torch.cat([nearest, labels + self.table.queries], dim=1)
+
+    def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Hash key and value, int64 ``(n, 2)``."""
+        return self.bloom.messages(self._ones(nearest, labels), noise)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """See :attr:`Bloom.bounds`."""
+        return self.bloom.bounds
+
+    def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
+        """See the base."""
+        found = self.bloom.hits(self._ones(nearest, labels), self.table.queries + self.table.classes, noise)
+        return found[:, : self.table.queries], found[:, self.table.queries :]
+
+    def hits_of(self, messages: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base."""
+        found = self.bloom.hits_of(messages, self.table.queries + self.table.classes)
+        return found[:, : self.table.queries], found[:, self.table.queries :]
+
+    def joined(self, queries: Tensor, labels: Tensor) -> Tensor:
+        """See the class."""
+        length, clients = self.bloom.length, len(queries)
+        single = queries.double().sum(dim=0)[:, None] + labels.double().sum(dim=0)[None, :]
+        both = queries.double().T @ labels.double()
+        return (single - 2 * clients / length - length * both + clients / length) / self.bloom.contrast
+
+    def deviation(self, num_clients: int) -> float:
+        """From the second moment of I + J − l·I·J with independent hits of 1/l each."""
+        q = 1 / self.bloom.length
+        # I + J − l·I·J is 0, 1 or 2 − l with probabilities (1−q)², 2q(1−q) and q²; its mean is 2q − q.
+        second = 2 * q * (1 - q) + q * q * (2 - self.bloom.length) ** 2
+        return math.sqrt(num_clients * (second - q * q)) / self.bloom.contrast
+
+
+RANDOMIZERS: dict[str, type[LocalRandomizer]] = {
+    "randomized_response": UnaryRandomizer,
+    "collision": CollisionRandomizer,
+    "separation": SeparationRandomizer,
+    "concatenation": ConcatenationRandomizer,
+}
+
+
+def make_randomizer(name: str, epsilon: float, table: Table) -> LocalRandomizer:
+    """The randomiser called ``name``, one of :data:`RANDOMIZERS`."""
+    return RANDOMIZERS[check_choice("randomizer", name, tuple(RANDOMIZERS))](epsilon, table)
+
+
+def true_counts(table: Table, nearest: Tensor, labels: Tensor) -> Tensor:
+    """Exact counts, int64 ``(s·c,)``: **private**."""
+    return torch.bincount(table.cells_of(nearest, labels).flatten(), minlength=table.cells)
+
+
+_RATIOS = (0.3, 0.5, 0.7)
+
+
+def amplified_epsilon(epsilon: float, delta: float, clients: int, rounds: int = 1) -> float:
+    """The largest ε₀ of one local message such that the shuffled messages of ``rounds`` rounds have ``epsilon``.
+
+    By bisection on the accountant with the clone pair of Feldman, McMillan and Talwar (2021), which is tighter than
+    their closed form. Never below ``epsilon / rounds``, which needs no shuffler.
+
+    Args:
+        epsilon: ε of the whole.
+        delta: δ of the whole.
+        clients: messages shuffled together; a public number that is surely reached.
+        rounds: how often every client sends.
+    """
+    check_positive("epsilon", epsilon)
+    check_open_unit("delta", delta)
+
+    def cost(local: float) -> float:
+        charge = Charge(ShuffleAmplification(local, clients), check_int("rounds", rounds))
+        return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon
+
+    low, high = epsilon / rounds, epsilon / rounds + math.log(max(clients, 2)) + 1
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)
+    return low
+
+
+def calibrated_shares(epsilon: float, delta: float, moved: int, rounds: int = 1) -> NegativeBinomial:
+    """The negative binomial noise of least variance, among some ratios, that keeps (ε, δ) over ``rounds`` rounds.
+
+    Args:
+        epsilon: ε of the whole.
+        delta: δ of the whole.
+        moved: cells that a record votes for.
+        rounds: how often every client sends.
+    """
+    check_positive("epsilon", epsilon)
+    check_open_unit("delta", delta)
+    found: list[NegativeBinomial] = []
+    for part in _RATIOS:
+        ratio = math.exp(-part * epsilon / (2 * moved * rounds))
+        low, high = 1e-3, 1.0
+        while not _keeps(NegativeBinomial(high, ratio, moved), epsilon, delta, rounds):
+            low, high = high, 2 * high
+            if high > 1e6:
+                break
+        else:
+            while high > 1.01 * low:
+                middle = math.sqrt(low * high)
+                kept = _keeps(NegativeBinomial(middle, ratio, moved), epsilon, delta, rounds)
+                low, high = (low, middle) if kept else (middle, high)
+            found.append(NegativeBinomial(high, ratio, moved))
+    if not found:
+        raise ValueError(f"epsilon={epsilon!r}: no noise keeps it at delta={delta!r}; use a larger one")
+    return min(found, key=lambda mechanism: mechanism.variance)
+
+
+def _keeps(mechanism: NegativeBinomial, epsilon: float, delta: float, rounds: int) -> bool:
+    charge = Charge(mechanism, rounds)
+    return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon <= epsilon
+
+
+class Shuffled:
+    """Base of both protocols; ``num_clients`` is the public number of clients that are sure to send."""
+
+    def __init__(self, table: Table, num_clients: int) -> None:
+        self.table, self.num_clients = table, check_int("num_clients", num_clients, 2)
+
+    @staticmethod
+    def shuffle(messages: Tensor, noise: NoiseSource) -> Tensor:
+        """The messages in an order that tells nothing of who sent them; rows are messages."""
+        return messages[noise.uniform((len(messages),)).argsort()]
+
+
+class SingleMessage(Shuffled):
+    """One locally private message a client, amplified by shuffling (Feldman, McMillan, Talwar 2021).
+
+    Args:
+        name: randomiser of the message; see :data:`~pl_privknn.labelers.reverse_knn_local.RANDOMIZERS`.
+        local_epsilon: ε₀ of each message, for instance of :func:`amplified_epsilon`.
+        table: shape of an answer.
+        num_clients: see the base.
+    """
+
+    def __init__(self, name: str, local_epsilon: float, table: Table, num_clients: int) -> None:
+        super().__init__(table, num_clients)
+        self.randomizer: LocalRandomizer = make_randomizer(name, local_epsilon, table)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What one round costs."""
+        return ShuffleAmplification(self.randomizer.epsilon, self.num_clients)
+
+    def messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Every client's message, shuffled."""
+        sent = self.randomizer.randomize(nearest, labels, noise.stream("clients"))
+        return self.shuffle(sent, noise.stream("shuffler"))
+
+    def aggregate(self, messages: Tensor) -> Tensor:
+        """Unbiased counts, float64 ``(s, c)``."""
+        return self.randomizer.aggregate(messages)
+
+    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """The same in distribution, without messages."""
+        return self.randomizer.simulate(nearest, labels, noise)
+
+    def deviation(self, num_clients: int) -> float:
+        """Of an estimate whose true count is zero."""
+        return self.randomizer.deviation(num_clients)
+
+
+class MultiMessage(Shuffled):
+    """A message for each vote, and each client's share of the noise of every cell; see :class:`NegativeBinomial`.
+
+    Args:
+        noise: the whole noise of one cell, for instance of :func:`calibrated_shares`.
+        table: shape of an answer.
+        num_clients: see the base.
+    """
+
+    def __init__(self, noise: NegativeBinomial, table: Table, num_clients: int) -> None:
+        super().__init__(table, num_clients)
+        if noise.moved != table.ones:
+            raise ValueError(f"noise.moved={noise.moved} must be k·r = {table.ones}, the votes of a record")
+        self.mechanism = noise
+
+    def client(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """One client's messages, cell numbers, int64 ``(w, 1)``: its votes, and its share of the noise.
+
+        Args:
+            nearest: int64 ``(k,)``.
+            labels: int64 ``(r,)``.
+            noise: the client's own randomness.
+        """
+        votes = self.table.cells_of(nearest[None], labels[None])[0]
+        extra = self.mechanism.share(self.table.cells, self.num_clients, noise)
+        return torch.cat([votes, torch.arange(self.table.cells).repeat_interleave(extra)])[:, None]
+
+    def messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Every client's messages, shuffled."""
+        source = noise.stream("clients")
+        sent = [self.client(*record, source) for record in zip(nearest, labels, strict=True)]
+        return self.shuffle(torch.cat(sent), noise.stream("shuffler"))
+
+    def aggregate(self, messages: Tensor) -> Tensor:
+        """Number of messages for each cell less the noise's mean, float64 ``(s, c)``.
+
+        Unbiased where exactly ``num_clients`` send; each further client adds a share of noise.
+        """
+        counts = torch.bincount(messages.flatten(), minlength=self.table.cells).double()
+        return (counts - self.mechanism.mean).view(self.table.queries, self.table.classes)
+
+    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """The same in distribution for ``num_clients`` clients: the shares of a cell add up to the whole noise."""
+        counts = true_counts(self.table, nearest, labels) + self.mechanism.draw(self.table.cells, noise)
+        return (counts.double() - self.mechanism.mean).view(self.table.queries, self.table.classes)
+
+    def deviation(self, num_clients: int) -> float:
+        """Of every estimate."""
+        return math.sqrt(self.mechanism.variance)
+
+
+@dataclasses.dataclass
+class Channel:
+    """How clients' answers reach the server where there is no curator; made once the table's shape is known."""
+
+    trust: str
+    randomizer: str
+    epsilon: float
+    delta: float
+    num_clients: int | None
+
+    def __post_init__(self) -> None:
+        known = (*RANDOMIZERS, "shares") if self.trust == "shuffle" else tuple(RANDOMIZERS)
+        check_choice("randomizer", self.randomizer, known)
+        self.epsilon = check_positive("epsilon", self.epsilon)
+        if self.trust == "shuffle":
+            check_int("num_clients", self.num_clients, 2)
+            check_open_unit("delta", self.delta)
+        self._local: float | None = None
+        self._shares: dict[int, NegativeBinomial] = {}
+
+    def protocol(self, table: Table) -> LocalRandomizer | SingleMessage | MultiMessage:
+        """What charges, and what stands for all messages."""
+        if self.trust == "local":
+            return make_randomizer(self.randomizer, self.epsilon, table)
+        clients = check_int("num_clients", self.num_clients, 2)
+        if self.randomizer == "shares":
+            if table.ones not in self._shares:
+                self._shares[table.ones] = calibrated_shares(self.epsilon, self.delta, table.ones)
+            return MultiMessage(self._shares[table.ones], table, clients)
+        if self._local is None:
+            self._local = amplified_epsilon(self.epsilon, self.delta, clients)
+        return SingleMessage(self.randomizer, self._local, table, clients)
+
+    def check_clients(self, found: int) -> None:
+        """Refuse a round with fewer clients than the guarantee counts on."""
+        if self.trust == "shuffle" and found < check_int("num_clients", self.num_clients, 2):
+            raise ValueError(
+                f"num_clients={self.num_clients} is more than take part; the noise of fewer clients does not keep ε. "
+                "State a number that is surely reached"
+            )
