@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measured
-from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection
-from pl_privknn.callbacks.spreading import label_by_spread
+from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection, label_by_spread
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from benchmarks.record import Measured, entries
 from pl_privknn._quiet import TRAINS_ALONE
-from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
-from pl_privknn.callbacks.spreading import label_by_spread
+from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG

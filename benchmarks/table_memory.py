@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.record import Measured
 from pl_privknn import IndKNN, PrivateKNN, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks.table_memory import TableMemory
+from pl_privknn.callbacks.labeling_round import TableMemory
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import Labeler
 

@@ -1,17 +1,281 @@
-"""Which public examples to ask about, and which others take over an answer."""
+"""Which public examples to ask about, and how others take over or mix the answers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import io
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive
-from pl_privknn.callbacks.spreading import Spread, kernel_spread
 from pl_privknn.init_arguments import HasInitArguments
+
+#: Kinds of noise whose likelihood :func:`class_posterior` knows; discrete noise of the same scale is close to them.
+NOISES = ("gaussian", "laplace")
+
+_EM_STEPS = 30
+# Shares of a query's records that a class may have: zero, and 60 steps from a thousandth to all of them.
+_SHARES = torch.cat([torch.zeros(1), torch.logspace(-3, 0, 60)]).double()
+# The prior is learned from at most this many rows: more change it by nothing that matters.
+_ROWS_FOR_PRIOR = 5000
+_ROWS_AT_A_TIME = 4096
+
+
+def nonnegative_shares(scores: Tensor) -> Tensor:
+    """The non-negative part of noisy counts, each row scaled to sum to one; a row without one is uniform.
+
+    Args:
+        scores: float, shape ``(m, c)``.
+
+    Returns:
+        float64, shape ``(m, c)``.
+    """
+    positive = scores.double().clamp(min=0)
+    total = positive.sum(dim=1, keepdim=True)
+    uniform = torch.full_like(positive, 1.0 / positive.shape[1])
+    return torch.where(total > 0, positive / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
+
+
+def class_posterior(scores: Tensor, deviation: Tensor | float, noise: str = "gaussian") -> Tensor:
+    """Expected share of each class among a query's records, given its noisy counts.
+
+    The count of class ``c`` at a query is modelled as ``t · p_c + noise`` with the known noise, ``t`` the query's
+    number of records (its noisy total, drawn to the mean of all) and ``p_c`` drawn from a prior over shares in
+    [0, 1]. The prior is learned from the noisy counts of all queries together by expectation maximisation on a
+    grid (empirical Bayes; Laird 1978), so it knows for instance that most classes are absent from most queries.
+    Classes are treated one by one, and their expected shares scaled to sum to one. Uses released values and public
+    constants only.
+
+    Args:
+        scores: noisy counts, or weighted sums of them, float, shape ``(m, c)``.
+        deviation: standard deviation of the noise on each score, a number or float of shape ``(m,)``, above zero.
+        noise: ``"gaussian"``, which also suits sums over several queries, or ``"laplace"``.
+
+    Returns:
+        float64, shape ``(m, c)``; rows sum to one.
+
+    Raises:
+        ValueError: for shapes or values that do not fit.
+    """
+    check_choice("noise", noise, NOISES)
+    if scores.ndim != 2 or not scores.is_floating_point() or not bool(torch.isfinite(scores).all()):
+        raise ValueError(
+            f"scores: shape {tuple(scores.shape)}, {scores.dtype}; want finite floats of shape (m, c)"
+        )
+    spread = torch.as_tensor(deviation, dtype=torch.float64).expand(len(scores))
+    if not bool(((spread > 0) & torch.isfinite(spread)).all()):
+        raise ValueError("deviation: must be finite and above 0; counts without noise need no posterior")
+    values = scores.double()
+    totals = _totals(values, spread)
+    chosen = slice(None, None, max(1, -(-len(values) // _ROWS_FOR_PRIOR)))
+    log_prior = _learn_prior(_log_likelihood(values[chosen], totals[chosen], spread[chosen], noise))
+    parts = []
+    for start in range(0, len(values), _ROWS_AT_A_TIME):
+        rows = slice(start, start + _ROWS_AT_A_TIME)
+        likelihood = _log_likelihood(values[rows], totals[rows], spread[rows], noise)
+        parts.append(((likelihood + log_prior).softmax(dim=-1) * _SHARES).sum(dim=-1))
+    shares = torch.cat(parts) if parts else values
+    total = shares.sum(dim=1, keepdim=True)
+    uniform = torch.full_like(shares, 1.0 / scores.shape[1])
+    return torch.where(total > 0, shares / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
+
+
+def _totals(values: Tensor, spread: Tensor) -> Tensor:
+    """Records of each query: its noisy total, drawn to the mean total by as much as the noise deserves.
+
+    The linear empirical-Bayes estimate: ``mean + (total - mean) · between / (between + noise)`` for the variances
+    between queries and of the noise.
+    """
+    totals, variance = values.sum(dim=1), values.shape[1] * spread.square()
+    if len(totals) > 1:
+        mean = totals.mean()
+        between = (totals.var() - variance.mean()).clamp(min=0)
+        totals = mean + (totals - mean) * between / (between + variance)
+    # Shares are of something: no total may be lost in the noise of one count.
+    return torch.maximum(totals, spread)
+
+
+def _log_likelihood(values: Tensor, totals: Tensor, spread: Tensor, noise: str) -> Tensor:
+    """Of each share on the grid, up to a constant a score: float64, shape ``(m, c, shares)``."""
+    z = (values[:, :, None] - totals[:, None, None] * _SHARES) / spread[:, None, None]
+    return -0.5 * z * z if noise == "gaussian" else -math.sqrt(2.0) * z.abs()
+
+
+def _learn_prior(log_likelihood: Tensor) -> Tensor:
+    """Log of the grid's prior by expectation maximisation, from a uniform start; shape ``(shares,)``."""
+    log_prior = torch.full((len(_SHARES),), -math.log(len(_SHARES)), dtype=torch.float64)
+    if log_likelihood.shape[0] == 0:
+        return log_prior
+    for _ in range(_EM_STEPS):
+        log_prior = (log_likelihood + log_prior).softmax(dim=-1).mean(dim=(0, 1)).clamp(min=1e-12).log()
+    return log_prior
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Which queries each public example listens to, and how much; a function of public features alone.
+
+    An example's counts are the weighted sum of its queries' noisy counts. The queries' noise averages out, and a
+    query that few private records are near to borrows from its neighbours. As post-processing of a release it costs
+    no privacy.
+
+    Attributes:
+        queries: int64, shape ``(n, m)``; positions of the queries that each public example listens to.
+        weights: float32, shape ``(n, m)``, at least zero.
+        min_confidence: leave an example without a label where its most probable class has less than this
+            probability; 0 labels every example that has a weight.
+    """
+
+    queries: Tensor
+    weights: Tensor
+    min_confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.queries.ndim != 2 or self.queries.shape != self.weights.shape:
+            raise ValueError(
+                f"queries of shape {tuple(self.queries.shape)} and weights of shape {tuple(self.weights.shape)} "
+                "must both have shape (n, m)"
+            )
+        if not bool(torch.isfinite(self.weights).all()) or bool((self.weights < 0).any()):
+            raise ValueError("weights: some are negative or not finite; want numbers of at least 0")
+        check_non_negative("min_confidence", self.min_confidence)
+
+    def to_bytes(self) -> bytes:
+        """The spread as a small file; see :meth:`from_bytes`."""
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            queries=self.queries.numpy().astype(np.int32),
+            weights=self.weights.float().numpy(),
+            min_confidence=np.float64(self.min_confidence),
+        )
+        return buffer.getvalue()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Spread], queries: Sequence[int]) -> Spread:
+        """Spreads over the queries of several rounds as one over all of them, one round's after the other's.
+
+        Args:
+            parts: a spread for each round, of the same public examples.
+            queries: number of queries of each round.
+        """
+        starts = [sum(queries[:index]) for index in range(len(queries))]
+        return cls(
+            torch.cat([part.queries + start for part, start in zip(parts, starts, strict=True)], dim=1),
+            torch.cat([part.weights for part in parts], dim=1),
+            max(part.min_confidence for part in parts),
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Spread:
+        """What :meth:`to_bytes` wrote."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return cls(
+                torch.from_numpy(arrays["queries"].astype(np.int64)),
+                torch.from_numpy(arrays["weights"]),
+                float(arrays["min_confidence"]),
+            )
+
+
+def kernel_spread(
+    examples: Tensor,
+    centres: Tensor,
+    bandwidth: float,
+    neighbors: int = 64,
+    min_confidence: float = 0.0,
+) -> Spread:
+    """Weights ``exp(-(d² - d₁²) / 2h²)`` for the queries nearest to each example, ``d₁`` the nearest's distance.
+
+    The kernel's width is ``h = bandwidth`` times the mean distance between an example and its nearest query, both
+    of them public, so one value of ``bandwidth`` serves any number of queries and any scale of features. An
+    example far from every query follows the nearest ones instead of none.
+
+    Args:
+        examples: float features of all public examples, shape ``(n, d)``.
+        centres: float features of the queries, shape ``(s, d)``.
+        bandwidth: width of the kernel in mean distances to the nearest query; near 0 every example takes over
+            the counts of its nearest query.
+        neighbors: queries that an example listens to at most.
+        min_confidence: see :class:`Spread`.
+
+    Raises:
+        ValueError: for a bandwidth that is not positive or features that do not fit.
+    """
+    check_positive("bandwidth", bandwidth)
+    neighbors = min(check_int("neighbors", neighbors), len(centres))
+    if examples.ndim != 2 or centres.ndim != 2 or examples.shape[1] != centres.shape[1] or not len(centres):
+        raise ValueError(
+            f"examples of shape {tuple(examples.shape)} and centres of shape {tuple(centres.shape)}; want (n, d) "
+            "and (s, d) with the same d and at least one centre"
+        )
+    nearest = [
+        torch.cdist(part.double(), centres.double()).topk(neighbors, dim=1, largest=False)
+        for part in examples.split(_ROWS_AT_A_TIME)
+    ]
+    distances, queries = torch.cat([part[0] for part in nearest]), torch.cat([part[1] for part in nearest])
+    # Examples that are a query themselves say nothing about the distances between the two.
+    off_centre = distances[:, 0][distances[:, 0] > 0]
+    width = bandwidth * (float(off_centre.mean()) if len(off_centre) else 1.0)
+    excess = distances**2 - distances[:, :1] ** 2
+    return Spread(queries, torch.exp(-excess / (2 * width**2)).float(), min_confidence)
+
+
+def spread_scores(spread: Spread, scores: Tensor, deviation: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Weighted noisy counts of every public example, and the deviation of their noise.
+
+    Counts of rounds with different noise count by its inverse variance, relative to the least noisy ones.
+
+    Args:
+        spread: the weights.
+        scores: released noisy counts of the queries, float, shape ``(s, c)``; rows of NaN for queries without a
+            release, whose weight is then ignored.
+        deviation: standard deviation of the independent noise on one of them, a number or float of shape ``(s,)``.
+
+    Returns:
+        Sums, float64 ``(n, c)``, and deviations, float64 ``(n,)``; zero for examples without any weight.
+    """
+    present = torch.isfinite(scores).all(dim=1)
+    values = torch.where(present[:, None], scores.double(), 0.0)
+    sums = torch.zeros(len(spread.queries), scores.shape[1], dtype=torch.float64)
+    noise = torch.as_tensor(deviation, dtype=torch.float64).expand(len(scores))
+    least = noise[present].min() if bool(present.any()) else torch.ones(())
+    precision = torch.where(noise > 0, (least / noise.clamp(min=1e-300)) ** 2, 1.0) * present
+    weights = spread.weights.double() * precision[spread.queries]
+    for start in range(0, len(sums), _ROWS_AT_A_TIME):
+        rows = slice(start, start + _ROWS_AT_A_TIME)
+        sums[rows] = torch.einsum("nm,nmc->nc", weights[rows], values[spread.queries[rows]])
+    return sums, (weights * noise[spread.queries]).square().sum(dim=1).sqrt()
+
+
+def label_by_spread(spread: Spread, scores: Tensor, deviation: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Labels and class probabilities of every public example from the queries' noisy counts.
+
+    Args:
+        spread: the weights.
+        scores: as for :func:`spread_scores`.
+        deviation: likewise; 0 for counts without noise (then all of them).
+
+    Returns:
+        Labels, int64 ``(n,)``, -1 where there is no weight or too little confidence, and probabilities, float32
+        ``(n, c)``: the posterior under the known noise
+        (:func:`~pl_privknn.callbacks.selection.class_posterior`).
+    """
+    sums, noise = spread_scores(spread, scores, deviation)
+    heard = (spread.weights * torch.isfinite(scores).all(dim=1)[spread.queries]).sum(dim=1) > 0
+    soft = torch.full_like(sums, 1.0 / sums.shape[1])
+    soft[heard] = (
+        class_posterior(sums[heard], noise[heard])
+        if bool((noise[heard] > 0).all())
+        else nonnegative_shares(sums[heard])
+    )
+    labels = sums.argmax(dim=1)
+    labels[~heard | (soft.gather(1, labels[:, None])[:, 0] < spread.min_confidence)] = -1
+    return labels, soft.float()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +381,7 @@ class ClusterSelection(HasInitArguments):
 
     With ``spread="nearest"`` every example takes over the answer of its own cluster. With ``spread="kernel"``
     it takes a weighted sum of the noisy counts of the clusters around it, from which its label and class
-    probabilities follow (see :mod:`pl_privknn.callbacks.spreading`). This smoothing costs no privacy: on
+    probabilities follow (see :func:`kernel_spread`). This smoothing costs no privacy: on
     Fashion-MNIST at ε = 0.1 it makes 83 % of all labels right instead of 79 %. Later rounds smooth the counts of
     all rounds anew, with this round's features: a round of no queries at all, whose features include the
     student's, improves the labels for nothing.
@@ -128,7 +392,7 @@ class ClusterSelection(HasInitArguments):
         ask: ``"medoids"`` asks about the example nearest to each centre, ``"means"`` about the mean features of
             the cluster, which lie more in the middle.
         spread: ``"nearest"`` or ``"kernel"``; the latter needs a teacher that releases its noisy counts.
-        bandwidth: width of the kernel, see :func:`~pl_privknn.callbacks.spreading.kernel_spread`.
+        bandwidth: width of the kernel, see :func:`~pl_privknn.callbacks.selection.kernel_spread`.
         neighbors: clusters that an example listens to at most under ``spread="kernel"``.
         min_confidence: under ``spread="kernel"``, leave an example unlabelled where its most probable class has
             less than this probability.

@@ -8,8 +8,8 @@ from pl_privknn._quiet import quiet_lightning
 
 
 def leave_report(trainer: pl.Trainer) -> None:
-    """Give the trainer a :class:`~pl_privknn.callbacks.run_report.RunReport`, unless it has one."""
-    from pl_privknn.callbacks.run_report import RunReport  # which knows everything that reports
+    """Give the trainer a :class:`~pl_privknn.callbacks.run_summary.RunReport`, unless it has one."""
+    from pl_privknn.callbacks.run_summary import RunReport  # which knows everything that reports
 
     quiet_lightning()
     if not any(isinstance(callback, RunReport) for callback in trainer.callbacks):  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pl_privknn.attacks.target import Target
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.round_settings import STUDENT, extractor_of
+from pl_privknn.callbacks.private_labeler import STUDENT, extractor_of
 from pl_privknn.callbacks.selection import PublicPool
 from pl_privknn.configuration import ConfigurationError, instantiate, known_classes, project_classes_only
 from pl_privknn.datamodules.base import PrivatePublicDataModule

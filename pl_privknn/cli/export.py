@@ -104,8 +104,8 @@ def finished_head(run: Path) -> Any:
         FileNotFoundError: where the run left none.
     """
     from pl_privknn.callbacks import PrivateLabeler
+    from pl_privknn.callbacks.private_labeler import lasting_extractor
     from pl_privknn.callbacks.released_head import HEAD, load_head
-    from pl_privknn.callbacks.round_settings import lasting_extractor
     from pl_privknn.configuration import instantiate
     from pl_privknn.documents import read_document
 

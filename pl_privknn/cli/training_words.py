@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pl_privknn.callbacks.checkpoints import usable_checkpoint
-from pl_privknn.callbacks.written_config import left_out_of
+from pl_privknn.callbacks.run_summary import left_out_of
 from pl_privknn.cli.run_folder import CHECKPOINT
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pl_privknn._checks import check_int, shown
+from pl_privknn.callbacks.private_labeler import LabelingBudget
 from pl_privknn.callbacks.released_head import MODELS
-from pl_privknn.callbacks.round_settings import LabelingBudget
 from pl_privknn.comparison.results import Result
 from pl_privknn.comparison.spec import Comparison, Method, SpecError
 from pl_privknn.nested_settings import get

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection
-from pl_privknn.callbacks.spreading import spread_scores
+from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection, spread_scores
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import Screening

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from pl_privknn.callbacks.label_run import LABELS
-from pl_privknn.callbacks.public_pictures import PublicPictures
-from pl_privknn.callbacks.query_table import pictured_queries
-from pl_privknn.callbacks.stored_labels import StoredLabels
+from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.comparison.results import RESULTS, read_results, read_summary, without_places
 from pl_privknn.documents import read_document, write_yaml
 from pl_privknn.privacy.ledger.summary_check import check_summary

@@ -52,7 +52,7 @@ def labeling(**files):
 
 def test_seconds_of_a_run_hold_its_first_round(tmp_path, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("pl_privknn.callbacks.run_report.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("pl_privknn.callbacks.run_summary.time", SimpleNamespace(monotonic=lambda: clock[0]))
     labeler = labeling(run_dir=tmp_path / "mine")
     fit = labeler.labeler.fit
 

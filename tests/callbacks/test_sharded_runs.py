@@ -14,7 +14,7 @@ from ledger_setup import needs_fork
 from pl_privknn import _processes
 from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
-from pl_privknn.callbacks.fit_state import same_buffers, shard_of
+from pl_privknn.callbacks.private_labeler import same_buffers, shard_of
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     GNMAX,

@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from pl_privknn.callbacks.label_store import LabelStore
-from pl_privknn.callbacks.selection import SELECTORS, ClusterSelection, PublicPool, mean_features
-from pl_privknn.callbacks.spreading import (
+from pl_privknn.callbacks.selection import (
+    SELECTORS,
+    ClusterSelection,
+    PublicPool,
     Spread,
     class_posterior,
     kernel_spread,
     label_by_spread,
+    mean_features,
     spread_scores,
 )
 from pl_privknn.labelers.base import Release, merge

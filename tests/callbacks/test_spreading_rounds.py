@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.round_settings import extractor_of, features_of_rounds, probabilities_of
+from pl_privknn.callbacks.private_labeler import extractor_of, features_of_rounds, probabilities_of
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import ReverseKNN

@@ -13,8 +13,8 @@ import torch
 from ledger_setup import needs_fork
 from small_fit import fit_student
 
-from pl_privknn.callbacks import PrivateLabeler, table_memory
-from pl_privknn.callbacks.table_memory import TableMemory
+from pl_privknn.callbacks import PrivateLabeler, labeling_round
+from pl_privknn.callbacks.labeling_round import TableMemory
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.labelers.protocols import RecognisesRecords
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -36,7 +36,7 @@ def test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_ha
     tmp_path, monkeypatch
 ):
     seen = {}
-    mapped = table_memory._mapped
+    mapped = labeling_round._mapped
 
     def look(path, shape):
         seen["folder"] = stat.S_IMODE(path.parent.stat().st_mode)
@@ -50,8 +50,8 @@ def test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_ha
         seen["flags"], seen["file"] = flags, mode
         return opened(path, flags, mode, **others)
 
-    monkeypatch.setattr(table_memory, "_mapped", look)
-    monkeypatch.setattr(table_memory.os, "open", note_mode)
+    monkeypatch.setattr(labeling_round, "_mapped", look)
+    monkeypatch.setattr(labeling_round.os, "open", note_mode)
     table = TableMemory(limit_gb=TINY).table(1000, 7, tmp_path / "a" / "b")
     assert seen == {"folder": 0o700, "left": [], "file": 0o600, "flags": os.O_RDWR | os.O_CREAT | os.O_EXCL}
     assert list(tmp_path.iterdir()) == []
@@ -63,8 +63,8 @@ def test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_ha
 
 
 def test_a_disk_without_room_is_told_by_its_folder_alone(tmp_path, monkeypatch):
-    usage = table_memory.shutil.disk_usage(tmp_path)._replace(free=100)
-    monkeypatch.setattr(table_memory.shutil, "disk_usage", lambda place: usage)
+    usage = labeling_round.shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(labeling_round.shutil, "disk_usage", lambda place: usage)
     with pytest.raises(OSError, match=r"memory.scratch='.*': its disk has too little room") as caught:
         TableMemory(limit_gb=TINY, scratch=tmp_path).table(12345, 77, tmp_path)
     assert not any(
@@ -79,8 +79,8 @@ def test_a_limit_of_nothing_is_refused():
 
 def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
     made = []
-    mapped = table_memory._mapped
-    monkeypatch.setattr(table_memory, "_mapped", lambda *args: made.append(1) or mapped(*args))
+    mapped = labeling_round._mapped
+    monkeypatch.setattr(labeling_round, "_mapped", lambda *args: made.append(1) or mapped(*args))
     labels = {}
     for limit in (None, TINY):
         folder = tmp_path / str(limit)

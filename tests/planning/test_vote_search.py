@@ -8,8 +8,7 @@ import pytest
 import torch
 import yaml
 
-from pl_privknn.callbacks.selection import ClusterSelection, PublicPool
-from pl_privknn.callbacks.spreading import label_by_spread
+from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.cli.init import usual_delta
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PrivateKNN

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from training_setup import Lit, Silent, fit, training
 
 from pl_privknn import PrivateTraining
-from pl_privknn.callbacks.run_loggers import run_settings
+from pl_privknn.callbacks.loggers import run_settings
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian

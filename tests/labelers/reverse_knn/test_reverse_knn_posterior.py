@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pl_privknn.callbacks.spreading import class_posterior, nonnegative_shares
+from pl_privknn.callbacks.selection import class_posterior, nonnegative_shares
 
 CLASSES = 10
 

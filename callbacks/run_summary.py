@@ -1,4 +1,4 @@
-"""What a run leaves for its reader: ``summary.json``, a short table, and what it was made of."""
+"""What a finished run leaves and shows: configuration, summary, table."""
 
 from __future__ import annotations
 
@@ -10,30 +10,81 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.cli import SaveConfigCallback
 
 from pl_privknn import __version__
 from pl_privknn._checks import check_switch
 from pl_privknn._commit import source_commit
 from pl_privknn._files import write_durably
 from pl_privknn._quiet import quiet_lightning
-from pl_privknn.callbacks.public_pictures import TestConfusion, pictures_of
-from pl_privknn.callbacks.released_head import MODELS, Judged, load_head
-from pl_privknn.callbacks.reports_run import ReportsRun
-from pl_privknn.callbacks.round_settings import lasting_extractor
-from pl_privknn.callbacks.run_loggers import (
+from pl_privknn.callbacks.label_run import ReportsRun
+from pl_privknn.callbacks.loggers import (
+    TestConfusion,
     labeling_of,
     log_queries,
     log_results,
     log_settings,
     log_trade_off,
+    pictures_of,
     run_settings,
     spender_of,
     told,
 )
-from pl_privknn.callbacks.written_config import write_config
+from pl_privknn.callbacks.private_labeler import lasting_extractor
+from pl_privknn.callbacks.released_head import MODELS, Judged, load_head
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.documents import write_yaml
+from pl_privknn.init_arguments import HasInitArguments, as_section
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.logged import check_declared
+from pl_privknn.training.reporting import ReportsTraining
+
+#: The file in a run's folder.
+CONFIG = "config.yaml"
+_ORIGIN = "# Written by a run that Python started."
+_LEFT_OUT = "# Only Python knows these: "
+
+
+def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Write what a run is made of, unless its folder has the configuration of a command.
+
+    What the shell reads as it stands is complete; else a comment names what it leaves out.
+    """
+    path = folder / CONFIG
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(isinstance(callback, SaveConfigCallback) for callback in callbacks):
+        return
+    if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
+        return
+    sections: dict[str, Any] = {"trainer": {"max_epochs": trainer.max_epochs}}
+    left_out: list[str] = []
+    parts: list[tuple[str, Any]] = [("model", module), ("data", trainer.datamodule)]  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, ReportsRun):
+            parts.append(("labeling", callback))
+        elif isinstance(callback, ReportsTraining):
+            parts.append(("trainer.callbacks", callback))
+    for name, part in parts:
+        if not isinstance(part, HasInitArguments):
+            left_out.append(name)
+            continue
+        section, missing = as_section(part)
+        left_out += [f"{name}.{argument}" for argument in missing]
+        if name == "labeling":
+            sections[name] = section.get("init_args", {})
+        elif name == "trainer.callbacks":
+            sections["trainer"]["callbacks"] = [section]
+        else:
+            sections[name] = section
+    lines = [_ORIGIN, *([_LEFT_OUT + ", ".join(left_out)] if left_out else []), write_yaml(sections)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "\n".join(lines).encode())
+
+
+def left_out_of(text: str) -> str | None:
+    """What a written configuration leaves out, as its comment names it; None where it is whole."""
+    lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
+    return lines[0].removeprefix(_LEFT_OUT) if lines else None
 
 
 class RunReport(pl.Callback):
@@ -43,8 +94,8 @@ class RunReport(pl.Callback):
     :class:`~pl_privknn.training.private_training.PrivateTraining`,
     :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`) gives the trainer one, unless it has its own. Beside the
     summary lie ``pictures.npz``, public images and their truth for ``privknn report`` (see
-    :class:`~pl_privknn.callbacks.public_pictures.PublicPictures`), and ``config.yaml`` (see
-    :mod:`pl_privknn.callbacks.written_config`).
+    :class:`~pl_privknn.callbacks.loggers.PublicPictures`), and ``config.yaml`` (see
+    :mod:`pl_privknn.callbacks.run_summary`).
 
     The ε in it is the exact worst case where that applies (see
     :func:`pl_privknn.privacy.accounting.accountant.account`), so it can be a little below the fast figure that was

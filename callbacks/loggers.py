@@ -1,0 +1,349 @@
+"""What a run tells TensorBoard and Weights & Biases beside its curves: settings, accuracy by ε, pictured queries."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pl_privknn._files import write_durably
+from pl_privknn.callbacks.label_run import LABELS, ReportsRun
+from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.privacy.logged import check_declared
+from pl_privknn.privacy.mechanisms import Charge
+
+if TYPE_CHECKING:
+    from pl_privknn.datamodules.base import PrivatePublicDataModule
+
+
+#: The file in a run's folder.
+PICTURES = "pictures.npz"
+#: Pictures that are kept at most, and the length of their longer side.
+MOST_PICTURES, LONGEST_SIDE = 240, 96
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicPictures:
+    """Public images and facts alone; nothing of it was computed from a private record that was not released.
+
+    Attributes:
+        examples: int64 ``(n,)``, the public examples that are pictured, in the order in which they were asked.
+        images: uint8 ``(n, height, width, channels)``.
+        truth: int64 ``(public,)``, or ``(public, attributes)``; -1 where it isn't known, empty where none is.
+        class_names: names of the classes or attributes.
+        confusion: int64 ``(classes, classes)``, the student's test images by truth (rows) and prediction; empty where
+            it was not tested, or judges attributes.
+    """
+
+    examples: NDArray[np.int64]
+    images: NDArray[np.uint8]
+    truth: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    confusion: NDArray[np.int64]
+
+    @classmethod
+    def read(cls, folder: Path) -> PublicPictures | None:
+        """Those of a run's folder; None where it keeps none.
+
+        Raises:
+            ValueError: if the file can't be read as such.
+        """
+        path = folder / PICTURES
+        if not path.is_file():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                parts = {name: stored[name] for name in stored.files}
+            return cls(**{**parts, "class_names": tuple(map(str, parts["class_names"]))})
+        except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} can't be read as a run's pictures ({error}); take it away") from error
+
+    def write(self, folder: Path) -> None:
+        """Keep them in a run's folder."""
+        buffer = io.BytesIO()
+        # Not compressed: the length of the file then tells nothing of what is in the confusion matrix.
+        np.savez(
+            buffer,
+            examples=self.examples,
+            images=self.images,
+            truth=self.truth,
+            class_names=np.array(self.class_names),
+            confusion=self.confusion,
+        )
+        write_durably(folder / PICTURES, buffer.getvalue())
+
+
+def pictures_of(
+    data: PrivatePublicDataModule, asked: list[int], confusion: Tensor | None = None
+) -> PublicPictures:
+    """The pictures of a run.
+
+    Args:
+        data: the run's data; only its public part is read.
+        asked: public examples in the order in which they were asked.
+        confusion: see :class:`PublicPictures`.
+    """
+    examples = torch.tensor(list(dict.fromkeys(asked))[:MOST_PICTURES], dtype=torch.int64)
+    truth = data.public.truth
+    return PublicPictures(
+        examples=examples.numpy(),
+        images=_small(data.public.images(examples)) if len(examples) else np.zeros((0, 1, 1, 1), np.uint8),
+        truth=(torch.empty(0, dtype=torch.int64) if truth is None else truth).cpu().numpy(),
+        class_names=data.class_names,
+        confusion=(torch.empty(0, 0, dtype=torch.int64) if confusion is None else confusion).cpu().numpy(),
+    )
+
+
+def _small(images: Tensor) -> NDArray[np.uint8]:
+    """float32 ``(n, c, h, w)`` in [0, 1] as uint8 ``(n, h, w, 1 or 3)``, no side longer than the limit."""
+    if images.shape[1] not in (1, 3):
+        images = images.mean(dim=1, keepdim=True)
+    if (longest := max(images.shape[2:])) > LONGEST_SIDE:
+        size = [max(1, side * LONGEST_SIDE // longest) for side in images.shape[2:]]
+        images = torch.nn.functional.interpolate(images, size=size, mode="area")
+    small: NDArray[np.uint8] = (images.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    return small
+
+
+class TestConfusion:
+    """Counts a module's predictions on test images, class by class, as its own test runs.
+
+    Args:
+        module: whose outputs are logits ``(b, classes)``; others are left alone.
+    """
+
+    __test__ = False  # no test, whatever its name
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self.counts: Tensor | None = None
+        self._logits: Tensor | None = None
+        self._hook = module.register_forward_hook(self._keep)
+
+    def add(self, labels: Tensor) -> None:
+        """Take in the batch that went through the module, with int64 labels ``(b,)``, -1 where unknown."""
+        logits, self._logits = self._logits, None
+        if logits is None or logits.ndim != 2 or labels.ndim != 1 or len(labels) != len(logits):
+            return
+        classes = logits.shape[1]
+        if self.counts is None:
+            self.counts = torch.zeros(classes, classes, dtype=torch.int64)
+        known = labels >= 0
+        cells = labels[known].cpu() * classes + logits[known].argmax(dim=1).cpu()
+        self.counts += torch.bincount(cells, minlength=classes**2).reshape(classes, classes)
+
+    def close(self) -> None:
+        """Leave the module as it was."""
+        self._hook.remove()
+
+    def _keep(self, module: Any, images: Any, outputs: Any) -> None:
+        self._logits = outputs.detach() if isinstance(outputs, Tensor) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class PicturedQuery:
+    """One query about a public example of which the run kept a picture.
+
+    Attributes:
+        example: the public example.
+        round: the round, from 1.
+        state: ``"answered"``, ``"refused"`` or ``"lost"``.
+        label: the released label for people; None where none was.
+        truth: the public truth for people; None where it isn't known.
+        right: whether both agree; None where one is missing.
+        image: uint8 ``(height, width)`` or ``(height, width, 3)``.
+    """
+
+    example: int
+    round: int
+    state: str
+    label: str | None
+    truth: str | None
+    right: bool | None
+    image: NDArray[np.uint8]
+
+    def plain(self) -> dict[str, Any]:
+        """Everything but the picture."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[:-1]}
+
+
+def pictured_queries(folder: Path) -> list[PicturedQuery]:
+    """The queries in a run's folder, in the order in which they were asked; those without a picture are left out.
+
+    Raises:
+        ValueError: if a file can't be read as what it is.
+    """
+    pictures = PublicPictures.read(folder)
+    if pictures is None or not (folder / LABELS).is_file():
+        return []
+    store = StoredLabels(folder / LABELS)
+    try:
+        queries = store.queries()
+        examples, labels, _ = store.answers(store.rounds())
+    finally:
+        store.close()
+    label_of = dict(zip(examples.tolist(), labels.tolist(), strict=True))
+    image_of = dict(zip(pictures.examples.tolist(), pictures.images, strict=True))
+    found = []
+    for query in queries:
+        if query.example not in image_of or query.state == "not asked":
+            continue
+        label = label_of.get(query.example) if query.state == "answered" else None
+        known = len(pictures.truth) > 0 and bool((pictures.truth[query.example] >= 0).all())
+        truth = pictures.truth[query.example].tolist() if known else None
+        image = image_of[query.example]
+        found.append(
+            PicturedQuery(
+                example=query.example,
+                round=query.round + 1,
+                state=query.state,
+                label=name_of(label, pictures.class_names),
+                truth=name_of(truth, pictures.class_names),
+                right=None if label is None or truth is None else label == truth,
+                image=image[..., 0] if image.shape[-1] == 1 else image,
+            )
+        )
+    return found
+
+
+def name_of(label: int | list[int] | None, names: tuple[str, ...]) -> str | None:
+    """A class, or the attributes that are on, for people."""
+    if isinstance(label, list):
+        return ", ".join(name for name, on in zip(names, label, strict=True) if on == 1) or "none"
+    return None if label is None else names[label]
+
+
+_OF_LABELING = (
+    "rounds", "epochs_per_round", "queries_per_round", "max_answers", "delta", "max_epsilon", "adjacency", "retrain",
+)  # fmt: skip
+_COLUMNS = ("example", "round", "state", "label", "truth", "right")
+
+
+def run_settings(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
+    """Labeler, noise, rounds and data of a run: public constants and its plan, by which runs of a sweep are grouped.
+
+    ``noise`` holds each planned mechanism with its parameters by its kind, so that a sweep over σ of the votes can be
+    grouped by ``noise.gaussian.sigma``.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    found: dict[str, Any] = {"student": type(module).__name__, "data": {"name": type(data).__name__}}
+    if isinstance(data, PrivatePublicDataModule):
+        found["data"] |= {"classes": data.num_classes, "public_images": len(data.public), "task": data.task}
+    labeling = labeling_of(trainer)
+    if labeling is not None and labeling.labeler is not None:
+        found["labeler"] = type(labeling.labeler).__name__
+        found |= {name: getattr(labeling, name) for name in _OF_LABELING}
+    if (spender := spender_of(trainer, module)) is not None:
+        report = spender.ledger.report()
+        found |= {"noise": _noise(report.guaranteed), "epsilon": report.epsilon}
+    return found
+
+
+def log_settings(trainer: pl.Trainer, settings: dict[str, Any]) -> None:
+    """Put settings into the config of W&B runs, where accuracy is then drawn against ε."""
+    for logger in told(trainer):
+        if _is(logger, "WandbLogger"):
+            logger.log_hyperparams(settings)
+            for name in ("val", "test"):
+                logger.experiment.define_metric(f"tradeoff/{name}_accuracy", step_metric="tradeoff/epsilon")
+
+
+def log_results(trainer: pl.Trainer, settings: dict[str, Any], part: str, results: dict[str, float]) -> None:
+    """Put settings beside results into TensorBoard's table of hyper-parameters.
+
+    The row of the run itself is Lightning's, which knows the student alone, so these have rows of their own.
+    """
+    for logger in told(trainer):
+        if _is(logger, "TensorBoardLogger"):
+            logger.experiment.add_hparams(_flat(settings), results, run_name=f"result_{part}")
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Values of nested settings by paths, as TensorBoard takes them."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{before}{name}.")
+        else:
+            found[before + name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return found
+
+
+def log_trade_off(trainer: pl.Trainer, values: dict[str, float]) -> None:
+    """Log ε and accuracy in one row, so that one can be drawn against the other.
+
+    Raises:
+        UndeclaredError: for a name that is not declared.
+    """
+    row = {f"tradeoff/{name}": value for name, value in values.items()}
+    check_declared(row)
+    for logger in told(trainer):
+        logger.log_metrics(row, step=trainer.global_step)
+
+
+def log_queries(trainer: pl.Trainer, folder: Path) -> None:
+    """Log the queries with their public pictures and what was answered."""
+    if not (wanted := told(trainer)) or not (rows := pictured_queries(folder)):
+        return
+    for logger in wanted:
+        if _is(logger, "WandbLogger"):
+            _wandb_table(logger.experiment, rows)
+        else:
+            _tensorboard_table(logger.experiment, rows, trainer.global_step)
+
+
+def labeling_of(trainer: pl.Trainer) -> ReportsRun | None:
+    """The trainer's labelling callback."""
+    found = [part for part in trainer.callbacks if isinstance(part, ReportsRun)]  # type: ignore[attr-defined]
+    return found[0] if found else None
+
+
+def spender_of(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
+    """What pays in this run: a callback or the module itself, whichever has a ledger; None where nothing does."""
+    parts = (*trainer.callbacks, module)  # type: ignore[attr-defined]
+    return next((part for part in parts if getattr(part, "ledger", None) is not None), None)
+
+
+def _noise(charges: tuple[Charge, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for charge in charges:
+        record = {**charge.mechanism.to_record(), "count": charge.count}
+        kind = str(record.pop("mechanism"))
+        number = sum(name.split("-")[0] == kind for name in found)
+        found[f"{kind}-{number + 1}" if number else kind] = record
+    return found
+
+
+def _wandb_table(run: Any, rows: list[PicturedQuery]) -> None:
+    import wandb
+
+    table = wandb.Table(columns=["picture", *_COLUMNS])
+    for row in rows:
+        plain = row.plain()
+        table.add_data(wandb.Image(row.image), *(plain[name] for name in _COLUMNS))
+    run.log({"queries": table})
+
+
+def _tensorboard_table(writer: Any, rows: list[PicturedQuery], step: int) -> None:
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    lines += [f"| {' | '.join(str(row.plain()[name]) for name in _COLUMNS)} |" for row in rows]
+    writer.add_text("queries", "\n".join(lines), step)
+    images = np.stack([row.image if row.image.ndim == 3 else row.image[..., None] for row in rows])
+    writer.add_images("queries", images, step, dataformats="NHWC")
+
+
+def told(trainer: pl.Trainer) -> list[Any]:
+    """The loggers that are told."""
+    return [one for one in trainer.loggers if _is(one, "WandbLogger") or _is(one, "TensorBoardLogger")]
+
+
+def _is(logger: Any, name: str) -> bool:
+    return any(kind.__name__ == name for kind in type(logger).__mro__)
