@@ -16,7 +16,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.protocols import MakesModel
 from pl_privknn.labelers.statistics import TARGETS
-from pl_privknn.students.output_types import TASKS
+from pl_privknn.students.losses import TASKS
 
 #: The file in a run's folder.
 HEAD = "head.pt"

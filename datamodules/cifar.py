@@ -40,7 +40,7 @@ class CIFAR10DataModule(PrivatePublicDataModule):
 
     They are those of Private-kNN (Zhu et al. 2020, section 4.2), of reverse kNN, of Guided PATE (training files
     private, the test file cut 9 : 1), and one for a first stage on public data with ``train_on_truth: true``, whose
-    backbone gives features by :class:`~pl_privknn.features.checkpoint.CheckpointFeatures`.
+    backbone gives features by :class:`~pl_privknn.features.backbone.CheckpointFeatures`.
 
     **On disk**: ``data_batch_1`` … ``data_batch_5`` and ``test_batch`` in ``root/cifar-10-batches-py`` or in
     ``root``, from https://www.cs.toronto.edu/~kriz/cifar.html (the Python version, 163 MB; or ``download=True``).

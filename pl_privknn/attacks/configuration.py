@@ -15,7 +15,7 @@ from pl_privknn.callbacks.private_labeler import STUDENT, extractor_of
 from pl_privknn.callbacks.selection import PublicPool
 from pl_privknn.configuration import ConfigurationError, instantiate, known_classes, project_classes_only
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.features.learned import learn_publicly
+from pl_privknn.features.base import learn_publicly
 from pl_privknn.planning.configuration_plan import labeling_plan
 
 if TYPE_CHECKING:

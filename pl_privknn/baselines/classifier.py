@@ -10,8 +10,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_int
 from pl_privknn.baselines.heads import FeatureHead, build_head
+from pl_privknn.features.backbone import OnFrozenFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.training.layer_checks import with_group_norm
 

@@ -1,15 +1,13 @@
 """From images to vectors."""
 
-from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.checkpoint import CheckpointFeatures
 from pl_privknn.features.hog import HOG
-from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.features.joined import JoinedFeatures, RememberedFeatures
 from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
 from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
-from pl_privknn.features.remembered import RememberedFeatures
 from pl_privknn.features.scattering import Scattering
 
 __all__ = [

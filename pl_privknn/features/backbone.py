@@ -1,17 +1,22 @@
-"""Features of a network's backbone."""
+"""Features of networks: the student's own, a checkpoint's, and frozen ones of a module that trains on features."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_privknn._checks import check_int, shape_text
-from pl_privknn.features.base import Extractor
+from pl_privknn.features.base import Extractor, learn_publicly
+from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.networks import build_network
+from pl_privknn.networks.base import image_shape
 
 
 class BackboneFeatures(Extractor):
@@ -109,3 +114,165 @@ def _check_layers(module: nn.Module) -> None:
                 f"layer {name!r} ({type(layer).__name__}) has no running statistics and would mix the images of "
                 "a batch: build it with track_running_stats=True, or use GroupNorm"
             )
+
+
+class CheckpointFeatures(Extractor):
+    """The backbone of a student in a checkpoint: a first stage on public data gives the features of the second.
+
+    For instance a student of CIFAR-100 for CIFAR-10, as in Private-kNN (Zhu et al. 2020, section 4.2). The checkpoint
+    is read when the first image comes, so that a configuration can be planned without it. The averaged weights are
+    taken where it has them. It must come from public data, or from a run whose ε counts in the same ledger.
+
+    Args:
+        path: the checkpoint, for instance ``runs/NAME/0/checkpoints/last.ckpt``; its network must be one by name.
+        batch_size: images at once.
+        device: where the network runs; the CPU by default.
+        normalize: scale each vector to unit length, by itself.
+
+    Raises:
+        FileNotFoundError: at the first image, if there is no such file.
+        ValueError: at the first image, if it is no student's checkpoint.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        batch_size: int = 512,
+        device: torch.device | str | None = None,
+        normalize: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.batch_size, self.device, self.normalize = batch_size, device, normalize
+        self._features: BackboneFeatures | None = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features, float32 on the CPU, shape ``(n, d)``."""
+        if self._features is None:
+            module = _read(self.path).to(self.device or "cpu")
+            self._features = BackboneFeatures(module, self.batch_size, self.device, self.normalize)
+        return self._features(images)
+
+
+class _Normalized(nn.Module):
+    """A network behind the normalisation that its student did."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, mean: Any, std: Any) -> None:
+        super().__init__()
+        self.network: Any = network.requires_grad_(False)
+        self.register_buffer("mean", torch.tensor(mean or [0.0]).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std or [1.0]).view(-1, 1, 1))
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.network.features((images - self.mean) / self.std)
+
+
+def _read(path: Path) -> nn.Module:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"path={str(path)!r}: no such checkpoint; train the public first stage and name its "
+            "checkpoints/last.ckpt here"
+        )
+    try:
+        # weights_only: a checkpoint must not be able to run code.
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        settings, state = checkpoint["hyper_parameters"], checkpoint["state_dict"]
+        arguments = [settings[name] for name in ("num_classes", "in_channels", "image_size")]
+        network = build_network(str(settings["network"]).partition("@")[0], *arguments)
+        prefix = "ema.network." if any(name.startswith("ema.network.") for name in state) else "network."
+        network.load_state_dict(
+            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        )
+        constants = settings.get("normalization", settings)  # by themselves in checkpoints of version 0.1
+        return _Normalized(network, constants.get("mean"), constants.get("std"))
+    # torch's unpickler, missing entries and weights that don't fit raise different things.
+    except Exception as error:
+        raise ValueError(
+            f"path={str(path)!r} is no checkpoint of a student whose network has a name ({type(error).__name__}: "
+            f"{error}); name the last.ckpt of such a run"
+        ) from error
+
+
+_IMAGES_AT_ONCE = 1024
+
+
+class OnFrozenFeatures(pl.LightningModule):
+    """Turns images into unit vectors of frozen features, if there is an extractor.
+
+    Attributes:
+        extractor: frozen; None where the network sees the images. Checkpoints hold what it learned from public
+            images, no more.
+        whitening: what its features go through; learned from public images.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor: Extractor | None = None
+        self.whitening: PublicWhitening | None = None
+
+    def stand_on(
+        self,
+        extractor: Extractor,
+        in_channels: int,
+        image_size: int | tuple[int, int],
+        components: int | None = None,
+        power: float = 0.5,
+    ) -> int:
+        """Take an extractor; returns the width of its vectors.
+
+        Args:
+            extractor: any; it must not have been trained on private records.
+            in_channels: colour channels of the images.
+            image_size: side of square images, or (height, width).
+            components: see :class:`~pl_privknn.features.whitening.PublicWhitening`.
+            power: see there.
+
+        Raises:
+            ValueError: for an extractor that returns no vectors.
+        """
+        width = _feature_size(extractor, image_shape(in_channels, image_size))
+        self.extractor, self.whitening = extractor, PublicWhitening(width, components, power)
+        return self.whitening.out_features
+
+    def vectors(self, images: Tensor) -> Tensor:
+        """Unit vectors, float32 ``(n, d)``, each of its own image alone; the images where there is no extractor."""
+        if self.extractor is None or self.whitening is None:
+            return images
+        device = images.device.type
+        # Not entered without need: an exported file can't have it.
+        mixed = torch.is_autocast_enabled(device)
+        with torch.no_grad(), torch.autocast(device, enabled=False) if mixed else contextlib.nullcontext():
+            return self.whitening(self.extractor(images))
+
+    def fit_public(self, public: Any) -> None:
+        """Let extractor and whitening learn from a public dataset, where they have not done so."""
+        if self.extractor is None or self.whitening is None:
+            return
+        learn_publicly(self.extractor, public.images)
+        if not bool(self.whitening.fitted):
+            parts = torch.arange(len(public)).split(_IMAGES_AT_ONCE)
+            self.whitening.fit(torch.cat([self.extractor(public.images(part)).cpu() for part in parts]))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what the extractor learned."""
+        if isinstance(self.extractor, Extractor) and self.extractor.learns:
+            checkpoint["extractor"] = self.extractor.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give the extractor what it had learned."""
+        if self.extractor is not None and "extractor" in checkpoint:
+            self.extractor.load_state_dict(checkpoint["extractor"])
+
+
+def _feature_size(extractor: Extractor, shape: tuple[int, int, int]) -> int:
+    if getattr(extractor, "learns", False):
+        return extractor.feature_size(shape)
+    features = extractor(torch.zeros(1, *shape))
+    if features.ndim != 2:
+        raise ValueError(
+            f"extractor: {type(extractor).__name__} returned shape {tuple(features.shape)} for one image; want "
+            "(1, d)"
+        )
+    return int(features.shape[1])

@@ -1,13 +1,15 @@
-"""The interface of everything that turns images into vectors."""
+"""What turns images into vectors, and learns from public images alone where it learns."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from pl_privknn._checks import shape_text
 from pl_privknn.init_arguments import HasInitArguments
 
 
@@ -57,3 +59,92 @@ def extract_on(extractor: Callable[[Tensor], Tensor], images: Tensor, device: to
     """
     parameter = next(extractor.parameters(), None) if isinstance(extractor, nn.Module) else None
     return extractor(images.to(device if parameter is None else parameter.device)).cpu()
+
+
+IMAGES_AT_ONCE = 1024
+
+
+class LearnedExtractor(Extractor):
+    """An extractor that learns tensors from public images, and extractors beneath it that may learn too.
+
+    What was learned moves to the device of the images that come.
+    """
+
+    learns = True
+
+    def __init__(self) -> None:
+        self._learned: dict[str, Tensor] = {}
+        self._digest = b""
+
+    def beneath(self) -> Mapping[str, Extractor]:
+        """Extractors whose features this one works on, by their names in the state."""
+        return {}
+
+    @abc.abstractmethod
+    def learn(self, images: Tensor) -> dict[str, Tensor]:
+        """Tensors learned from public images, once the extractors beneath have learned."""
+
+    def fit_public(self, images: Tensor) -> None:
+        """See :meth:`Extractor.fit_public`; images that were learned from last are not learned from again."""
+        check_images(images)
+        digest = hashlib.sha256(images.contiguous().cpu().numpy().tobytes()).digest()
+        if digest == self._digest:
+            return
+        for extractor in self.beneath().values():
+            extractor.fit_public(images)
+        with torch.no_grad():
+            self._learned = self.learn(images)
+        self._digest = digest
+
+    def learned(self, name: str, device: torch.device) -> Tensor:
+        """A learned tensor, on a device.
+
+        Raises:
+            RuntimeError: before :meth:`fit_public`.
+        """
+        if name not in self._learned:
+            raise RuntimeError(
+                f"{type(self).__name__} must learn from public images first: call fit_public(images)"
+            )
+        tensor = self._learned[name]
+        if tensor.device != device:
+            tensor = self._learned[name] = tensor.to(device)
+        return tensor
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See :meth:`Extractor.state_dict`."""
+        state = {name: tensor.cpu() for name, tensor in self._learned.items()}
+        for place, extractor in self.beneath().items():
+            state |= {f"{place}.{name}": tensor for name, tensor in extractor.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """See :meth:`Extractor.load_state_dict`."""
+        self._digest = b""
+        self._learned = {name: tensor for name, tensor in state.items() if "." not in name}
+        for place, extractor in self.beneath().items():
+            start = f"{place}."
+            inner = {
+                name.removeprefix(start): value for name, value in state.items() if name.startswith(start)
+            }
+            extractor.load_state_dict(inner)
+
+
+def in_parts(function: Callable[[Tensor], Tensor], images: Tensor, at_once: int = IMAGES_AT_ONCE) -> Tensor:
+    """What a function gives for many images, a part at a time."""
+    return torch.cat([function(part) for part in images.split(at_once)])
+
+
+def check_images(images: Tensor) -> None:
+    """Raise ``ValueError`` unless these are floating-point images, ``(n, channels, height, width)``."""
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(
+            f"images: shape {shape_text(images.shape)}, {images.dtype}; want float32 in [0, 1] of shape "
+            "(n, channels, height, width)"
+        )
+
+
+def learn_publicly(extractor: Callable[[Tensor], Tensor], images: Callable[[], Tensor]) -> None:
+    """Let an extractor that learns do so from all public images, which are read for such a one alone."""
+    if isinstance(extractor, Extractor) and extractor.learns:
+        extractor.fit_public(images())

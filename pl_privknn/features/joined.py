@@ -1,16 +1,20 @@
-"""Several kinds of features side by side."""
+"""Extractors made of others: several side by side, and one whose features are computed once."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_positive
-from pl_privknn.features.base import Extractor, extract_on
-from pl_privknn.features.learned import LearnedExtractor
+from pl_privknn.features.base import Extractor, LearnedExtractor, extract_on
+from pl_privknn.init_arguments import as_section
 
 
 class JoinedFeatures(LearnedExtractor):
@@ -55,3 +59,109 @@ class JoinedFeatures(LearnedExtractor):
             for extractor, weight in zip(self.extractors, self.weights, strict=True)
         ]
         return torch.cat(parts, dim=1).to(images.device)
+
+
+_Table = dict[bytes, Tensor]
+#: By what an extractor is and learned from: the extractor as it learned, and vectors by their images' digests.
+_KNOWN: dict[bytes, tuple[Extractor, _Table]] = {}
+
+
+class RememberedFeatures(Extractor):
+    """Another extractor's features, computed once an image and process.
+
+    For comparisons whose runs ask for the same features: ``privknn compare --workers 0`` makes them in one process.
+    Two extractors with the same arguments that learned from the same public images share what they know. That is
+    exact, as an image's vector depends on that image alone.
+
+    The vectors of private images stay in this process's memory until it ends; they are written nowhere.
+
+    Args:
+        extractor: computes them. Its arguments must be plain values or other extractors, so that it is known again.
+
+    Raises:
+        ValueError: for an extractor whose arguments can't be told apart.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.features import HOG, RememberedFeatures
+        >>> extractor = RememberedFeatures(HOG())
+        >>> images = torch.rand(3, 1, 28, 28)
+        >>> torch.equal(extractor(images), extractor(images.flip(0)).flip(0))
+        True
+    """
+
+    def __init__(self, extractor: Extractor) -> None:
+        if not isinstance(extractor, Extractor):
+            raise TypeError(f"extractor={type(extractor).__name__}: want an Extractor, such as HOG()")
+        section, left_out = as_section(extractor)
+        if left_out:
+            raise ValueError(
+                f"extractor={type(extractor).__name__}: {left_out[0]} is no plain value, so that features can't be "
+                "known again; use the extractor itself"
+            )
+        self.extractor, self.learns = extractor, extractor.learns
+        self._given, self._made = extractor, json.dumps(section, sort_keys=True).encode()
+        self._table: _Table = {}
+        if not self.learns:
+            self._share(b"")
+
+    def _share(self, learned_from: bytes) -> bool:
+        """Take what is known of this extractor; whether anything was."""
+        key = hashlib.sha256(self._made + learned_from).digest()
+        known = key in _KNOWN
+        if not known:  # a copy, as what others share must not learn anew
+            _KNOWN[key] = (copy.deepcopy(self._given), {})
+        self.extractor, self._table = _KNOWN[key]
+        return known
+
+    def fit_public(self, images: Tensor) -> None:
+        """See :meth:`Extractor.fit_public`; nothing is learned again that this process has learned."""
+        if self.learns and not self._share(b"".join(_digests(images))):
+            self.extractor.fit_public(images)
+
+    def __deepcopy__(self, memo: Any) -> RememberedFeatures:
+        """Shares what is known: that never changes, and either of the two may learn, or load, something else."""
+        twin: RememberedFeatures = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Whatever is written has the extractor alone: vectors of private images stay in memory."""
+        return type(self), (self.extractor,)
+
+    def feature_size(self, image_shape: Sequence[int]) -> int:
+        """See :meth:`Extractor.feature_size`."""
+        return self.extractor.feature_size(image_shape)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See :meth:`Extractor.state_dict`."""
+        return self.extractor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """See :meth:`Extractor.load_state_dict`; another state than there is begins with nothing known."""
+        present = self.extractor.state_dict()
+        if present.keys() == state.keys() and all(torch.equal(present[name], state[name]) for name in state):
+            return
+        self.extractor, self._table = copy.deepcopy(self._given), {}
+        self.extractor.load_state_dict(state)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features, float32 ``(n, d)``."""
+        if torch.compiler.is_compiling():  # also while a model is exported: the file has to compute them
+            return self.extractor(images)
+        digests = _digests(images)
+        if not digests:
+            return self.extractor(images)
+        missing = [place for place, digest in enumerate(digests) if digest not in self._table]
+        if missing:
+            found = self.extractor(images[missing]).cpu()
+            for place, vector in zip(missing, found, strict=True):
+                self._table[digests[place]] = vector.clone()
+        return torch.stack([self._table[digest] for digest in digests]).to(images.device)
+
+
+def _digests(images: Tensor) -> list[bytes]:
+    """One digest an image, of its values and shape."""
+    kind = f"{images.dtype} {tuple(images.shape[1:])}".encode()
+    rows = images.detach().contiguous().cpu().numpy()
+    return [hashlib.blake2b(row.tobytes(), digest_size=16, key=kind).digest() for row in rows]

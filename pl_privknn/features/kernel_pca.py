@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_non_negative, check_positive
-from pl_privknn.features.base import Extractor
-from pl_privknn.features.learned import LearnedExtractor, in_parts
+from pl_privknn.features.base import Extractor, LearnedExtractor, in_parts
 from pl_privknn.features.whitening import PublicWhitening, leading_directions
 
 

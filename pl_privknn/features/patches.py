@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_positive, shape_text
-from pl_privknn.features.learned import LearnedExtractor, check_images
+from pl_privknn.features.base import LearnedExtractor, check_images
 
 # So many activations at a time stay in a processor's cache, and fit an accelerator's memory.
 _VALUES_AT_A_TIME = {"cpu": 1 << 19}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from pl_privknn._checks import check_int, check_switch, shape_text
-from pl_privknn.features.learned import LearnedExtractor, check_images, in_parts
+from pl_privknn.features.base import LearnedExtractor, check_images, in_parts
 
 Complexes = NDArray[np.complex128]
 

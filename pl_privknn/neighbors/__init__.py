@@ -1,8 +1,7 @@
 """Nearest neighbours over feature tables. Everything here handles private data and releases nothing."""
 
 from pl_privknn.neighbors.assignment import assign
-from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, PoissonSums, RankedLists
-from pl_privknn.neighbors.radius import RadiusNeighbors
+from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, PoissonSums, RadiusNeighbors, RankedLists
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
 from pl_privknn.neighbors.shards import ShardedNeighbors
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn._compiled import compiled
-from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision
-from pl_privknn.neighbors.selection import in_threads, squared_distance
+from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision, in_threads, squared_distance
 
 # 16 MB of keys at a time: they are read back from the cache.
 _KEYS_AT_A_TIME = 1 << 22

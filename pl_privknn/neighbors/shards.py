@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from pl_privknn._processes import Shard
 from pl_privknn.neighbors.poisson import Coins, PoissonTotals, RankedLists, compact_labels, count_votes
-from pl_privknn.neighbors.selection import pair_distances
+from pl_privknn.neighbors.search import pair_distances
 
 # A candidate travels as its float64 squared distance and an int64 that holds its global index above its label.
 _LABEL_BITS = 16

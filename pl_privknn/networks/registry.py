@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 from torch import nn
 
-from pl_privknn.networks.dense import linear_probe, mlp
-from pl_privknn.networks.papers import cifar_cnn, mnist_cnn, svhn_cnn
-from pl_privknn.networks.small import small_cnn, wide_cnn
+from pl_privknn.networks.architectures import (
+    cifar_cnn,
+    linear_probe,
+    mlp,
+    mnist_cnn,
+    small_cnn,
+    svhn_cnn,
+    wide_cnn,
+)
 
 Builder = Callable[[int, int, "int | tuple[int, int]"], nn.Module]
 

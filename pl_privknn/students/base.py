@@ -11,10 +11,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_choice
 from pl_privknn.students.batch import split_batch
-from pl_privknn.students.losses import LabelLoss, weighted_mean
+from pl_privknn.students.losses import TASKS, LabelLoss, accuracy_metric, weighted_mean
 from pl_privknn.students.metrics import AttributeAccuracy
 from pl_privknn.students.module import StudentModule
-from pl_privknn.students.output_types import TASKS, accuracy_metric
 
 AUGMENT = ("none", "weak")
 

@@ -1,4 +1,4 @@
-"""What UDA and FixMatch share: a confident prediction on a weak view teaches a strong view."""
+"""Students that keep predictions on two views of an unlabelled image alike: UDA and FixMatch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_non_negative
+from pl_privknn._checks import check_choice, check_non_negative, check_open_unit, check_positive
 from pl_privknn.students.augment import StrongAugmentation
 from pl_privknn.students.base import Student
 from pl_privknn.students.forward import deterministic, frozen_statistics
+from pl_privknn.students.losses import (
+    ANNEALING,
+    align,
+    annealed_threshold,
+    binary_fixmatch_loss,
+    binary_uda_loss,
+    fixmatch_loss,
+    label_confidence,
+    target_distribution,
+    uda_loss,
+)
 
 
 class ConsistencyStudent(Student):
@@ -85,3 +96,118 @@ class ConsistencyStudent(Student):
             "supervised": supervised,
             "consistency": self.hparams["consistency_weight"] * losses.mean(),
         }
+
+
+class UDAStudent(ConsistencyStudent):
+    """Learns the sharpened prediction of the weak view, where that is confident, on the strong view.
+
+    Of attributes, each counts by itself where its own probability, or that of its absence, passes the threshold.
+
+    Args:
+        temperature: sharpening of targets (0.4 in the paper).
+        threshold: confidence above which an image counts (0.8 in the paper).
+        annealing: training signal annealing: labels that the student gives more than a threshold to are left
+            out, and the threshold rises to 1 over the schedule: ``"none"``, ``"linear"``, ``"log"`` or
+            ``"exp"``. Useful where there are very few labels.
+        **kwargs: arguments of :class:`~pl_privknn.students.consistency.ConsistencyStudent`.
+
+    Raises:
+        ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import UDAStudent
+        >>> student = UDAStudent(temperature=0.4, network="small_cnn", num_classes=10, image_size=8)
+        >>> student(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self, temperature: float = 0.4, threshold: float = 0.8, annealing: str = "none", **kwargs: Any
+    ) -> None:
+        check_positive("temperature", temperature)
+        check_open_unit("threshold", threshold)
+        check_choice("annealing", annealing, ANNEALING)
+        super().__init__(**kwargs)
+        if self.task == "multilabel" and annealing != "none":
+            raise ValueError(
+                f"annealing={annealing!r} compares the probability of one class with 1/c; with task='multilabel' "
+                "use annealing='none'"
+            )
+
+    def supervised(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss on labels that annealing leaves in."""
+        annealing = self.hparams["annealing"]
+        if annealing == "none":
+            return self.label_loss(logits, y)
+        threshold = annealed_threshold(annealing, self.progress, self.num_classes)
+        return self.label_loss(logits, y, keep=label_confidence(logits, y) <= threshold)
+
+    def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See :func:`~pl_privknn.students.losses.uda_loss`, of attributes ``binary_uda_loss``."""
+        loss = binary_uda_loss if self.task == "multilabel" else uda_loss
+        return loss(weak_logits, strong_logits, self.hparams["temperature"], self.hparams["threshold"])
+
+
+class FixMatchStudent(ConsistencyStudent):
+    """Learns the class of a confident prediction on the weak view, as a hard label, on the strong view.
+
+    Of attributes, each counts by itself where its own probability, or that of its absence, passes the threshold.
+
+    Args:
+        threshold: confidence from which on an image counts (0.95 in the paper).
+        alignment: scale predictions on weak views so that their mean over time follows that of the labels.
+        **kwargs: arguments of :class:`~pl_privknn.students.consistency.ConsistencyStudent`.
+
+    Raises:
+        ValueError: for an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import FixMatchStudent
+        >>> student = FixMatchStudent(threshold=0.95, network="small_cnn", num_classes=10, image_size=8)
+        >>> student(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    prediction_mean: Tensor
+    label_mean: Tensor
+
+    def __init__(self, threshold: float = 0.95, alignment: bool = False, **kwargs: Any) -> None:
+        check_open_unit("threshold", threshold)
+        super().__init__(**kwargs)
+        if self.task == "multilabel" and alignment:
+            raise ValueError(
+                "alignment=True scales the probabilities of classes that exclude each other; with "
+                "task='multilabel' leave it out"
+            )
+        if alignment:
+            uniform = torch.full((self.num_classes,), 1 / self.num_classes)
+            self.register_buffer("prediction_mean", uniform)
+            self.register_buffer("label_mean", uniform.clone())
+
+    def supervised(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss on labels; their mean is kept for alignment."""
+        if self.hparams["alignment"]:
+            labels = target_distribution(y, self.num_classes)
+            count = labels.sum()
+            if count > 0:
+                self.label_mean.lerp_(labels.sum(dim=0) / count, 0.01)
+        return self.label_loss(logits, y)
+
+    def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See :func:`~pl_privknn.students.losses.fixmatch_loss`, and ``align`` and ``binary_fixmatch_loss``."""
+        if self.task == "multilabel":
+            return binary_fixmatch_loss(weak_logits, strong_logits, self.hparams["threshold"])
+        probabilities = weak_logits.float().softmax(dim=1)
+        if self.hparams["alignment"]:
+            self.prediction_mean.lerp_(probabilities.mean(dim=0), 0.01)
+            probabilities = align(probabilities, self.prediction_mean, self.label_mean)
+        return fixmatch_loss(probabilities, strong_logits, self.hparams["threshold"])
+
+    def reinitialize(self) -> None:
+        """Draw fresh weights (see the base class) and start the means of alignment again."""
+        super().reinitialize()
+        if self.hparams["alignment"]:
+            self.prediction_mean.fill_(1 / self.num_classes)
+            self.label_mean.fill_(1 / self.num_classes)

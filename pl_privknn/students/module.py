@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import check_int
 from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
+from pl_privknn.features.backbone import OnFrozenFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.students.augment import WeakAugmentation

@@ -20,7 +20,7 @@ class SimCLRStudent(StudentModule):
     Two strong views of an image attract each other, views of different images repel. A training batch is
     ``{"unlabeled": x}``; validation and test batches are ``(x, …)``, of which the loss is logged. The classifier of
     ``network`` stays untrained: take the features with
-    :class:`~pl_privknn.features.checkpoint.CheckpointFeatures` from the run's last checkpoint.
+    :class:`~pl_privknn.features.backbone.CheckpointFeatures` from the run's last checkpoint.
 
     Args:
         temperature: of the softmax over similarities.

@@ -27,7 +27,7 @@ def images():
 
 @pytest.fixture
 def counted(monkeypatch):
-    monkeypatch.setattr("pl_privknn.features.remembered._KNOWN", {})
+    monkeypatch.setattr("pl_privknn.features.joined._KNOWN", {})
     monkeypatch.setattr(_Counted, "shown", 0)
     return _Counted
 

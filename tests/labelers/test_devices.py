@@ -24,7 +24,7 @@ from pl_privknn.labelers import (
 from pl_privknn.labelers.attributes import FixedThresholds
 from pl_privknn.labelers.ind_knn.settings import Similarity
 from pl_privknn.labelers.protocols import UsesPublicFeatures
-from pl_privknn.neighbors import assign, nearest, products, top_k, within_radius
+from pl_privknn.neighbors import assign, nearest, search, top_k, within_radius
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing.ledger import FreeLedger
@@ -131,7 +131,7 @@ def test_ind_knn_finds_the_neighbours_of_one_fixed_product(table, queries, monke
     asked = torch.cat([queries, drawn(len(queries), 300, seed=5)], dim=1)
     asked[0] = wide[3]
     options = (kernel, threshold)
-    monkeypatch.setattr(products, "_VALUES_SENT_AT_A_TIME", 1)  # three blocks
+    monkeypatch.setattr(search, "_VALUES_SENT_AT_A_TIME", 1)  # three blocks
     with PretendedDevice() as device:
         there = ind_knn_answers(wide, asked, CUDA, *options)
     assert device.products == 3
@@ -153,7 +153,7 @@ def test_candidates_reach_as_far_as_products_may_err():
     error = 2 * d * 2.0**-24  # of two sums of d products, at most
     bounds = exact + 0.95 * error  # each row comes so near to one of them
     queries = query.expand(len(bounds), d).contiguous()
-    found = products.reaching(queries, rows, bounds, CPU)
+    found = search.reaching(queries, rows, bounds, CPU)
     assert all(place in part for place, part in enumerate(found))
     for part, bound in zip(found, bounds, strict=True):
         assert (exact[part] >= bound - 2 * error).all()
@@ -161,9 +161,9 @@ def test_candidates_reach_as_far_as_products_may_err():
         assert (np.diff(part) > 0).all()
     # What the user sets for training is not for these products.
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        coarse = products.reaching(queries, rows, bounds, CPU)
+        coarse = search.reaching(queries, rows, bounds, CPU)
     assert all(np.array_equal(*pair) for pair in zip(found, coarse, strict=True))
-    assert [len(part) for part in products.reaching(queries[:2], rows[:0], bounds[:2], CPU)] == [0, 0]
+    assert [len(part) for part in search.reaching(queries[:2], rows[:0], bounds[:2], CPU)] == [0, 0]
 
 
 @pytest.mark.parametrize(

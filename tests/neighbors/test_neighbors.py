@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import RadiusNeighbors, search, top_k, within_radius
-from pl_privknn.neighbors.selection import (
+from pl_privknn.neighbors.search import (
     Smallest,
     _by_stretch,
     merge,

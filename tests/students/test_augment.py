@@ -2,7 +2,7 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
 
-from pl_privknn.students import StrongAugmentation, WeakAugmentation, image_ops
+from pl_privknn.students import StrongAugmentation, WeakAugmentation, augment
 
 FULL = StrongAugmentation(magnitude=1.0, photometric=True, cutout=0.5, shift=0.125)
 AUGMENTATIONS = [
@@ -154,7 +154,7 @@ def test_every_operation_is_drawn(monkeypatch):
 def test_shift_is_exact():
     images = torch.rand(40, 2, 7, 5)
     dx, dy = torch.randint(-6, 7, (40,)), torch.randint(-6, 7, (40,))
-    ours = image_ops.shift(images, dx, dy, fill=0.25)
+    ours = augment.shift(images, dx, dy, fill=0.25)
     for image, x, y, got in zip(images, dx.tolist(), dy.tolist(), ours, strict=True):
         want = torch.full_like(image, 0.25)
         for row in range(7):
@@ -168,7 +168,7 @@ def test_warp_rotates_pixels_about_the_centre():
     # A quarter turn maps pixels to pixels on a square image, and torch has it as rot90.
     images = torch.rand(2, 1, 6, 6)
     quarter = torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
-    turned = image_ops.warp(images, quarter)
+    turned = augment.warp(images, quarter)
     assert torch.allclose(turned[0], torch.rot90(images[0], 1, (-2, -1)), atol=1e-5)
     assert torch.allclose(turned[1], images[1], atol=1e-5)
 
@@ -176,35 +176,33 @@ def test_warp_rotates_pixels_about_the_centre():
 def test_warp_keeps_angles_on_oblong_images():
     # Rotation by a right angle about the centre: along a 4×10 image only the middle 4×4 stays inside.
     image = torch.rand(1, 1, 4, 10)
-    turned = image_ops.warp(image, torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]]))
+    turned = augment.warp(image, torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]]))
     assert torch.allclose(turned[..., 3:7], torch.rot90(image[..., 3:7], 1, (-2, -1)), atol=1e-5)
     assert turned[..., :2].abs().max() < 1e-5
 
 
 def test_warp_translates_and_fills():
     image = torch.rand(1, 1, 6, 8)
-    moved = image_ops.warp(image, torch.tensor([[[1.0, 0.0, 2.0], [0.0, 1.0, -1.0]]]), fill=0.5)
-    assert torch.allclose(
-        moved, image_ops.shift(image, torch.tensor([-2]), torch.tensor([1]), 0.5), atol=1e-5
-    )
+    moved = augment.warp(image, torch.tensor([[[1.0, 0.0, 2.0], [0.0, 1.0, -1.0]]]), fill=0.5)
+    assert torch.allclose(moved, augment.shift(image, torch.tensor([-2]), torch.tensor([1]), 0.5), atol=1e-5)
 
 
 def test_warp_ignores_autocast():
     images = torch.rand(2, 1, 28, 28)
     matrices = torch.tensor([[[0.9, -0.1, 3.3], [0.1, 0.9, -2.2]]]).repeat(2, 1, 1)
-    plain = image_ops.warp(images, matrices)
+    plain = augment.warp(images, matrices)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(image_ops.warp(images, matrices), plain)
+        assert torch.equal(augment.warp(images, matrices), plain)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (image_ops.brightness, reference.adjust_brightness),
-        (image_ops.contrast, reference.adjust_contrast),
-        (image_ops.saturation, reference.adjust_saturation),
-        (image_ops.sharpness, reference.adjust_sharpness),
+        (augment.brightness, reference.adjust_brightness),
+        (augment.contrast, reference.adjust_contrast),
+        (augment.saturation, reference.adjust_saturation),
+        (augment.sharpness, reference.adjust_sharpness),
     ],
 )
 def test_blends_match_torchvision(ours, theirs, channels):
@@ -222,20 +220,20 @@ def test_eight_bit_operations_match_torchvision(channels):
     images[1] = pixels[1].float() / 255
     bits = torch.tensor([1, 2, 4, 5, 7, 8])
     assert torch.allclose(
-        image_ops.posterize(images, bits) * 255, each(reference.posterize, pixels, bits).float(), atol=1e-3
+        augment.posterize(images, bits) * 255, each(reference.posterize, pixels, bits).float(), atol=1e-3
     )
-    assert torch.allclose(image_ops.equalize(images) * 255, reference.equalize(pixels).float(), atol=1e-3)
-    assert torch.allclose(image_ops.autocontrast(images), reference.autocontrast(images), atol=1e-5)
+    assert torch.allclose(augment.equalize(images) * 255, reference.equalize(pixels).float(), atol=1e-3)
+    assert torch.allclose(augment.autocontrast(images), reference.autocontrast(images), atol=1e-5)
     thresholds = torch.tensor([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert torch.allclose(
-        image_ops.solarize(images, thresholds), each(reference.solarize, images, thresholds), atol=1e-6
+        augment.solarize(images, thresholds), each(reference.solarize, images, thresholds), atol=1e-6
     )
 
 
 def test_cutout_fills_a_square():
     images = torch.rand(2, 3, 8, 8) + 0.01
     x, y, size = torch.tensor([4.0, 0.0]), torch.tensor([4.0, 6.0]), torch.tensor([4.0, 6.0])
-    cut = image_ops.cut_out(images, x, y, size) == 0
+    cut = augment.cut_out(images, x, y, size) == 0
     want = torch.zeros(2, 3, 8, 8, dtype=torch.bool)
     want[0, :, 2:6, 2:6] = True
     want[1, :, 3:8, 0:3] = True

@@ -16,7 +16,7 @@ from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Publ
 from pl_privknn.labelers.ind_knn.others import ALONE, Alone
 from pl_privknn.labelers.ind_knn.private_table import PublicAnswers, RecordTable, unit_rows
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
-from pl_privknn.neighbors.products import reaching
+from pl_privknn.neighbors.search import reaching
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 

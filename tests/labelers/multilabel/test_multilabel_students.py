@@ -10,7 +10,7 @@ from torch.distributions import Bernoulli, kl_divergence
 from torchmetrics.classification import MultilabelAccuracy
 
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
-from pl_privknn.students.binary_losses import (
+from pl_privknn.students.losses import (
     binary_confidence,
     binary_entropy,
     binary_fixmatch_loss,
