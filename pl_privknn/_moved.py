@@ -78,7 +78,6 @@ MOVED = {
     "privacy.renyi_filter": "privacy.ledger.renyi_filter",
     "privacy.report": "privacy.ledger.audit",
     "privacy.run_folder": "privacy.ledger.run_folder",
-    "students.modes": "students.forward",
     "testing.doors": "testing.drawing_methods",
     "testing.protocol_doors": "testing.protocol_methods",
     "training_cli": "cli.train",

@@ -1,19 +1,80 @@
-"""The student that learns from labels."""
+"""The student that learns from labels: its batches, losses and accuracies."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_choice
-from pl_privknn.students.batch import split_batch
-from pl_privknn.students.losses import TASKS, LabelLoss, accuracy_metric, weighted_mean
-from pl_privknn.students.metrics import AttributeAccuracy
+from pl_privknn.students.losses import TASKS, AttributeAccuracy, LabelLoss, accuracy_metric, weighted_mean
 from pl_privknn.students.module import StudentModule
+
+
+def split_batch(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Labelled images, their labels and unlabelled images (or None) of a training batch.
+
+    Raises:
+        ValueError: if the batch is neither ``{"labeled": (x, y), "unlabeled": x}`` nor ``(x, y)``.
+    """
+    unlabeled = None
+    labeled = batch
+    if isinstance(batch, Mapping):
+        if "labeled" not in batch:
+            raise ValueError(f"batch with keys {sorted(batch)}: want 'labeled': (x, y) and 'unlabeled': x")
+        labeled, unlabeled = batch["labeled"], batch.get("unlabeled")
+    if not isinstance(labeled, Sequence) or len(labeled) != 2:
+        raise ValueError(f"labelled batch of type {type(labeled).__name__}: want a pair (images, labels)")
+    if unlabeled is not None and not isinstance(unlabeled, Tensor):
+        unlabeled = unlabeled[0]
+    return labeled[0], labeled[1], unlabeled
+
+
+@contextlib.contextmanager
+def deterministic(network: nn.Module) -> Iterator[None]:
+    """Within: every module but batch normalisation is in evaluation mode (no dropout or stochastic depth).
+
+    Args:
+        network: whose modules change mode; they get their own back.
+    """
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        for module, training in modes:
+            module.training = training and isinstance(module, _BatchNorm)
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def frozen_statistics(network: nn.Module) -> Iterator[None]:
+    """Within: batch normalisation in training mode uses the batch's statistics but keeps its running ones.
+
+    Bitwise: a momentum of 0 would still count batches, and would turn an infinite activation into NaN.
+
+    Args:
+        network: whose running statistics stand still.
+    """
+    norms = [
+        module
+        for module in network.modules()
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+    ]
+    try:
+        for norm in norms:
+            norm.track_running_stats = False
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
 
 AUGMENT = ("none", "weak")
 

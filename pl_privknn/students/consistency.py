@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_non_negative, check_open_unit, check_positive
 from pl_privknn.students.augment import StrongAugmentation
-from pl_privknn.students.base import Student
-from pl_privknn.students.forward import deterministic, frozen_statistics
+from pl_privknn.students.base import Student, deterministic, frozen_statistics
 from pl_privknn.students.losses import (
     ANNEALING,
     align,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -9,16 +11,185 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_int, check_open_unit, check_switch
 from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
 from pl_privknn.features.backbone import OnFrozenFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.networks import Normalization, build_network
+from pl_privknn.optimization import SCHEDULERS, Optimization
 from pl_privknn.students.augment import WeakAugmentation
-from pl_privknn.students.ema import EMA
-from pl_privknn.students.optim import StudentOptimization, lr_factor
-from pl_privknn.students.reset import fresh_weights
+
+# Of a one-cycle schedule: the share of it in which the rate rises, and the first rate over the peak.
+_RISING, _FIRST = 0.3, 1 / 25
+
+
+@dataclasses.dataclass(frozen=True)
+class StudentOptimization(Optimization):
+    """Optimizer and learning-rate schedule of a student.
+
+    Args:
+        optimizer: ``"sgd"`` (with Nesterov momentum), ``"adam"`` or ``"adamw"``.
+        lr: peak learning rate.
+        momentum: SGD's momentum, or Adam's first β.
+        weight_decay: L2 penalty (decoupled for ``"adamw"``).
+        scheduler: ``"none"``, ``"cosine"``, ``"linear"`` or ``"one_cycle"``, per optimizer step.
+        warmup_steps: optimizer steps over which the learning rate rises.
+        schedule_epochs: length of the schedule in epochs; the rest of the training if None. The schedule
+            starts again at :meth:`~pl_privknn.students.base.Student.reinitialize`.
+        decay_vectors: whether weight decay takes in biases, and the scales and shifts of normalisations.
+
+    Raises:
+        ValueError: for an argument out of its range, or ``warmup_steps`` of ``"one_cycle"``, which has its own rise.
+
+    Example:
+        >>> from pl_privknn.students import StudentOptimization, VATStudent
+        >>> student = VATStudent(image_size=8, optimization=StudentOptimization("sgd", lr=0.1))
+        >>> student.optimization.lr, student.optimization.scheduler
+        (0.1, 'cosine')
+    """
+
+    schedulers: ClassVar[tuple[str, ...]] = (*SCHEDULERS, "one_cycle")
+
+    warmup_steps: int = 0
+    schedule_epochs: int | None = None
+    decay_vectors: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("warmup_steps", self.warmup_steps, 0)
+        if self.schedule_epochs is not None:
+            check_int("schedule_epochs", self.schedule_epochs)
+        check_switch("decay_vectors", self.decay_vectors)
+        if self.scheduler == "one_cycle" and self.warmup_steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps}: scheduler='one_cycle' has a rise of its own; leave it out"
+            )
+
+    def over(self, parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of these parameters; see :meth:`Optimization.over`."""
+        if self.decay_vectors or not self.weight_decay:
+            return super().over(parameters)
+        every: list[Any] = list(parameters)
+        groups: list[dict[str, Any]] = [
+            {"params": [each for each in every if each.ndim > 1]},
+            {"params": [each for each in every if each.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return super().over(groups)
+
+
+def lr_factor(scheduler: str, step: int, total: float, warmup_steps: int) -> float:
+    """Factor on the learning rate at ``step`` of a schedule of ``total`` steps.
+
+    Rises linearly over ``warmup_steps``, then stays (``"none"``) or falls to zero along half a cosine or a
+    straight line. ``"one_cycle"`` (Smith, Topin 2019) rises from a 25th over the first 30 % of the schedule and
+    falls to zero over the rest, both along half a cosine. Past the end it stays at zero.
+
+    Args:
+        scheduler: one of :attr:`StudentOptimization.schedulers`.
+        step: optimizer steps since the schedule began.
+        total: length of the schedule in optimizer steps, warm-up included.
+        warmup_steps: steps until the peak.
+    """
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if scheduler == "none":
+        return 1.0
+    rise: float = warmup_steps
+    if scheduler == "one_cycle":
+        rise = _RISING * total
+        if step < rise:
+            return 1 - (1 - _FIRST) * _half_cosine(step / rise)
+    progress = min(1.0, (step - rise) / max(1.0, total - rise))
+    return 1 - progress if scheduler == "linear" else _half_cosine(progress)
+
+
+def _half_cosine(progress: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class EMA(nn.Module):
+    """Exponential moving average of a network, kept beside it and saved with it.
+
+    After update ``t`` (counted from 0) the average moves by ``1 - min(decay, (1 + t) / (10 + t))`` towards
+    the network: the warm-up keeps a short training from being evaluated near its random start. Floating-point
+    buffers (batch-norm statistics) are averaged as weights are, since they belong to the averaged weights;
+    integer buffers are copied. Tarvainen & Valpola (2017) show the use in semi-supervised learning.
+
+    Args:
+        network: the network to follow; the average starts as a copy of it.
+        decay: how much of the average stays at each update, in (0, 1).
+
+    Attributes:
+        network: the averaged network, without gradients; to be used in evaluation mode.
+        updates: int64 scalar, number of updates so far.
+
+    Raises:
+        ValueError: if ``decay`` is not in (0, 1).
+    """
+
+    updates: Tensor
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.decay = check_open_unit("ema_decay", decay)
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        """Move the average towards ``network``, which has the structure of the one at construction."""
+        # A tensor, not a number: reading the counter would make an accelerator wait at every step.
+        step = 1 - ((1 + self.updates) / (10 + self.updates)).clamp(max=self.decay)
+        for averages, values in (
+            (self.network.parameters(), network.parameters()),
+            (self.network.buffers(), network.buffers()),
+        ):
+            for average, value in zip(averages, values, strict=True):
+                if average.is_floating_point():
+                    average.lerp_(value, step.to(average.dtype))
+                else:
+                    average.copy_(value)
+        self.updates += 1
+
+    @torch.no_grad()
+    def reset(self, network: nn.Module) -> None:
+        """Start again as a copy of ``network``."""
+        self.network.load_state_dict(network.state_dict())
+        self.updates.zero_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the averaged network."""
+        return self.network(images)
+
+
+@torch.no_grad()
+def fresh_weights(network: nn.Module, fresh: nn.Module | None = None) -> None:
+    """Overwrite parameters and buffers of ``network`` in place.
+
+    Args:
+        network: what to overwrite; its tensors stay the same objects.
+        fresh: a new network of the same structure to copy from. If None, every module's
+            ``reset_parameters`` draws.
+
+    Raises:
+        ValueError: if there is no ``fresh`` and a parameter belongs to a module without ``reset_parameters``.
+    """
+    if fresh is not None:
+        network.load_state_dict(fresh.state_dict())
+        return
+    modules = dict(network.named_modules())
+    resets = {name for name, module in modules.items() if callable(getattr(module, "reset_parameters", None))}
+    for name, _ in network.named_parameters():
+        owners = name.split(".")[:-1]
+        if not any(".".join(owners[:depth]) in resets for depth in range(len(owners) + 1)):
+            raise ValueError(
+                f"network: no reset_parameters() draws parameter {name!r}; add that method to its module, or "
+                "use a network by name"
+            )
+    for name, module in modules.items():
+        if name in resets:
+            module.reset_parameters()
 
 
 class StudentModule(HasInitArguments, OnFrozenFeatures):

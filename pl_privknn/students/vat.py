@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_non_negative, check_positive
-from pl_privknn.students.base import Student
-from pl_privknn.students.forward import deterministic, frozen_statistics
+from pl_privknn.students.base import Student, deterministic, frozen_statistics
 from pl_privknn.students.losses import kl_divergence
 
 

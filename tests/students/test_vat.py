@@ -7,7 +7,7 @@ from torch import nn
 
 from pl_privknn.networks import FeatureNetwork, build_network
 from pl_privknn.students import VATStudent
-from pl_privknn.students.forward import deterministic, frozen_statistics
+from pl_privknn.students.base import deterministic, frozen_statistics
 from pl_privknn.students.losses import entropy, kl_divergence
 from pl_privknn.students.vat import adversarial_direction, unit_rows
 

@@ -11,6 +11,7 @@ from torchmetrics.classification import MultilabelAccuracy
 
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
 from pl_privknn.students.losses import (
+    AttributeAccuracy,
     binary_confidence,
     binary_entropy,
     binary_fixmatch_loss,
@@ -19,7 +20,6 @@ from pl_privknn.students.losses import (
     binary_targets,
     binary_uda_loss,
 )
-from pl_privknn.students.metrics import AttributeAccuracy
 from pl_privknn.students.vat import adversarial_direction
 
 STUDENTS = [SupervisedStudent, VATStudent, UDAStudent, FixMatchStudent]
