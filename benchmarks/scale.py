@@ -31,6 +31,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
+from pl_privknn.labelers.protocols import UsesPublicFeatures
 from pl_privknn.neighbors import ShardedNeighbors
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -156,7 +157,8 @@ def _spent(work: Callable[[], object]) -> float:
 def _round(teacher: Labeler, features: Tensor, queries: Tensor) -> None:
     teacher.noise_source = SeededNoise(0)
     labels = torch.arange(len(features)) % CLASSES
-    teacher.fit_public(queries)
+    if isinstance(teacher, UsesPublicFeatures):
+        teacher.fit_public(queries)
     teacher.fit(features, labels, CLASSES)
     teacher.label(queries, FreeLedger())
 
