@@ -19,7 +19,7 @@ import torch.multiprocessing as multiprocessing
 
 from benchmarks.scale import CLASSES, TEACHERS
 from pl_privknn._processes import ProcessGroup, Shard
-from pl_privknn.labelers import Labeler
+from pl_privknn.labelers.protocols import ShardedLabeler, UsesPublicFeatures
 from pl_privknn.testing import FreeLedger
 
 PROCESSES = 2
@@ -65,12 +65,13 @@ def _member(
 
 
 def _round(name: str, features: torch.Tensor, asked: torch.Tensor, group: ProcessGroup | None = None) -> None:
-    teacher: Labeler = TEACHERS[name].make()
+    teacher = TEACHERS[name].make()
+    assert isinstance(teacher, ShardedLabeler)
     rank = 0
     if group is not None:
         rank = group.rank
         teacher.shard = Shard(group, rank, group.size, group.size * len(features))
-    if rank == 0:
+    if rank == 0 and isinstance(teacher, UsesPublicFeatures):
         teacher.fit_public(asked)
     teacher.fit(features, torch.arange(len(features)) % CLASSES, CLASSES)
     if group is None:
