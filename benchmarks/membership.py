@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.lira import confidences, likelihood_ratios, true_positive_rates
 from benchmarks.record import Measured, entries
-from pl_privknn.attacks.lira import confidences, likelihood_ratios, true_positive_rates
 from pl_privknn.attacks.student import train_networks
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import DigitsDataModule

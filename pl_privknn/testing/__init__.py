@@ -7,12 +7,8 @@ from pl_privknn.testing.errors import LabelerCheckError
 from pl_privknn.testing.ledger import FreeLedger
 from pl_privknn.testing.tables import Pair, Table
 
-#: The earlier name.
-Door = DrawingMethod
-
 __all__ = [
     "CheckReport",
-    "Door",
     "DrawingMethod",
     "Entered",
     "FreeLedger",

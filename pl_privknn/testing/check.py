@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +49,6 @@ def check_labeler(
     dimension: int = 6,
     pairs: Sequence[Pair] = (),
     methods: Sequence[DrawingMethod] = (),
-    doors: Sequence[DrawingMethod] = (),
     seed: int = 0,
     shards: int = 1,
 ) -> CheckReport:
@@ -89,7 +87,6 @@ def check_labeler(
         dimension: of the features.
         pairs: further neighbouring tables to try.
         methods: further methods through which values enter noise.
-        doors: the earlier name of ``methods``, for one release more.
         seed: of the tables and of the noise.
         shards: check it as a training of so many processes has it, each of which holds a share of the records.
 
@@ -106,10 +103,6 @@ def check_labeler(
         >>> report.largest["multiclass, add_remove"].moves["gaussian (L2)"].amount
         1.4142135623730951
     """
-    if doors:
-        warnings.warn(
-            "check_labeler: doors is methods now, and read for one release more", FutureWarning, stacklevel=2
-        )
     make: Any = copies_of(labeler) if isinstance(labeler, Labeler) else labeler
     owner = make() if callable(make) else None
     if not isinstance(owner, Labeler):
@@ -125,7 +118,7 @@ def check_labeler(
     checks: list[tuple[str, str]] = []
     largest: dict[str, sensitivity.Largest] = {}
     adjacencies = in_shards(lambda: owner, shards).adjacencies
-    known = [*mechanism_methods(), *protocol_methods(), *methods, *doors]
+    known = [*mechanism_methods(), *protocol_methods(), *methods]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
             usual = 5 if task == "multilabel" else 3

@@ -56,11 +56,8 @@ def test_a_mechanism_that_states_no_sensitivity_needs_a_drawing_method():
     report = check_labeler(Blurred("blur"), methods=[method])
     assert report.largest["multiclass, add_remove"].moves["uniform_of_a_test (answers)"].amount == 1.0
     allowed = 0.5
-    with (
-        pytest.raises(LabelerCheckError, match=r"by 1, and 0.5 was charged"),
-        pytest.warns(FutureWarning, match="doors is methods now"),
-    ):
-        check_labeler(Blurred("blur"), doors=[method])
+    with pytest.raises(LabelerCheckError, match=r"by 1, and 0.5 was charged"):
+        check_labeler(Blurred("blur"), methods=[method])
 
 
 class Assumes(broken_answers.SensitivityOne):

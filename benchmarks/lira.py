@@ -38,7 +38,7 @@ def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
 
     Example:
         >>> import numpy as np
-        >>> from pl_privknn.attacks.lira import likelihood_ratios
+        >>> from benchmarks.lira import likelihood_ratios
         >>> members = np.arange(8)[:, None] % 2 == 0
         >>> sure = np.where(members, 1.0, 0.0) + 0.1 * (np.arange(8)[:, None] // 2 % 2)
         >>> bool((likelihood_ratios(sure, members) > 0)[:, 0].tolist() == members[:, 0].tolist())
