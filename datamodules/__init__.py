@@ -18,7 +18,6 @@ from pl_privknn.datamodules.formats.published import DamagedFileError
 from pl_privknn.datamodules.image_folder import ImageFolderDataModule
 from pl_privknn.datamodules.market1501 import Market1501DataModule
 from pl_privknn.datamodules.mnist import FashionMNISTDataModule, MNISTDataModule
-from pl_privknn.datamodules.stand_in import PublicStandInDataModule
 from pl_privknn.datamodules.svhn import SVHNDataModule
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "NoLabeledExamplesError",
     "PrivatePublicDataModule",
     "PublicDataset",
-    "PublicStandInDataModule",
     "SVHNDataModule",
     "TensorImages",
 ]

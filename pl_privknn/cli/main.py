@@ -15,7 +15,6 @@ from pl_privknn import __version__
 from pl_privknn._checks import check_int
 from pl_privknn.cli import compare as cli_compare
 from pl_privknn.cli import privacy as cli_privacy
-from pl_privknn.cli import search as cli_search
 from pl_privknn.cli.audit import add_audit, print_figures
 from pl_privknn.cli.completion import add_completion
 from pl_privknn.cli.demo import add_demo
@@ -38,7 +37,6 @@ _COMMANDS = (
     "epsilon",
     "plan",
     "compare",
-    "search",
     "tune",
     "audit",
     "report",
@@ -141,7 +139,6 @@ def _parser(words: Sequence[str]) -> CommandParser:
 
     cli_privacy.add_plan(commands, words)
     cli_compare.add_compare(commands, main)
-    cli_search.add_search(commands, main)
     add_tune(commands)
 
     add_audit(commands)

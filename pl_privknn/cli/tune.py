@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.cli.search import values_of
-
 
 def add_tune(commands: Any) -> None:
     """Register ``privknn tune`` with argparse's subparsers."""
@@ -48,10 +46,25 @@ def run_tune(parsed: argparse.Namespace) -> int:
     from pl_privknn.documents import read_configuration
 
     path = Path(parsed.config)
-    values = dict(values_of(text) for text in parsed.set)
+    values = dict(_values_of(text) for text in parsed.set)
     tuning = tuning_of(read_configuration(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
     output = Path(parsed.output or Path("runs") / "tune" / path.stem)
     ledger = None if parsed.ledger is None else Path(parsed.ledger)
     print(json.dumps(TuningRun(tuning, output, ledger, parsed.max_epsilon).run(), ensure_ascii=False))
     print(output)
     return 0
+
+
+def _values_of(text: str) -> tuple[str, list[Any]]:
+    """The path and the values of ``--set PATH=V1,V2``.
+
+    Raises:
+        ValueError: for a text of another form.
+    """
+    path, equals, values = text.partition("=")
+    from pl_privknn.documents import read_yaml
+
+    found = read_yaml(f"[{values}]") if equals and path and values else None
+    if not isinstance(found, list):
+        raise ValueError(f"--set {text!r} must be PATH=V1,V2, as in model.init_args.optimization.lr=0.5,1")
+    return path, found
