@@ -37,7 +37,6 @@ _OF_SUMMARY = (
 #: Why a run has no ε, by the kind of its method, where that isn't for want of noise.
 _WITHOUT_PRIVACY = {
     "true_labels": "the true labels of public images, no private record",
-    "stand_in": "public images stood in for private records",
 }
 # The promise may pass its target by what is lost when a double is written and read.
 _ROUNDING = 1e-9

@@ -23,9 +23,8 @@ class Method:
     Attributes:
         name: names its folder.
         title: names it in tables and plots.
-        kind: ``"labeler"`` (a teacher and the shared student), ``"baseline"`` (a model of its own),
-            ``"true_labels"`` (the shared student on the true labels of public images) or ``"stand_in"`` (a labeler in
-            a search, whose private records are public images).
+        kind: ``"labeler"`` (a teacher and the shared student), ``"baseline"`` (a model of its own)
+            or ``"true_labels"`` (the shared student on the true labels of public images).
         labeling: section of a labeler.
         model: section of a baseline.
         trainer: a baseline's own trainer settings.
