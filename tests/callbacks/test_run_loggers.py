@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import time
 import warnings
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 from report_setup import QUERIES, small_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from wandb_files import wandb_records
+from wandb_files import finished_run
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,7 @@ def logged(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(logged):
-    for _ in range(600):  # W&B's own process may end a moment later
-        paths = list(logged[0].rglob("*.wandb"))
-        found = list(wandb_records(paths[0])) if paths else []
-        if found and found[-1].WhichOneof("record_type") == "exit":
-            return found
-        time.sleep(0.1)
-    raise AssertionError("W&B wrote no run")
+    return finished_run(logged[0])
 
 
 def history(records):

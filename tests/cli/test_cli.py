@@ -1,11 +1,10 @@
 import importlib
 import json
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from wandb_files import wandb_records
+from wandb_files import finished_run
 
 import pl_privknn
 from pl_privknn.cli.main import main
@@ -125,13 +124,7 @@ def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):
     importlib.import_module("wandb").teardown()
     arguments = ["--trainer.logger", "WandbLogger", "--trainer.logger.offline", "true"]
     assert main(["fit", *DIGITS, *SMALL, *arguments, "--run_dir", "runs/wandb"]) == 0
-    # W&B's own process makes and writes the file; it may end a moment after the run was finished.
-    for _ in range(600):
-        paths = list(Path("runs/wandb").rglob("*.wandb"))
-        records = list(wandb_records(paths[0])) if paths else []
-        if records and records[-1].WhichOneof("record_type") == "exit":
-            break
-        time.sleep(0.1)
+    records = finished_run("runs/wandb")
     rows = [
         {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for record in records

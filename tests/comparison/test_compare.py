@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from compare_setup import (
 )
 from forked import in_child
 from ledger_setup import needs_fork
-from wandb_files import wandb_records
+from wandb_files import finished_run
 
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import read_results
@@ -258,14 +257,7 @@ def test_wandb_has_a_run_each_in_one_group_with_its_ledger(tmp_path):
     assert compare(write([knn()], wandb=wandb, epsilons=[1, 4])) == 0
     ids = set()
     for epsilon in (1, 4):
-        records = []
-        for _ in range(600):  # W&B's own process makes and writes the file; it may end a moment later
-            paths = list(folder("knn", epsilon).rglob("*.wandb"))
-            records = list(wandb_records(paths[0])) if paths else []
-            if records and records[-1].WhichOneof("record_type") == "exit":
-                break
-            time.sleep(0.1)
-        assert len(paths) == 1
+        records = finished_run(folder("knn", epsilon))
         kinds = {kind: [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
                  for kind in ("run", "summary", "artifact", "request")}  # fmt: skip
         started = kinds["run"][0]

@@ -2,12 +2,11 @@
 
 import json
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from wandb_files import wandb_records
+from wandb_files import finished_run
 
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import read_comparison
@@ -71,13 +70,8 @@ def agent(tmp_path, monkeypatch):
 
 
 def config_of(folder):
-    """The config of the one offline run below a folder, once W&B's process has written it."""
-    for _ in range(600):
-        paths = list(Path(folder).rglob("*.wandb"))
-        records = list(wandb_records(paths[0])) if paths else []
-        if records and records[-1].WhichOneof("record_type") == "exit":
-            break
-        time.sleep(0.1)
+    """The config of the one offline run below a folder."""
+    records = finished_run(folder)
     updates = [record.run.config.update for record in records if record.WhichOneof("record_type") == "run"]
     updates += [record.config.update for record in records if record.WhichOneof("record_type") == "config"]
     return {item.key: json.loads(item.value_json) for update in updates for item in update}
