@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
@@ -20,8 +20,9 @@ from pl_privknn.baselines.updates import NoisyOptimization, scheduled
 from pl_privknn.features.base import Extractor
 from pl_privknn.networks import Normalization
 from pl_privknn.networks.base import image_shape
+from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import quiet_lr
+from pl_privknn.privacy.noisy_steps import quiet_lr, steps_per_epoch
 from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.clipping import ClippedGradients, cross_entropies
@@ -77,6 +78,9 @@ class NoisySGD(LogsTraining, Classifier):
         ValueError: for arguments out of range, or a network that can't be trained privately.
     """
 
+    #: What a plan looks for: the first that a configuration states, else the first.
+    free_parameters: ClassVar[tuple[str, ...]] = ("budget.epsilon", "budget.noise_multiplier")
+
     def __init__(
         self,
         network: str | nn.Module = "mnist_cnn",
@@ -131,6 +135,19 @@ class NoisySGD(LogsTraining, Classifier):
         with contextlib.suppress(CannotRunError):
             self._clipped.check(self.input_shape(image_shape(in_channels, image_size)))
         self._rate = float(optimization.lr)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one of the trainer's epochs; it depends on public constants alone."""
+        return steps_per_epoch(self.session.sampling_rate)
+
+    def plan(self, steps: int) -> list[Charge]:
+        """The most that a training of so many steps can cost; see :meth:`Labeler.plan`.
+
+        Args:
+            steps: of the whole training.
+        """
+        return self.session.plan(steps)
 
     # ------------------------------------------------------------------ private training
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn._run_end import leave_report
+from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.private_side import privately
@@ -96,6 +97,9 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         >>> epsilon_for_delta([Charge(Gaussian(noise, 1.0, 512 / 60_000), steps)], delta=1e-5) <= 1.0
         True
     """
+
+    #: What a plan looks for: the first that a configuration states, else the first.
+    free_parameters: ClassVar[tuple[str, ...]] = ("epsilon", "noise_multiplier")
 
     def __init__(
         self,
@@ -187,6 +191,14 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             steps: of the whole training.
         """
         return self.session.noise_for(steps)
+
+    def plan(self, steps: int) -> list[Charge]:
+        """The most that a training of so many steps can cost; see :meth:`Labeler.plan`.
+
+        Args:
+            steps: of the whole training.
+        """
+        return self.session.plan(steps)
 
     # ------------------------------------------------------------------ hooks
 

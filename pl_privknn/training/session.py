@@ -11,8 +11,11 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from pl_privknn._checks import check_int
+from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
+from pl_privknn.privacy.guarantee import noise_guarantee
+from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.noisy_steps import noise_for_steps
+from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
@@ -166,6 +169,29 @@ class PrivateSession:
         if self.correlated_noise is not None:
             releases, rate = self.correlated_noise.releases(steps), self.correlated_noise.rate(rate)
         return noise_for_steps(budget.epsilon, budget.delta, rate, releases, others)
+
+    def plan(self, steps: int) -> list[Charge]:
+        """The most that a training of so many steps can cost, by public numbers alone, before there is a run.
+
+        Args:
+            steps: of the whole training.
+
+        Raises:
+            ValueError: where the target can't be met.
+        """
+        noise, budget, rate, releases = self.noise_for(steps), self.budget, self.sampling_rate, steps
+        others = [] if self.accuracy is None else self.accuracy.charges(steps)
+        if self.groups is not None:
+            rate = max(self.groups.rates(noise, budget.delta, steps, others))
+        if self.correlated_noise is not None:
+            releases, rate = self.correlated_noise.releases(steps), self.correlated_noise.rate(rate)
+        step = step_mechanism(noise, 1.0, rate)
+        charges = [Charge(step, releases), *others]
+        limit = budget.max_epsilon if budget.on_budget == "stop" else None
+        if limit is not None and epsilon_for_delta(charges, budget.delta) > limit:
+            charges = [Charge(step, steps_within(step, releases, limit, budget.delta, others)), *others]
+        mark = noise_guarantee(self.noise_source)
+        return [charge.marked(mark) for charge in charges]
 
     @property
     def next_step(self) -> int:
