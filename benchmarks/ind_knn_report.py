@@ -10,7 +10,7 @@ from benchmarks.ind_knn_features import FEATURES
 from benchmarks.record import DOCS, entries, results
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
 from pl_privknn.comparison.plot import explain
-from pl_privknn.privacy.guarantee import Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 PAGE = DOCS / "methods" / "ind_knn.md"
 METHODS = {

@@ -35,7 +35,7 @@ from pl_privknn.baselines.updates import NoisyOptimization
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.networks import build_network
-from pl_privknn.privacy.guarantee import Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.training.settings import Clipping, PoissonBatches, TrainingBudget
 

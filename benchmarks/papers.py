@@ -16,7 +16,7 @@ from benchmarks.render import epsilon_of, explained, guarantee, runs, spread
 from pl_privknn.comparison.marks import guarantee_of, mark
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.accountant import read_records
-from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
 
 END = "<!-- end of table -->"
 #: Marks of the tables, and the rows that each shows: by paper, or by figure and table.

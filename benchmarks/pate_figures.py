@@ -35,7 +35,7 @@ from pl_privknn.labelers.pate_training import (
     RandomPartition,
 )
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.guarantee import weakest
+from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 

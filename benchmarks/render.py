@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.record import DOCS, ROOT, entries, names
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
 from pl_privknn.comparison.results import Result, in_order, result_from
-from pl_privknn.privacy.guarantee import Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 README = ROOT / "README.md"
 PLOTS = DOCS / "guides"

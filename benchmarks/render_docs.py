@@ -16,7 +16,7 @@ from benchmarks import attack_pages, scale, speed_tables
 from benchmarks.record import DOCS, entries, results
 from benchmarks.render import comparison, explained, guarantee, markdown, row, runs, spread
 from pl_privknn.comparison.marks import guarantee_of, mark
-from pl_privknn.privacy.guarantee import weakest
+from pl_privknn.privacy.mechanisms.base import weakest
 
 
 def students() -> str:

@@ -31,7 +31,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
-from pl_privknn.labelers.protocols import UsesPublicFeatures
+from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.neighbors import ShardedNeighbors
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -28,7 +28,7 @@ from pl_privknn.configuration import instantiate
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.documents import read_configuration
 from pl_privknn.nested_settings import get, put
-from pl_privknn.privacy.guarantee import weakest
+from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
 

@@ -31,7 +31,7 @@ from benchmarks.statistics import (
 )
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.nested_settings import get, put
-from pl_privknn.privacy.guarantee import weakest
+from pl_privknn.privacy.mechanisms.base import weakest
 
 _MODEL = "model.init_args"
 #: A student of pixels whose views are mirrored and cut out.

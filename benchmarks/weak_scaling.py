@@ -19,7 +19,7 @@ import torch.multiprocessing as multiprocessing
 
 from benchmarks.scale import CLASSES, TEACHERS
 from pl_privknn._processes import ProcessGroup, Shard
-from pl_privknn.labelers.protocols import ShardedLabeler, UsesPublicFeatures
+from pl_privknn.labelers.base import ShardedLabeler, UsesPublicFeatures
 from pl_privknn.testing import FreeLedger
 
 PROCESSES = 2

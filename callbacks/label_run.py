@@ -17,12 +17,12 @@ from torch import Tensor
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
-from pl_privknn.privacy.guarantee import Level, strength
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.ledger.run_folder import FolderLock
 from pl_privknn.privacy.ledger.summary_check import counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
+from pl_privknn.privacy.mechanisms.base import Level, strength
 
 if TYPE_CHECKING:
     from pl_privknn.callbacks.private_labeler import RoundFeatures

@@ -24,10 +24,10 @@ from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.released_head import save_head
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.base import extract_on, learn_publicly
-from pl_privknn.labelers.base import Labeler
-from pl_privknn.labelers.protocols import (
+from pl_privknn.labelers.base import (
     GroupsRecords,
     JoinsRuns,
+    Labeler,
     RecognisesRecords,
     ShardedLabeler,
     StreamsRecords,

@@ -26,8 +26,7 @@ from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
-from pl_privknn.labelers.base import Labeler, stated_plan
-from pl_privknn.labelers.protocols import JoinsRuns, MakesModel, ShardedLabeler
+from pl_privknn.labelers.base import JoinsRuns, Labeler, MakesModel, ShardedLabeler, stated_plan
 from pl_privknn.privacy.ledger.run_folder import resumed_folder
 from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Adjacency

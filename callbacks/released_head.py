@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from pl_privknn._files import write_durably
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.labelers.base import Labeler
-from pl_privknn.labelers.protocols import MakesModel
+from pl_privknn.labelers.base import Labeler, MakesModel
 from pl_privknn.labelers.statistics import TARGETS
 from pl_privknn.students.losses import TASKS
 

@@ -14,11 +14,10 @@ from torch import Tensor
 from pl_privknn.attacks.one_run import Scored
 from pl_privknn.attacks.student import train_students
 from pl_privknn.attacks.target import Target, labels_of, ledger, name_of_release, values_of
-from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.base import HasCanaries, Labeler, Release, votes_of
 from pl_privknn.labelers.canaries import Canaries
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import Partitioner
-from pl_privknn.labelers.protocols import HasCanaries, votes_of
 from pl_privknn.labelers.voting import NeighborVoting
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.ledger import FreeLedger

@@ -12,9 +12,8 @@ from torch import Tensor
 from pl_privknn.attacks.alone import Alone
 from pl_privknn.attacks.student import train_students
 from pl_privknn.attacks.target import Target, labels_of, ledger, name_of_release, values_of
-from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.base import HasCanaries, Labeler, MakesModel, votes_of
 from pl_privknn.labelers.canaries import Canaries, Evidence
-from pl_privknn.labelers.protocols import HasCanaries, MakesModel, votes_of
 from pl_privknn.privacy.noise import NoiseSource
 
 Floats = NDArray[np.float64]

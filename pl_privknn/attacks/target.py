@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn.labelers import IndKNN
-from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.base import Labeler, RecognisesRecords, Release, UsesPublicFeatures, canaries_of
 from pl_privknn.labelers.canaries import Canaries
-from pl_privknn.labelers.protocols import RecognisesRecords, UsesPublicFeatures, canaries_of
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.ledger import FreeLedger

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pl_privknn.comparison.run import Run
     from pl_privknn.comparison.spec import Comparison
     from pl_privknn.comparison.worker import Command
-    from pl_privknn.privacy.guarantee import Guarantee
+    from pl_privknn.privacy.mechanisms.base import Guarantee
 
 
 def add_compare(commands: Any, command: Command) -> None:

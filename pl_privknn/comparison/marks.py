@@ -1,6 +1,6 @@
 """How results, tables and plots show how far an ε holds.
 
-The guarantee itself, and how two of them compose, is :class:`~pl_privknn.privacy.guarantee.Guarantee`.
+The guarantee itself, and how two of them compose, is :class:`~pl_privknn.privacy.mechanisms.base.Guarantee`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pl_privknn.privacy.guarantee import LEVELS, UNCONDITIONAL, Guarantee, Level, noise_guarantee, weakest
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import (
+    LEVELS,
+    UNCONDITIONAL,
+    Guarantee,
+    Level,
+    noise_guarantee,
+    weakest,
+)
 from pl_privknn.privacy.noise import SeededNoise
 
 #: What stands behind an ε that holds only under a condition, or not at all.

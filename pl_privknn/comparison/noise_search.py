@@ -19,8 +19,8 @@ from pl_privknn.nested_settings import get, merged, put
 from pl_privknn.planning.configuration_plan import labeling_plan
 from pl_privknn.planning.setting_search import Calibrate
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pl_privknn.comparison.table import (
     titles_of,
     weakened,
 )
-from pl_privknn.privacy.guarantee import UNCONDITIONAL, weakest
+from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, weakest
 from pl_privknn.themed_figures import (
     FAINT,
     INK,

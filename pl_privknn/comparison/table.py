@@ -11,7 +11,7 @@ from pl_privknn.callbacks.released_head import MODELS
 from pl_privknn.comparison.marks import SEEDED, footnotes, mark
 from pl_privknn.comparison.results import Result, epsilon_of_all
 from pl_privknn.comparison.spec import epsilon_text
-from pl_privknn.privacy.guarantee import SEVERAL_FILES, UNCONDITIONAL, Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, UNCONDITIONAL, Guarantee, weakest
 
 Cells = Mapping[tuple[str, float], Sequence[Result]]
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
+from pl_privknn._processes import Shard
 from pl_privknn.init_arguments import HasInitArguments
-from pl_privknn.privacy.guarantee import noise_guarantee
+from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.privacy.ledger.run import ChargesLedger, paid
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
 # Of a table that is looked through for values that are not finite: 16 MB.
@@ -60,7 +63,7 @@ class Labeler(HasInitArguments, abc.ABC):
     A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
     :meth:`paid`, which charges the ledger first, for the very mechanism object that draws, and never writes an ε
     formula of its own. What it may do beyond that (shards, streams, models, …) is in
-    :mod:`pl_privknn.labelers.protocols`.
+    :mod:`pl_privknn.labelers.base`.
 
     Args:
         noise_source: where protective randomness comes from; the operating system's cryptographic generator
@@ -186,3 +189,226 @@ def merge(releases: Sequence[Release] | Iterable[Release]) -> Release:
 def _joined(parts: list[Tensor | None]) -> Tensor | None:
     present = [part for part in parts if part is not None]
     return torch.cat(present) if present and len(present) == len(parts) else None
+
+
+#: Gives the private records anew at each call, block by block: features, float32 ``(b, d)``, and labels.
+RecordBlocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+
+class UsesPublicFeatures(Labeler):
+    """A labeler that looks at the features of all public examples before each round."""
+
+    @property
+    def uses_public_features(self) -> bool:
+        """Whether it does so with these settings."""
+        return True
+
+    @abc.abstractmethod
+    def fit_public(self, features: Tensor) -> None:
+        """Take this round's features of all public examples, float32 ``(n, d)``.
+
+        Called before :meth:`Labeler.fit` in each round that asks something.
+        """
+
+
+class StreamsRecords(Labeler):
+    """A labeler that looks at its records block by block, so that nobody holds a table of them."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether :meth:`fit_blocks` stands for :meth:`fit`: a class below with a :meth:`fit` of its own says no."""
+        owner = next(kind for kind in type(self).__mro__ if {"fit", "fit_blocks"} & vars(kind).keys())
+        return "fit_blocks" in vars(owner) and "fit" not in vars(self)
+
+    @abc.abstractmethod
+    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
+        """Take the private records block by block, in the place of :meth:`Labeler.fit`.
+
+        Args:
+            blocks: gives all records anew whenever it is called; a block may be made only as it is looked at.
+            num_classes: number of classes, a public constant.
+        """
+
+
+class GroupsRecords(Labeler):
+    """A labeler whose guarantee can be for all records of one person (or other unit) together."""
+
+    #: The unit that each private record belongs to, int64 ``(n,)``, where the data module knows it; set before
+    #: :meth:`Labeler.fit`. Private.
+    private_groups: Tensor | None = None
+
+
+class RecognisesRecords(Labeler):
+    """A labeler that keeps something for each record, and knows records again whatever features they come in."""
+
+    #: Lasting numbers of the private records, int64 ``(n,)``, where the data module has them; set before each fit.
+    #: Private.
+    private_ids: Tensor | None = None
+    #: What :meth:`record_digests` gave for the records, in the table's order; set before each fit. Private.
+    private_digests: Tensor | None = None
+    #: Whether nobody else looks at the table of a fit, so that it may be overwritten; set around it.
+    owns_table: bool = False
+
+    @abc.abstractmethod
+    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
+        """**Private.** What records are recognised by: a row for each, or None.
+
+        Args:
+            images: a batch of private images as the data module gives them, shape ``(b, channels, height, width)``.
+            labels: int64, shape ``(b,)``.
+        """
+
+
+class JoinsRuns(Labeler):
+    """A labeler that keeps something private through a run, and a crash of it."""
+
+    @abc.abstractmethod
+    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+        """Take part in a run, before each fit; a teacher that can't go on with the run refuses here.
+
+        Args:
+            folder: private to this labeler and this run; made by the labeler if it needs it, readable by its owner
+                only. It lies beside the run's folder, not in it.
+            ledger: what :meth:`Labeler.label` will charge.
+        """
+
+    @abc.abstractmethod
+    def leave_run(self) -> None:
+        """Close what :meth:`join_run` opened; called when a run has ended, by an error too."""
+
+
+@dataclasses.dataclass
+class _NotedRow:
+    """A ledger whose last charge is remembered."""
+
+    ledger: ChargesLedger
+    row: int = 0
+
+    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
+        """See :class:`~pl_privknn.privacy.ledger.run.ChargesLedger`."""
+        self.row = self.ledger.charge(mechanism, count, **stated)
+        return self.row
+
+
+class ShardedLabeler(Labeler):
+    """A labeler whose private records may lie in shards, one a process.
+
+    Process 0 charges, draws noise and answers. What it needs of private records is :meth:`merged` from what each
+    process makes of its own, :meth:`partial`: a teacher that looks at records through sums says that, and no more.
+    """
+
+    #: What this process holds, where private records lie in shards; set before each fit. Private.
+    shard: Shard | None = None
+    #: Whether a release depends on the shard in which a record lies; that must then not depend on other records, as
+    #: the number of a row does.
+    lasting_shards: bool = False
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether records may lie in shards with these settings."""
+        return True
+
+    @property
+    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
+        """Neighbouring relations under which :meth:`Labeler.plan` is valid in shards."""
+        return self.adjacencies
+
+    def partial(self, order: Any) -> Tensor:
+        """**Private.** What this process's records add to the answer to an order of process 0."""
+        raise NotImplementedError(f"{type(self).__name__} looks at private records in one process")
+
+    def merged(self, order: Any) -> Tensor:
+        """**Private.** :meth:`partial` of all processes' records, on process 0."""
+        if self.shard is None:
+            return self.partial(order)
+        self.shard.exchange.tell(order)
+        return self.shard.exchange.sum(self.partial(order))
+
+    def serve(self, order: Any) -> None:
+        """Carry out, on this process's :attr:`shard`, an order that :meth:`label` gave in process 0."""
+        if self.shard is None:
+            raise RuntimeError(f"{type(self).__name__}.serve needs a shard")
+        self.shard.exchange.sum(self.partial(order))
+
+    def tell_row(self, row: int) -> None:
+        """Take note of the ledger's row that pays for what is released next; called where records lie in shards."""
+
+    def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
+        """See :meth:`Labeler.paid`; in shards under :attr:`adjacencies_in_shards`."""
+        if self.shard is None:
+            return super().paid(ledger, mechanism, count, key)
+        noted = _NotedRow(ledger)
+        noise = paid(noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards)
+        self.tell_row(noted.row)
+        return noise
+
+
+def held_shard(labeler: Labeler) -> Shard | None:
+    """The shard that a labeler holds, if any. **Private.**."""
+    return labeler.shard if isinstance(labeler, ShardedLabeler) else None
+
+
+class MakesModel(Labeler):
+    """A labeler whose releases make a model: post-processing, which may be saved and shown."""
+
+    #: Whether releases are made once, about one kind of features, and answer the queries of all rounds.
+    releases_once: bool = False
+
+    @abc.abstractmethod
+    def head_state(self) -> dict[str, Tensor] | None:
+        """The model as tensors; None where nothing is released yet."""
+
+    @abc.abstractmethod
+    def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """Class probabilities ``(n, c)`` of features ``(n, d)``, by the model of :meth:`head_state`."""
+
+
+class HasCanaries(Labeler):
+    """A labeler that says what attacks on it look for best; others get one record that reaches every query."""
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """Records with which an attack finds out whether this labeler keeps its promise; see :mod:`.canaries`.
+
+        Args:
+            public: float32 features of the public examples that are asked about, shape ``(m, d)``.
+            num_classes: number of classes.
+        """
+        return hub(public, num_classes)
+
+    def exact_votes(self, queries: Tensor) -> Tensor | None:
+        """**Private.** What noise is added to, ``(m, c)``, with every record taking part; None where unknown.
+
+        For audits, whose attacker knows all records but one.
+        """
+        return None
+
+    @classmethod
+    def knows_votes(cls) -> bool:
+        """Whether :meth:`exact_votes` is known of this class."""
+        return cls.exact_votes is not HasCanaries.exact_votes
+
+    @classmethod
+    def knows_evidence(cls) -> bool:
+        """Whether :meth:`evidence` is known of this class."""
+        return cls.evidence is not HasCanaries.evidence
+
+    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
+        """**Private.** What released sums say of canaries; None where there are only answers.
+
+        Args:
+            canaries: records that may be in the table, each by its own coin.
+            known: the same labeler with the table that an attacker knows.
+        """
+        return None
+
+
+def canaries_of(labeler: Labeler, public: Tensor, num_classes: int) -> Canaries:
+    """See :meth:`HasCanaries.canaries`; of other labelers one record that reaches every query."""
+    if isinstance(labeler, HasCanaries):
+        return labeler.canaries(public, num_classes)
+    return hub(public, num_classes)
+
+
+def votes_of(labeler: Labeler, queries: Tensor) -> Tensor | None:
+    """**Private.** See :meth:`HasCanaries.exact_votes`; None of other labelers."""
+    return labeler.exact_votes(queries) if isinstance(labeler, HasCanaries) else None

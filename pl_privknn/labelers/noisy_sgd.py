@@ -20,9 +20,16 @@ from pl_privknn._checks import (
 )
 from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
+from pl_privknn.labelers.base import (
+    ChargesLedger,
+    HasCanaries,
+    Labeler,
+    MakesModel,
+    Release,
+    ShardedLabeler,
+    check_table,
+)
 from pl_privknn.labelers.canaries import Canaries, Evidence, SampledEvidence, in_directions
-from pl_privknn.labelers.protocols import HasCanaries, MakesModel, ShardedLabeler
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (

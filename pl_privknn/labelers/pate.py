@@ -13,7 +13,15 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.labelers.attributes import Attributes, check_attribute_table, clip_attributes
-from pl_privknn.labelers.base import ChargesLedger, Release, check_table, stated_plan
+from pl_privknn.labelers.base import (
+    ChargesLedger,
+    GroupsRecords,
+    HasCanaries,
+    Release,
+    ShardedLabeler,
+    check_table,
+    stated_plan,
+)
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.labelers.pate_training import (
     LinearTeachers,
@@ -24,12 +32,9 @@ from pl_privknn.labelers.pate_training import (
     TrainedTeachers,
     progress_bar,
 )
-from pl_privknn.labelers.protocols import GroupsRecords, HasCanaries, ShardedLabeler
 from pl_privknn.labelers.voting import Aggregation, Screening, attribute_sums, vote_noise
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.accounting.data_dependent import answers_rdp, screening_rdp
-from pl_privknn.privacy.guarantee import Guarantee, weakest
 from pl_privknn.privacy.mechanisms import (
     Adjacency,
     Charge,
@@ -39,6 +44,8 @@ from pl_privknn.privacy.mechanisms import (
     Mechanism,
     NoisyScreening,
 )
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
+from pl_privknn.privacy.mechanisms.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import silenced
 

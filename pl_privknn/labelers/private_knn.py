@@ -18,8 +18,7 @@ from pl_privknn._checks import (
     shape_text,
 )
 from pl_privknn.labelers.attributes import Attributes, clip_attributes, sum_noise
-from pl_privknn.labelers.base import ChargesLedger
-from pl_privknn.labelers.protocols import ShardedLabeler, UsesPublicFeatures
+from pl_privknn.labelers.base import ChargesLedger, ShardedLabeler, UsesPublicFeatures
 from pl_privknn.labelers.voting import Aggregation, Neighbors, NeighborVoting, Screening, vote_noise
 from pl_privknn.neighbors import (
     Coins,

@@ -20,9 +20,16 @@ from pl_privknn.labelers.attributes import (
     single_vote_norms,
     sum_noise,
 )
-from pl_privknn.labelers.base import ChargesLedger, Release, check_table
+from pl_privknn.labelers.base import (
+    ChargesLedger,
+    HasCanaries,
+    RecordBlocks,
+    Release,
+    ShardedLabeler,
+    StreamsRecords,
+    check_table,
+)
 from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
-from pl_privknn.labelers.protocols import HasCanaries, RecordBlocks, ShardedLabeler, StreamsRecords
 from pl_privknn.labelers.reverse_knn_local import (
     Channel,
     LocalRandomizer,

@@ -29,15 +29,18 @@ from pl_privknn._files import write_durably
 from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.attributes import check_attribute_table
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release, check_table
-from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
-from pl_privknn.labelers.protocols import (
+from pl_privknn.labelers.base import (
+    ChargesLedger,
     HasCanaries,
     JoinsRuns,
+    Labeler,
     MakesModel,
+    Release,
     ShardedLabeler,
     UsesPublicFeatures,
+    check_table,
 )
+from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
 from pl_privknn.privacy.ledger.run import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
 from pl_privknn.labelers.attributes import Attributes, check_attribute_table, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, HasCanaries, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
-from pl_privknn.labelers.protocols import HasCanaries
 from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,

@@ -11,9 +11,8 @@ from pl_privknn._checks import check_int, check_open_unit, check_positive, check
 from pl_privknn.documents import write_yaml
 from pl_privknn.labelers.statistics import MOST_RELEASES
 from pl_privknn.planning.utility import Utility, hopeless
-from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, account, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
-from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, check_adjacency
 
 ChargesAt = Callable[[Mapping[str, Any]], list[Charge]]

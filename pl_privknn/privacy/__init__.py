@@ -11,7 +11,7 @@ _HOMES = {
     "epsilon_for_delta": "accounting.accountant",
     "delta_for_epsilon": "accounting.accountant",
     "epsilon_curve": "accounting.accountant",
-    "PrivacyReport": "accounting.privacy_report",
+    "PrivacyReport": "accounting.accountant",
     "Charge": "mechanisms",
     "Mechanism": "mechanisms",
     "Gaussian": "mechanisms",

@@ -18,7 +18,7 @@ from pl_privknn.comparison.table import (
     together,
 )
 from pl_privknn.documents import write_yaml
-from pl_privknn.privacy.guarantee import UNCONDITIONAL
+from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL
 from pl_privknn.report.promise import attacker, unit_of
 
 

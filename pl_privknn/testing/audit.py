@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_int
-from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.labelers.protocols import JoinsRuns
+from pl_privknn.labelers.base import JoinsRuns, Labeler, Release
 from pl_privknn.privacy.auditing.lower_bound import Experiment, audit
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.testing.ledger import FreeLedger

@@ -13,8 +13,15 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn._processes import Shard
-from pl_privknn.labelers.base import ChargesLedger, Labeler, Release
-from pl_privknn.labelers.protocols import JoinsRuns, RecognisesRecords, ShardedLabeler, UsesPublicFeatures
+from pl_privknn.labelers.base import (
+    ChargesLedger,
+    JoinsRuns,
+    Labeler,
+    RecognisesRecords,
+    Release,
+    ShardedLabeler,
+    UsesPublicFeatures,
+)
 from pl_privknn.privacy.mechanisms import Charge
 
 

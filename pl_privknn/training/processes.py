@@ -11,7 +11,7 @@ import torch.distributed
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
-from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
 
 Made = TypeVar("Made")
 

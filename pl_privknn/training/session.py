@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
-from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.private_side import privately

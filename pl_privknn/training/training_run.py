@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from pl_privknn._files import write_durably
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import CalibrationError
-from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
-from pl_privknn.privacy.guarantee import noise_guarantee
 from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.ledger.run import paid
 from pl_privknn.privacy.ledger.run_folder import FolderLock, HeadFile, resumed_folder
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs

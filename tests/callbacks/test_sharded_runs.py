@@ -28,8 +28,8 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
+from pl_privknn.labelers.base import GroupsRecords, RecognisesRecords
 from pl_privknn.labelers.ind_knn import RecordBudgets
-from pl_privknn.labelers.protocols import GroupsRecords, RecognisesRecords
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.privacy.ledger.ledger import Ledger

@@ -16,7 +16,7 @@ from small_fit import fit_student
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
 from pl_privknn.callbacks.labeling_round import TableMemory
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
-from pl_privknn.labelers.protocols import RecognisesRecords
+from pl_privknn.labelers.base import RecognisesRecords
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 

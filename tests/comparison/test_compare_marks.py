@@ -18,8 +18,8 @@ from pl_privknn.comparison import markdown_table, read_results
 from pl_privknn.comparison.marks import NOT_RECORDED, SEEDED, footnotes, guarantee_of, stated
 from pl_privknn.comparison.plot import digest_of, figure_of
 from pl_privknn.comparison.table import best_at, cells_of
-from pl_privknn.privacy.guarantee import SEEDED_NOISE, Guarantee
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = {"unconditional": 0, "conditional": 1, "none": 2}

@@ -17,11 +17,11 @@ from pl_privknn.labelers import (
     PublicCurvature,
     ReverseKNN,
 )
+from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
 from pl_privknn.labelers.private_knn import PrivateRegression, Screening
-from pl_privknn.labelers.protocols import UsesPublicFeatures
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise

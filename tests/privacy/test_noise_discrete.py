@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from scripted_noise import Scripted
 
-from pl_privknn.privacy import samplers
+from pl_privknn.privacy import noise as samplers
 from pl_privknn.privacy.noise import SeededNoise
 
 # ---------------------------------------------------------------- coins and integers

@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 from scripted_noise import Scripted
 
-from pl_privknn.privacy import Gaussian, samplers
+from pl_privknn.privacy import Gaussian
+from pl_privknn.privacy import noise as samplers
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 
 PRECISE = mpmath.mp.clone()

@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from pl_privknn.labelers.base import ChargesLedger
+from pl_privknn.labelers.base import ChargesLedger, JoinsRuns, RecognisesRecords, ShardedLabeler
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.labeler_budgets import LabelerState
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
 from pl_privknn.labelers.ind_knn.shards import OwnTurns, answer_call, call_together
 from pl_privknn.labelers.ind_knn.stream import check_unpaid
-from pl_privknn.labelers.protocols import JoinsRuns, RecognisesRecords, ShardedLabeler
 
 
 class KeepsBudgets(ShardedLabeler, JoinsRuns, RecognisesRecords):

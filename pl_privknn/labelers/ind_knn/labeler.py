@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_switch
 from pl_privknn.argument_groups import read_groups
-from pl_privknn.labelers.base import ChargesLedger, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, HasCanaries, Release, UsesPublicFeatures, check_table
 from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters
 from pl_privknn.labelers.ind_knn.identities import read_ids
@@ -28,7 +28,6 @@ from pl_privknn.labelers.ind_knn.prediction import (
 )
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similarity
-from pl_privknn.labelers.protocols import HasCanaries, UsesPublicFeatures
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.per_record.budgets import budget_for_epsilon

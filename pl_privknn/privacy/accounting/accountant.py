@@ -8,6 +8,7 @@ smallest of those that are computed; each holds by itself, so their minimum does
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,20 +18,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_open_unit
-from pl_privknn.privacy.accounting import composition, pld, rdp
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.accounting.exact import exact_epsilon
-from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
-from pl_privknn.privacy.guarantee import weakest
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
+    Level,
     Mechanism,
     check_adjacency,
     merged,
+    weakest,
 )
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyReport:
+    """Total privacy cost of a list of charges.
+
+    Attributes:
+        epsilon: the smallest of the valid totals below (improved RDP, PLD and, where computed, exact).
+        epsilon_rdp: from RDP with the improved conversion.
+        epsilon_rdp_classic: from RDP with the classic conversion over orders up to 1024, as papers print it.
+        epsilon_pld: from privacy loss distributions.
+        epsilon_exact: exact worst case; None where it was not asked for or does not apply.
+        delta: δ of all of them.
+        adjacency: neighbouring relation of all of them.
+        guarantee: that of the weakest charge: ``"unconditional"``, ``"conditional"`` or ``"none"``
+            (see :class:`~pl_privknn.privacy.mechanisms.base.Guarantee`).
+        reason: what weakens it, with the mechanisms that it belongs to; empty if unconditional.
+        conditional: names of the conditional mechanisms.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Gaussian, account
+        >>> report = account([Charge(Gaussian(sigma=4.0))], delta=1e-5)
+        >>> f"{report.epsilon:.3f}, by Rényi DP {report.epsilon_rdp:.3f}, {report.guarantee}"
+        '0.926, by Rényi DP 1.012, unconditional'
+    """
+
+    epsilon: float
+    epsilon_rdp: float
+    epsilon_rdp_classic: float
+    epsilon_pld: float
+    epsilon_exact: float | None
+    delta: float
+    adjacency: Adjacency
+    guarantee: Level = "unconditional"
+    reason: str = ""
+    conditional: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON types."""
+        return {**dataclasses.asdict(self), "conditional": list(self.conditional)}
+
 
 Method = Literal["best", "rdp", "pld"]
 METHODS: tuple[Method, ...] = ("best", "rdp", "pld")
@@ -280,8 +322,8 @@ def _pld_epsilon(charges: Sequence[Charge], delta: float, adjacency: Adjacency) 
 
 def compose_charges(
     charges: Sequence[Charge], delta: float, adjacency: Adjacency, epsilon: float | None = None
-) -> composition.Composition:
-    """Total loss of merged charges, accurate near ``delta`` (see :func:`composition.compose`).
+) -> pld.Composition:
+    """Total loss of merged charges, accurate near ``delta`` (see :func:`pld.compose`).
 
     Raises:
         ArithmeticError, MemoryError: where float64 or memory can't carry it.
@@ -296,7 +338,7 @@ def compose_charges(
     span = max((_span(charge.mechanism, adjacency) for charge in parts), default=0.0)
     if not (span <= LARGEST_LOSS and mu <= LARGEST_LOSS):
         raise OverflowError(f"a loss of {max(span, mu):g}")
-    step = composition.choose_discretization(variance, releases, span)
+    step = pld.choose_discretization(variance, releases, span)
     curve = total_rdp(curves, adjacency) if curves else None
     if curve is not None:
         step = max(step, 2.0 ** math.ceil(math.log2(pld.rdp_reach(rdp.ORDERS, curve)) - 19))
@@ -308,8 +350,8 @@ def compose_charges(
             pieces.append((pld.to_distribution(pld.gaussian_losses(mu, 1.0, step), None, step), 1))
         pieces += [(charge.mechanism.pld(adjacency, step), charge.count) for charge in parts]
         try:
-            return composition.compose(pieces, delta, epsilon)
-        except composition.GridTooFine as error:
+            return pld.compose(pieces, delta, epsilon)
+        except pld.GridTooFine as error:
             step *= error.factor
 
 

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from pl_privknn._checks import check_open_unit, check_positive
-from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, account
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
 
 # Relative dent in ε that the accountant's grids may cause between neighbouring values of a parameter.

@@ -50,7 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.privacy.accounting import composition, pld
+from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
 
 Floats = NDArray[np.float64]
@@ -148,7 +148,7 @@ def exact_compositions(
     work: float = WORK,
     coarsen: float = 1.0,
     near: float | None = None,
-) -> list[composition.Composition]:
+) -> list[pld.Composition]:
     """Total losses that each dominate the composition, one for each family taken in blocks.
 
     Args:
@@ -178,10 +178,10 @@ def exact_compositions(
         rest = [c for c in others if c is not family]
         count = sum(c.count for c in rest) + sum(n for _, n in blocks) + (gaussian > 0)
         if not count:  # a family whose pairs are all alike tells nothing
-            nothing = composition.Direction(np.zeros(1), np.zeros(1), 0.0)
-            totals.append(composition.Composition(nothing, nothing))
+            nothing = pld.Direction(np.zeros(1), np.zeros(1), 0.0)
+            totals.append(pld.Composition(nothing, nothing))
             continue
-        step = composition.choose_discretization(variance, count)
+        step = pld.choose_discretization(variance, count)
         widest = max((float(np.ptp(m.losses[np.isfinite(m.losses)])) for m, _ in blocks), default=0.0)
         while widest / step > _MOST_POINTS:
             step *= 2
@@ -189,7 +189,7 @@ def exact_compositions(
         if gaussian > 0:
             parts.append((pld.to_distribution(pld.gaussian_losses(gaussian, 1.0, step), None, step), 1))
         parts += [(pld.to_distribution(m, m.reversed(), step), n) for m, n in blocks]
-        totals.append(composition.compose(parts, delta if near is None else near))
+        totals.append(pld.compose(parts, delta if near is None else near))
     return totals
 
 

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_open_unit
-from pl_privknn.privacy.accounting import composition, pld
+from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.accountant import gaussian_and_others, merge_charges
 from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency
-from pl_privknn.privacy.mechanisms.conditional import Conditional
-from pl_privknn.privacy.mechanisms.fixed_pair import FixedPair
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, FixedPair, Mechanism, check_adjacency
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
+from pl_privknn.privacy.mechanisms.stated import Conditional
 
 Floats = NDArray[np.float64]
 
@@ -126,7 +125,7 @@ def _candidates(p: Floats, q: Floats) -> list[tuple[float, float]]:
 class _Rest:
     """Profile, at every real ε, of the releases beside a family, from below."""
 
-    total: composition.Composition
+    total: pld.Composition
 
     def delta(self, epsilon: Floats) -> Floats:
         away = np.abs(epsilon)
@@ -134,7 +133,7 @@ class _Rest:
         return np.where(epsilon >= 0, self.total.remove.delta(away), reverse)
 
     def swapped(self) -> _Rest:
-        return _Rest(composition.Composition(self.total.add, self.total.remove))
+        return _Rest(pld.Composition(self.total.add, self.total.remove))
 
     def epsilon(self, delta: float) -> float:
         return self.total.epsilon(delta * (1 + _SLACK))
@@ -178,8 +177,8 @@ class _Pieces:
                 both = pld.to_distribution(losses, losses.reversed(), step, pessimistic=False)
                 parts.append((both, count))
             try:
-                return _Rest(composition.compose(parts, delta))
-            except composition.GridTooFine as error:
+                return _Rest(pld.compose(parts, delta))
+            except pld.GridTooFine as error:
                 step *= error.factor
 
 

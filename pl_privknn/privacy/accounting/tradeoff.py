@@ -25,8 +25,8 @@ from pl_privknn.privacy.accounting.accountant import (
     merge_charges,
     total_pure_epsilon,
 )
-from pl_privknn.privacy.accounting.composition import Composition, Direction
 from pl_privknn.privacy.accounting.exact import exact_compositions
+from pl_privknn.privacy.accounting.pld import Composition, Direction
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
 
 Floats = NDArray[np.float64]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.privacy.accounting import composition, pld
+from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.accountant import account, merge_charges
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
 from pl_privknn.privacy.noise import NoiseSource, default_noise
@@ -150,7 +150,7 @@ def claimed_profile(
         c.count * 2 * float(c.mechanism.rdp(order, adjacency)[0]) / _VARIANCE_ORDER for c in merged
     )
     releases = sum(charge.count for charge in merged)
-    step = composition.choose_discretization(variance, releases)
+    step = pld.choose_discretization(variance, releases)
     whole = None
     for charge in merged:
         part = charge.mechanism.pld(adjacency, step).self_compose(charge.count)

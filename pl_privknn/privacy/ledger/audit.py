@@ -8,11 +8,10 @@ from typing import Any
 
 from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.guarantee import SEVERAL_FILES, Guarantee
 from pl_privknn.privacy.ledger.ledger import Ledger, LedgerReport
 from pl_privknn.privacy.ledger.release_files import Releases, read_releases
 from pl_privknn.privacy.ledger.store import SQLITE_MAGIC, read_rows
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
+from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, Adjacency, Charge, Guarantee, check_adjacency
 
 _NO_PARAMETERS = ("mechanism", "count", "guarantee", "reasons")
 
@@ -30,7 +29,7 @@ def epsilon_of_file(
         exact: also compute the exact worst case (seconds).
 
     Returns:
-        the fields of :class:`~pl_privknn.privacy.accounting.privacy_report.PrivacyReport`; for a ledger also
+        the fields of :class:`~pl_privknn.privacy.accounting.accountant.PrivacyReport`; for a ledger also
         ``epsilon_spent``, ``max_epsilon``, ``filter``, ``head``, ``rows`` and ``runs``: for each run alone
         ``epsilon``, ``epsilon_spent``, and the records ``guaranteed`` and ``charged``.
 

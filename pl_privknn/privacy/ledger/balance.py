@@ -8,10 +8,18 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pl_privknn.privacy.guarantee import SEEDED_NOISE, UNSTATED_NOISE, Guarantee
 from pl_privknn.privacy.ledger.renyi_filter import RenyiFilter
 from pl_privknn.privacy.ledger.store import GENESIS, LedgerCorrupt
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
+from pl_privknn.privacy.mechanisms.base import (
+    SEEDED_NOISE,
+    UNSTATED_NOISE,
+    Adjacency,
+    Charge,
+    Guarantee,
+    Mechanism,
+    check_adjacency,
+    merged,
+)
 
 Releases = dict[Mechanism, Charge]
 

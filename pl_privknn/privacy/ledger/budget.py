@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pl_privknn._checks import check_open_unit
-from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.accounting.privacy_report import PrivacyReport
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, account
 from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
-from pl_privknn.privacy.guarantee import Guarantee
 from pl_privknn.privacy.ledger.balance import Balance, Releases
-from pl_privknn.privacy.mechanisms.base import Charge
+from pl_privknn.privacy.mechanisms.base import Charge, Guarantee
 
 _ROWS_NAMED = 8
 

@@ -1,13 +1,19 @@
 """Mechanisms: frozen sets of public parameters that draw their noise and know what a release costs."""
 
 from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax
-from pl_privknn.privacy.mechanisms.base import ADJACENCIES, Adjacency, Charge, Mechanism, check_adjacency
-from pl_privknn.privacy.mechanisms.conditional import Conditional
+from pl_privknn.privacy.mechanisms.base import (
+    ADJACENCIES,
+    UNSTATED,
+    AdditiveNoise,
+    Adjacency,
+    Charge,
+    Mechanism,
+    VoteNoise,
+    check_adjacency,
+)
 from pl_privknn.privacy.mechanisms.data_dependent import DataDependent
 from pl_privknn.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from pl_privknn.privacy.mechanisms.discrete_laplace import DiscreteLaplace
-from pl_privknn.privacy.mechanisms.fixed_pair import PureDP
-from pl_privknn.privacy.mechanisms.fixed_total import FixedTotal
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
 from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
@@ -15,7 +21,7 @@ from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
 from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
-from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise, VoteNoise
+from pl_privknn.privacy.mechanisms.stated import Conditional, FixedTotal, PureDP
 
 __all__ = [
     "ADJACENCIES",

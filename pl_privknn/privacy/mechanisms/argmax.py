@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_choice, check_positive, check_rate, check_switch
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
-from pl_privknn.privacy.mechanisms.outcomes import OutcomeMechanism
-from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, VoteNoise
+from pl_privknn.privacy.mechanisms.base import (
+    UNSTATED,
+    Adjacency,
+    OutcomeMechanism,
+    VoteNoise,
+    require_unsampled,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -1,4 +1,4 @@
-"""The contract of a mechanism: a frozen set of public parameters that knows what one release costs."""
+"""The contract of mechanisms: frozen public parameters that know what one release costs, and how far that holds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,110 @@ import dataclasses
 import functools
 import json
 import math
+import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import MAX_COUNT, check_choice, check_int, shown
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.guarantee import UNCONDITIONAL, Guarantee, Level
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
+
+    from pl_privknn.privacy.noise import NoiseSource
+
+
+Level = Literal["unconditional", "conditional", "none"]
+#: From strongest to weakest.
+LEVELS: tuple[Level, ...] = ("unconditional", "conditional", "none")
+
+SEEDED_NOISE = (
+    "the noise came from a seed and not from the operating system's generator: whoever knows the seed can subtract "
+    "it, so this ε is what the same run would have with cryptographic noise"
+)
+UNSTATED_NOISE = (
+    "the noise came from the operating system's generator, and the plan holds under the ledger's adjacency; whoever "
+    "charged the ledger did not say so"
+)
+SEVERAL_FILES = (
+    "what each file plans was fixed before an answer of another was seen (ordinary composition; runs that share one "
+    "ledger need no such condition)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """How far a stated ε holds.
+
+    ``"unconditional"``: for all data, as it stands. ``"conditional"``: if each of ``reasons`` is true.
+    ``"none"``: not at all, for each of ``reasons`` that says so.
+
+    Composition is ``a & b``: the weaker level, all reasons. It is the only operation there is, so a guarantee
+    can't get stronger; ``Guarantee()`` is its neutral element.
+
+    Attributes:
+        level: one of :data:`LEVELS`.
+        reasons: what weakens it, in words that a reviewer understands; empty for ``"unconditional"``.
+
+    Raises:
+        ValueError: for another level, or reasons that do not fit it.
+
+    Example:
+        >>> Guarantee("conditional", ("A",)) & Guarantee("none", ("B",)) & Guarantee()
+        Guarantee(level='none', reasons=('A', 'B'))
+    """
+
+    level: Level = "unconditional"
+    reasons: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("guarantee", self.level, LEVELS)
+        listed = isinstance(self.reasons, list | tuple)
+        if not listed or not all(isinstance(r, str) and r.strip() for r in self.reasons):
+            raise ValueError(f"reasons={shown(self.reasons)} must be a list of sentences")
+        object.__setattr__(self, "reasons", tuple(self.reasons))
+        if (self.level == "unconditional") != (not self.reasons):
+            raise ValueError(
+                f"guarantee={self.level!r} with reasons={shown(list(self.reasons))}: an unconditional one has none, "
+                "another one at least one"
+            )
+
+    def __and__(self, other: Guarantee) -> Guarantee:
+        """The guarantee of two parts together."""
+        level = LEVELS[max(LEVELS.index(self.level), LEVELS.index(other.level))]
+        return Guarantee(level, tuple(dict.fromkeys([*self.reasons, *other.reasons])))
+
+    @property
+    def reason(self) -> str:
+        """All reasons in one line; empty for an unconditional guarantee."""
+        return "; ".join(self.reasons)
+
+
+#: Holds for all data, as it stands.
+UNCONDITIONAL = Guarantee()
+
+
+def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
+    """The guarantee of all parts together; unconditional where there is none."""
+    total = UNCONDITIONAL
+    for guarantee in guarantees:
+        total &= guarantee
+    return total
+
+
+def strength(level: Level) -> int:
+    """A number for charts: 2 unconditional, 1 conditional, 0 none."""
+    return len(LEVELS) - 1 - LEVELS.index(level)
+
+
+def noise_guarantee(source: NoiseSource) -> Guarantee:
+    """What a noise source lets a release keep: nothing, unless its words are cryptographic."""
+    return UNCONDITIONAL if source.cryptographic else Guarantee("none", (SEEDED_NOISE,))
+
 
 Adjacency = Literal["add_remove", "replace_one"]
 ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one")
@@ -271,3 +363,237 @@ def merged(charges: Iterable[Charge]) -> dict[Mechanism, Charge]:
             else dataclasses.replace(known.marked(charge.mark), count=known.count + charge.count)
         )
     return found
+
+
+Floats = NDArray[np.float64]
+
+# Below this both probabilities of an outcome count as zero: e^-660 changes no δ that can be asked for.
+_TINY = 1e-287
+
+
+class OutcomeMechanism(Mechanism):
+    """Base for releases of one of a few outcomes (pass or fail, a class).
+
+    Subclasses list their pairs in logarithms. Poisson sampling is exact (:func:`sample_pairs`): a record
+    that takes part with probability γ turns the pair (P, Q) into ((1−γ)Q + γP, Q), and by joint convexity
+    of every divergence the worst case over the samples of the other records is the worst case over the
+    family (Zhu, Yu, Chandraker, Wang 2020, Theorem 7; Zhu and Wang 2019 for the mixture).
+
+    RDP takes the maximum over the family and over both directions at each order. The PLD belongs to the
+    upper envelope of the family's privacy profiles: for finitely many outcomes each profile is a maximum of
+    lines in e^ε, one for each set of most likely outcomes, so the envelope's pair is the upper convex hull
+    of the points (q(S), p(S)): no grid is needed to find it.
+    """
+
+    @abc.abstractmethod
+    def log_outcome_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+        """Logarithms of :meth:`outcome_pairs`, finite where probabilities underflow."""
+
+    def outcome_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+        """The family of pairs; see :meth:`Mechanism.outcome_pairs`."""
+        log_p, log_q = self.log_outcome_pairs(adjacency)
+        p, q = np.exp(log_p), np.exp(log_q)
+        never = np.maximum(p, q) < _TINY
+        p[never] = 0.0
+        q[never] = 0.0
+        return p, q
+
+    def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
+        """RDP of one release; see :meth:`Mechanism.rdp`."""
+        return rdp.pairs_rdp(*self.log_outcome_pairs(adjacency), orders)
+
+    def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
+        """PLD of the family's envelope; see :meth:`Mechanism.pld`."""
+        remove, add = _envelope(self, adjacency)
+        return pld.to_distribution(remove, add, discretization)
+
+
+def sample_pairs(log_p: Floats, log_q: Floats, rate: float) -> tuple[Floats, Floats]:
+    """The pairs ((1−γ)Q + γP, Q) of Poisson sampling at rate γ, in logarithms."""
+    if rate == 1.0:
+        return log_p, log_q
+    return np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_p), log_q
+
+
+@functools.lru_cache(maxsize=64)
+def _envelope(mechanism: OutcomeMechanism, adjacency: Adjacency) -> tuple[pld.LossMeasure, pld.LossMeasure]:
+    p, q = mechanism.outcome_pairs(adjacency)
+    return envelope(p, q), envelope(q, p)
+
+
+def envelope(upper: Floats, lower: Floats) -> pld.LossMeasure:
+    """Pair that dominates every row of a family, as atoms of its loss log(upper/lower).
+
+    Args:
+        upper: shape ``(pairs, outcomes)``.
+        lower: shape ``(pairs, outcomes)``.
+
+    The hull is walked in two halves. Points of sets with lower mass up to ½ are (lower(S), upper(S)) and
+    hold large losses; beyond, the complements' (1−lower(S), 1−upper(S)) are used, so that small
+    probabilities are never a difference of numbers near 1.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(upper > 0, upper / lower, 0.0)
+    order = np.argsort(-ratio, axis=1, kind="stable")
+    upper = np.take_along_axis(upper, order, axis=1)
+    lower = np.take_along_axis(lower, order, axis=1)
+    heads_x, heads_y = np.cumsum(lower, axis=1)[:, :-1].ravel(), np.cumsum(upper, axis=1)[:, :-1].ravel()
+    tails_x = np.cumsum(lower[:, ::-1], axis=1)[:, ::-1][:, 1:].ravel()
+    tails_y = np.cumsum(upper[:, ::-1], axis=1)[:, ::-1][:, 1:].ravel()
+    hull = _upper_hull(heads_x, heads_y)
+    x, y = np.append(heads_x[hull], 1.0), np.append(heads_y[hull], 1.0)
+    cx, cy = np.append(tails_x[hull], 0.0), np.append(tails_y[hull], 0.0)
+    lower_mass = np.where(x <= 0.5, np.diff(x, prepend=0.0), -np.diff(cx, prepend=1.0))
+    upper_mass = np.where(x <= 0.5, np.diff(y, prepend=0.0), -np.diff(cy, prepend=1.0))
+    keep = upper_mass > 0
+    upper_mass, lower_mass = upper_mass[keep], np.maximum(lower_mass[keep], 0.0)
+    with np.errstate(divide="ignore"):
+        losses = np.log(upper_mass) - np.log(lower_mass)
+    return pld.LossMeasure(losses, upper_mass, lower_mass)
+
+
+def _upper_hull(x: Floats, y: Floats) -> NDArray[np.int64]:
+    """Indices, by ascending x, of the points on the upper hull of all points with (0, 0) and (1, 1)."""
+    order = np.lexsort((y, x))
+    hull: list[tuple[float, float, int]] = [(0.0, 0.0, -1)]
+    xs, ys = x.tolist(), y.tolist()
+    for i in [*order.tolist(), -1]:
+        px, py = (1.0, 1.0) if i < 0 else (xs[i], ys[i])
+        while len(hull) >= 2:
+            (ax, ay, _), (bx, by, _) = hull[-2], hull[-1]
+            if (by - ay) * (px - ax) > (py - ay) * (bx - ax):
+                break
+            hull.pop()
+        # The first point stays unless a point straight above it comes.
+        hull.append((px, py, i))
+    return np.array([i for _, _, i in hull if i >= 0], dtype=np.int64)
+
+
+class FixedPair(Mechanism):
+    """Base for mechanisms that can list the outcomes of their worst pair."""
+
+    @abc.abstractmethod
+    def log_pair(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+        """Log-probabilities (log p, log q) of the outcomes with and without the record, shape ``(n,)``."""
+
+    def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
+        """RDP of one release: the larger divergence of both directions."""
+        log_p, log_q = self.log_pair(adjacency)
+        return rdp.pairs_rdp(log_p[None, :], log_q[None, :], orders)
+
+    def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
+        """PLD of one release by connect-the-dots."""
+        remove = _measure(self, adjacency)
+        return pld.to_distribution(remove, remove.reversed(), discretization)
+
+    def pure_epsilon(self, adjacency: Adjacency) -> float:
+        """Largest loss of any outcome."""
+        log_p, log_q = self.log_pair(adjacency)
+        return float(np.max(np.abs(log_p - log_q)))
+
+
+@functools.lru_cache(maxsize=32)
+def _measure(mechanism: FixedPair, adjacency: Adjacency) -> pld.LossMeasure:
+    log_p, log_q = mechanism.log_pair(adjacency)
+    return pld.LossMeasure(log_p - log_q, np.exp(log_p), np.exp(log_q))
+
+
+#: Default of the fields that depend on what is noised. Where nobody states them, they become what
+#: :meth:`VoteNoise.settle` says, or what :meth:`VoteNoise.for_votes` gets.
+UNSTATED: Any = None
+
+_Noise = TypeVar("_Noise", bound="VoteNoise")
+
+
+class VoteNoise(Mechanism):
+    """Noise by which the class with the most votes is chosen.
+
+    Example:
+        >>> from pl_privknn.privacy.mechanisms import Gaussian, VoteNoise
+        >>> noise = Gaussian(sigma=25.0).for_votes(l1=2.0, l2=2**0.5, rate=0.15)
+        >>> isinstance(noise, VoteNoise), noise.deviation, noise.sampling_rate
+        (True, 25.0, 0.15)
+    """
+
+    _unstated: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    @abc.abstractmethod
+    def deviation(self) -> float:
+        """Standard deviation of the noise on one vote."""
+
+    @abc.abstractmethod
+    def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
+        """Draw the noise and choose.
+
+        Args:
+            votes: votes of each class, shape ``(..., c)``.
+            noise: where the noise comes from.
+
+        Returns:
+            int64, shape ``(...)``.
+        """
+
+    def for_votes(self: _Noise, l1: float, l2: float, rate: float = 1.0) -> _Noise:
+        """The same noise for votes, or other sums, whose sensitivity is known.
+
+        Args:
+            l1: L1 distance that one record can move the votes.
+            l2: L2 distance.
+            rate: Poisson rate in (0, 1] at which records take part.
+
+        Returns:
+            The frozen mechanism that both draws and accounts.
+
+        Raises:
+            ValueError: if this mechanism states another value.
+        """
+        return self._completed(l1_sensitivity=l1, l2_sensitivity=l2, sampling_rate=rate)
+
+    def settle(self, **defaults: Any) -> None:
+        """Give unstated fields their values, and remember which they were; for ``__post_init__``."""
+        unstated = frozenset(name for name in defaults if getattr(self, name) is UNSTATED)
+        for name in unstated:
+            object.__setattr__(self, name, defaults[name])
+        object.__setattr__(self, "_unstated", unstated)
+
+    def _completed(self: _Noise, **known: Any) -> _Noise:
+        names = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        wanted = {name: value for name, value in known.items() if name in names}
+        for name, value in wanted.items():
+            stated = getattr(self, name)
+            if name in self._unstated or stated == value:
+                continue
+            if stated != 1.0:
+                raise ValueError(
+                    f"noise.{name}={stated!r} differs from the labeler's {value!r}; leave it out"
+                )
+            # Configurations that version 0.1 saved hold this default, which the user never stated.
+            warnings.warn(
+                f"noise.{name}=1.0 is not what the labeler releases, and {value!r} is charged; leave it out, the "
+                "next version refuses it",
+                FutureWarning,
+                stacklevel=3,
+            )
+        completed: _Noise = dataclasses.replace(self, **wanted)  # type: ignore[type-var]
+        return completed
+
+
+class AdditiveNoise(VoteNoise):
+    """Noise that is added to every number of a release and paid for as such, so that all of them may be shown.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.privacy import Gaussian, SeededNoise
+        >>> noisy = Gaussian(sigma=25.0).add_noise(torch.tensor([200, 60, 40]), SeededNoise(0))
+        >>> noisy.shape, noisy.dtype
+        (torch.Size([3]), torch.float64)
+    """
+
+    @abc.abstractmethod
+    def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
+        """Return ``values`` plus fresh noise, as a new tensor of the same shape."""
+
+    def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
+        """Add noise and take the largest; see :meth:`VoteNoise.argmax`."""
+        return self.add_noise(votes, noise).argmax(dim=-1)

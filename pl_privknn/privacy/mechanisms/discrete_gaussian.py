@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
-from pl_privknn.privacy.mechanisms.outcomes import envelope, sample_pairs
-from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise
+from pl_privknn.privacy.mechanisms.base import (
+    UNSTATED,
+    AdditiveNoise,
+    Adjacency,
+    envelope,
+    require_unsampled,
+    sample_pairs,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_int, check_positive, check_rate
-from pl_privknn.privacy.mechanisms.base import MAX_LISTED, Adjacency, require_unsampled
-from pl_privknn.privacy.mechanisms.fixed_pair import FixedPair
-from pl_privknn.privacy.mechanisms.outcomes import sample_pairs
-from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise
+from pl_privknn.privacy.mechanisms.base import (
+    MAX_LISTED,
+    UNSTATED,
+    AdditiveNoise,
+    Adjacency,
+    FixedPair,
+    require_unsampled,
+    sample_pairs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

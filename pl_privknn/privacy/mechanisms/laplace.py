@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import Adjacency, require_unsampled
-from pl_privknn.privacy.mechanisms.vote_noise import UNSTATED, AdditiveNoise
+from pl_privknn.privacy.mechanisms.base import UNSTATED, AdditiveNoise, Adjacency, require_unsampled
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

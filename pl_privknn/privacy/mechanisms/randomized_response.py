@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.privacy.mechanisms.base import Adjacency
-from pl_privknn.privacy.mechanisms.fixed_pair import FixedPair
+from pl_privknn.privacy.mechanisms.base import Adjacency, FixedPair
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, check_switch
-from pl_privknn.privacy.mechanisms.base import MAX_LISTED, Adjacency, require_unsampled
-from pl_privknn.privacy.mechanisms.outcomes import OutcomeMechanism, sample_pairs
+from pl_privknn.privacy.mechanisms.base import (
+    MAX_LISTED,
+    Adjacency,
+    OutcomeMechanism,
+    require_unsampled,
+    sample_pairs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 from scipy import stats
 
-from pl_privknn.privacy.accounting import composition, pld
+from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.accountant import (
     account,
     delta_for_epsilon,
@@ -98,8 +98,8 @@ def test_equal_charges_are_merged():
 def test_pld_composition_equals_analytic_gaussian(sigma, count, delta):
     # Composed on the grid on purpose; the accountant itself uses the closed form for Gaussians.
     mu = math.sqrt(count) / sigma
-    step = composition.choose_discretization(mu * mu, count)
-    total = composition.compose([(Gaussian(sigma).pld("add_remove", step), count)], delta)
+    step = pld.choose_discretization(mu * mu, count)
+    total = pld.compose([(Gaussian(sigma).pld("add_remove", step), count)], delta)
     exact = pld.gaussian_epsilon(mu, delta)
     assert exact <= total.epsilon(delta) * (1 + 1e-9) + 1e-12
     assert total.epsilon(delta) <= exact * (1 + 2e-4) + 1e-12

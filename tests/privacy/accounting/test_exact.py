@@ -9,7 +9,7 @@ import pytest
 from error_bounds import exact_bracket
 from scipy.stats import binom
 
-from pl_privknn.privacy.accounting import composition, pld, rdp
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.accounting.accountant import account, delta_for_epsilon, epsilon_for_delta
 from pl_privknn.privacy.accounting.exact import (
     BlockPlan,
@@ -27,7 +27,7 @@ from pl_privknn.privacy.mechanisms import (
     Mechanism,
     NoisyScreening,
 )
-from pl_privknn.privacy.mechanisms.outcomes import envelope
+from pl_privknn.privacy.mechanisms.base import envelope
 
 DELTA = 1e-5
 
@@ -87,8 +87,8 @@ def rows(p: np.ndarray, q: np.ndarray):
     return list(zip(p, q, strict=True))
 
 
-def compose(parts: list[tuple[pld.LossMeasure, int]], step: float) -> composition.Composition:
-    return composition.compose([(pld.to_distribution(m, m.reversed(), step), n) for m, n in parts], DELTA)
+def compose(parts: list[tuple[pld.LossMeasure, int]], step: float) -> pld.Composition:
+    return pld.compose([(pld.to_distribution(m, m.reversed(), step), n) for m, n in parts], DELTA)
 
 
 @pytest.mark.parametrize(

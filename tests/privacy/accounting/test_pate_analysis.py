@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pl_privknn.privacy.accounting.data_dependent import (
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
+from pl_privknn.privacy.mechanisms.data_dependent import (
     answers_rdp,
     log_other,
     log_other_at_worst,
     screening_rdp,
 )
-from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 
 ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 8.0, 16.0])
 HISTOGRAMS = [(30, 0, 0), (28, 1, 1), (20, 10, 0), (12, 10, 8), (11, 11, 8)]

@@ -1,4 +1,4 @@
-"""A mechanism whose stated cost holds only under a condition that its user names."""
+"""Costs that somebody states: an ε, a total, a release that holds under a condition."""
 
 from __future__ import annotations
 
@@ -8,11 +8,59 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn.privacy.guarantee import Level
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
+from pl_privknn._checks import check_positive, check_rate
+from pl_privknn.privacy.accounting import pld, rdp
+from pl_privknn.privacy.mechanisms.base import (
+    Adjacency,
+    Charge,
+    FixedPair,
+    Level,
+    Mechanism,
+    require_unsampled,
+    sample_pairs,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class PureDP(FixedPair):
+    """Any release of which only ε-differential privacy is known.
+
+    Randomised response with that ε, (e^ε, 1)/(1+e^ε) against (1, e^ε)/(1+e^ε), dominates every ε-DP pair
+    (Kairouz, Oh, Viswanath 2015, Theorem 3.4). It serves local randomisers such as Collision or Separation,
+    whose message depends on one record alone, and noisy maxima with Laplace noise.
+
+    Attributes:
+        epsilon: ε of one release under the adjacency of the ledger.
+        sampling_rate: Poisson rate in (0, 1] at which records take part.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, PureDP, epsilon_for_delta
+        >>> release = PureDP(epsilon=0.1)
+        >>> round(epsilon_for_delta([Charge(release, 10)], delta=1e-5), 3)
+        0.994
+    """
+
+    kind: ClassVar[str] = "pure_dp"
+
+    epsilon: float
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
+        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+
+    def log_pair(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+        """Randomised response, sampled."""
+        require_unsampled(self.kind, self.sampling_rate, adjacency)
+        total = np.logaddexp(self.epsilon, 0.0)
+        likely, unlikely = self.epsilon - total, -total
+        return sample_pairs(np.array([likely, unlikely]), np.array([unlikely, likely]), self.sampling_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,3 +132,41 @@ class Conditional(Mechanism):
     def to_record(self) -> dict[str, Any]:
         """The mechanism as JSON, with the record of ``inner`` inside."""
         return {"mechanism": self.kind, "inner": self.inner.to_record(), "condition": self.condition}
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTotal(Mechanism):
+    """A whole stream of Gaussian releases whose cost to any one record is capped beforehand.
+
+    A filter on Σμ² per record makes the stream, chosen fully adaptively, μ-Gaussian-DP with μ² the cap
+    (Smith and Thakurta 2022; Koskela, Tobaben, Honkela 2023): as one release of the pair N(0, 1), N(μ, 1).
+    A cap B on the RDP slope of Ind-KNN's records (ε(α) ≤ Bα) is μ = √(2B).
+
+    Attributes:
+        mu: Gaussian-DP parameter of the whole stream, under the adjacency that its filter was set for.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, FixedTotal, epsilon_for_delta
+        >>> release = FixedTotal(mu=0.25)
+        >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
+        0.926
+    """
+
+    kind: ClassVar[str] = "fixed_total"
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", check_positive("mu", self.mu))
+
+    def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
+        """αμ²/2."""
+        return rdp.gaussian_rdp(self.mu, 1.0, orders)
+
+    def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
+        """PLD of N(μ, 1) against N(0, 1)."""
+        return pld.to_distribution(pld.gaussian_losses(self.mu, 1.0, discretization), None, discretization)
+
+    def gaussian_mu(self, adjacency: Adjacency) -> float:
+        """μ."""
+        return self.mu
