@@ -18,11 +18,10 @@ from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
-from pl_privknn.privacy.ledger.run_folder import FolderLock
-from pl_privknn.privacy.ledger.summary_check import counts_text, counts_topic
+from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.mechanisms.base import Level, strength
+from pl_privknn.privacy.store import FolderLock
 
 if TYPE_CHECKING:
     from pl_privknn.callbacks.private_labeler import RoundFeatures
@@ -47,7 +46,7 @@ class RunTerms:
         max_epsilon: budget, or None.
         adjacency: neighbouring relation.
         ledger_path: a ledger that several runs share, or None for the run's own.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.ledger.Ledger`.
+        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
         run_id: the run that a checkpoint belongs to, or None.
         description: public facts about the run, for the reader of the ledger.
     """

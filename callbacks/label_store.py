@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -34,9 +34,9 @@ from pl_privknn.labelers.base import (
     UsesPublicFeatures,
     held_shard,
 )
-from pl_privknn.privacy.ledger.ledger import LedgerRun
-from pl_privknn.privacy.ledger.run_folder import private_folder
+from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.private_side import privately, terminal
+from pl_privknn.privacy.store import private_folder
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

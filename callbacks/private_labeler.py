@@ -27,11 +27,11 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.labelers.base import JoinsRuns, Labeler, MakesModel, ShardedLabeler, stated_plan
-from pl_privknn.privacy.ledger.run_folder import resumed_folder
 from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.settings import Budget, RunFiles
+from pl_privknn.privacy.store import resumed_folder
 
 #: Stands for the student's own backbone in a list of features.
 STUDENT = "student"

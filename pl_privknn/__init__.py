@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "BackboneFeatures": "pl_privknn.features",
-    "BudgetExceeded": "pl_privknn.privacy.ledger.ledger",
+    "BudgetExceeded": "pl_privknn.privacy.ledger",
     "Charge": "pl_privknn.privacy.mechanisms",
     "ExponentialArgmax": "pl_privknn.privacy.mechanisms",
     "FixMatchStudent": "pl_privknn.students",
@@ -26,7 +26,7 @@ _PUBLIC = {
     "IndKNNPredictor": "pl_privknn.labelers",
     "Labeler": "pl_privknn.labelers.base",
     "Laplace": "pl_privknn.privacy.mechanisms",
-    "Ledger": "pl_privknn.privacy.ledger.ledger",
+    "Ledger": "pl_privknn.privacy.ledger",
     "NoisyScreening": "pl_privknn.privacy.mechanisms",
     "PATE": "pl_privknn.labelers",
     "PrivateKNN": "pl_privknn.labelers.private_knn",

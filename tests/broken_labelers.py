@@ -5,7 +5,7 @@ import math
 import torch
 
 from pl_privknn.labelers.base import Labeler, Release, check_table
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 
 C, D = 3, 5

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Extractor
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 

@@ -56,7 +56,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
         raise ValueError("name the ledger's file; --labeler belongs to --empirical")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
-    from pl_privknn.privacy.ledger.audit import audit_ledger, export_ledger, is_ledger
+    from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
 
     summary, ledger = (None, files[0]) if len(files) == 1 else files
     if summary is not None and summary.is_file() and is_ledger(summary):
@@ -79,7 +79,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
 
 def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
     from pl_privknn.documents import read_document
-    from pl_privknn.privacy.ledger.summary_check import check_summary
+    from pl_privknn.privacy.verification import check_summary
 
     content = read_document(summary)
     if not isinstance(content, dict) or "epsilon" not in content:
@@ -98,7 +98,7 @@ def print_figures(report: dict[str, Any]) -> None:
 
 
 def _print_charges(charges: list[dict[str, Any]]) -> None:
-    from pl_privknn.privacy.ledger.audit import parameters_text
+    from pl_privknn.privacy.verification import parameters_text
 
     print(f"\n{'row':>5} {'releases':>9}  {'noise':13} {'mechanism':21} parameters")
     for charge in charges:

@@ -25,7 +25,7 @@ from pl_privknn.cli.report import add_report
 from pl_privknn.cli.tune import add_tune
 
 if TYPE_CHECKING:
-    from pl_privknn.privacy.ledger.release_files import Releases
+    from pl_privknn.privacy.verification import Releases
 
 _TRAINING = {
     "fit": "train a student on privately released labels (--resume DIR continues an interrupted run)",
@@ -151,7 +151,7 @@ def _parser(words: Sequence[str]) -> CommandParser:
 
 
 def _epsilon(parsed: argparse.Namespace) -> int:
-    from pl_privknn.privacy.ledger.audit import epsilon_of_files, releases_of, total
+    from pl_privknn.privacy.verification import epsilon_of_files, releases_of, total
 
     exact = not parsed.fast
     if parsed.plot is not None and not parsed.tradeoff:
@@ -186,7 +186,7 @@ def _config_plans(files: list[str], num_classes: int | None) -> list[tuple[str |
     if not all(Path(file).suffix in (".yaml", ".yml") and Path(file).is_file() for file in files):
         return None
     from pl_privknn.documents import read_configuration, read_document
-    from pl_privknn.privacy.ledger.release_files import releases_in
+    from pl_privknn.privacy.verification import releases_in
 
     documents = [(file, read_document(file)) for file in files]
     if not any(_is_config(document) for _, document in documents):

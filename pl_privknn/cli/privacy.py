@@ -257,8 +257,7 @@ def _claims(
 ) -> tuple[list[Charge], float, Adjacency]:
     """What a list of records says, or what a ledger has charged."""
     from pl_privknn.privacy.accounting.accountant import read_records
-    from pl_privknn.privacy.ledger.audit import epsilon_of_file
-    from pl_privknn.privacy.ledger.release_files import read_releases
+    from pl_privknn.privacy.verification import epsilon_of_file, read_releases
 
     # A bad file, δ or adjacency is refused here as by ``privknn epsilon``.
     report = epsilon_of_file(path, delta, adjacency, exact=False)

@@ -33,8 +33,8 @@ from pl_privknn.configuration import (
     strict_yaml,
 )
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.ledger.ledger import Ledger
-from pl_privknn.privacy.ledger.run_folder import FolderLock
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.store import FolderLock
 from pl_privknn.report import write_report
 
 known_classes()  # YAML may name them without a module path

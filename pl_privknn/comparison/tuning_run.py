@@ -17,12 +17,12 @@ from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.comparison.trainings import made_data, made_training
 from pl_privknn.comparison.tuning import Tuning
 from pl_privknn.nested_settings import merged
-from pl_privknn.privacy.ledger.ledger import Ledger
-from pl_privknn.privacy.ledger.run_folder import FolderLock
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.private_side import privately, silenced
+from pl_privknn.privacy.store import FolderLock
 
 _SEARCH, _RESULT, _MODEL, _BEST = "tuning.json", "result.json", "model.ckpt", "best.yaml"
 # How many candidates there are, and all but the best of them, must never be seen.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pl_privknn.privacy.ledger.run_folder import FolderInUse, FolderLock
+from pl_privknn.privacy.store import FolderInUse, FolderLock
 
 #: What is asked for; written before the run's first start.
 CONFIG = "run.yaml"

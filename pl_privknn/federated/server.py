@@ -19,7 +19,7 @@ from pl_privknn.federated.messages import TRUSTS, VERSION, Fields, Request, deco
 from pl_privknn.labelers.base import Release, stated_plan
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -15,7 +15,7 @@ from pl_privknn._checks import shape_text
 from pl_privknn._processes import Shard
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
-from pl_privknn.privacy.ledger.run import ChargesLedger, paid
+from pl_privknn.privacy.ledger import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
@@ -116,7 +116,7 @@ class Labeler(HasInitArguments, abc.ABC):
     def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
         """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
 
-        See :func:`~pl_privknn.privacy.ledger.run.paid`; the charge states this labeler's :attr:`adjacencies` and
+        See :func:`~pl_privknn.privacy.ledger.paid`; the charge states this labeler's :attr:`adjacencies` and
         whether its noise is cryptographic.
 
         Raises:
@@ -285,7 +285,7 @@ class _NotedRow:
     row: int = 0
 
     def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
-        """See :class:`~pl_privknn.privacy.ledger.run.ChargesLedger`."""
+        """See :class:`~pl_privknn.privacy.ledger.ChargesLedger`."""
         self.row = self.ledger.charge(mechanism, count, **stated)
         return self.row
 

@@ -28,7 +28,7 @@ from pl_privknn.neighbors import (
     ShardedNeighbors,
     top_k,
 )
-from pl_privknn.privacy.ledger.run import paid
+from pl_privknn.privacy.ledger import paid
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Mechanism, VoteNoise
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 

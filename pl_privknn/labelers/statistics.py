@@ -41,7 +41,7 @@ from pl_privknn.labelers.base import (
     check_table,
 )
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
-from pl_privknn.privacy.ledger.run import LedgerRun
+from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
 from pl_privknn.privacy.noise import NoiseSource

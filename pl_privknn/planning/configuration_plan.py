@@ -11,7 +11,7 @@ from pl_privknn.configuration import ConfigurationError, instantiate, known_clas
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.planning.plan import Plan
 from pl_privknn.planning.setting_search import Calibrate
-from pl_privknn.privacy.ledger.release_files import Releases
+from pl_privknn.privacy.verification import Releases
 
 if TYPE_CHECKING:
     from pl_privknn.callbacks import PrivateLabeler

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, check_rate
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
-from pl_privknn.privacy.ledger.run import ChargesLedger
+from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 

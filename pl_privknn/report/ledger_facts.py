@@ -11,9 +11,9 @@ import numpy as np
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.tradeoff import RATES, TradeOff
-from pl_privknn.privacy.ledger.audit import audit_ledger, parameters_text
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, merged
+from pl_privknn.privacy.verification import audit_ledger, parameters_text
 from pl_privknn.report.promise import in_words, unit_of
 
 #: At how many rows ε is computed for the curve, and how many rows are listed.

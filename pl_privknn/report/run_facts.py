@@ -18,7 +18,7 @@ from pl_privknn.callbacks.label_store import StoredLabels
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.comparison.results import RESULTS, read_results, read_summary, without_places
 from pl_privknn.documents import read_document, write_yaml
-from pl_privknn.privacy.ledger.summary_check import check_summary
+from pl_privknn.privacy.verification import check_summary
 from pl_privknn.report.ledger_facts import ledger_facts
 
 #: Of metrics.csv, which may have columns of the user's own.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn.labelers.base import Release
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, FixedTotal
 from pl_privknn.privacy.mechanisms.base import merged
 from pl_privknn.testing.errors import LabelerCheckError

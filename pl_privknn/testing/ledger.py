@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from pl_privknn._checks import check_int
-from pl_privknn.privacy.ledger.balance import NOISE_MARKS
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_known
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.store import NOISE_MARKS
 
 
 class FreeLedger:
@@ -49,7 +49,7 @@ class FreeLedger:
         noise: NoiseSource | None = None,
         adjacencies: Sequence[Adjacency] | None = None,
     ) -> int:
-        """Note ``count`` releases; see :class:`~pl_privknn.privacy.ledger.run.ChargesLedger`.
+        """Note ``count`` releases; see :class:`~pl_privknn.privacy.ledger.ChargesLedger`.
 
         Raises:
             BudgetExceeded: beyond ``limit`` charges; nothing was noted.

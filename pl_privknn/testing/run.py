@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pl_privknn.labelers.base import Labeler, RecognisesRecords, Release, UsesPublicFeatures
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.testing.drawing_methods import DrawingMethod, Passing, WatchedMethods

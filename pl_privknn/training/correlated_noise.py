@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.argument_groups import ArgumentGroup
-from pl_privknn.privacy.ledger.run import ChargesLedger
+from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps

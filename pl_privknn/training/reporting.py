@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn.init_arguments import HasInitArguments
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import strength
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.training.session import PrivateSession

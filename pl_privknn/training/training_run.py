@@ -14,14 +14,13 @@ from torch import Tensor
 from pl_privknn._files import write_durably
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import CalibrationError
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
-from pl_privknn.privacy.ledger.run import paid
-from pl_privknn.privacy.ledger.run_folder import FolderLock, HeadFile, resumed_folder
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, paid
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs
+from pl_privknn.privacy.store import FolderLock, HeadFile, resumed_folder
 from pl_privknn.training.correlated_noise import CorrelatedSteps
 from pl_privknn.training.training_plan import TrainingPlan
 
@@ -75,7 +74,7 @@ class TrainingRun:
         steps_per_charge: steps that are paid by one row.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
         noise: the source that will draw; the plan says whether it is cryptographic.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.ledger.Ledger`.
+        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
 
     Raises:
         BudgetExceeded: if the plan does not fit the budget; nothing was drawn.

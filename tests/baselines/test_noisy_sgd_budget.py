@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from noisy_sgd_setup import PRIVATE, NoNoise, charged, fit, make
 
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noisy_steps import (
     noise_for_steps,

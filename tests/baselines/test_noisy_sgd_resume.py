@@ -10,7 +10,7 @@ from noisy_sgd_setup import PRIVATE, charged, fit, in_a_dying_child, keep_last, 
 
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
+from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noisy_steps import (
     step_mechanism,

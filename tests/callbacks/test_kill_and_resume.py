@@ -8,8 +8,8 @@ from forked import in_child
 from ledger_setup import needs_fork
 
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.audit import audit_ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
+from pl_privknn.privacy.verification import audit_ledger
 
 pytestmark = needs_fork
 

@@ -26,9 +26,9 @@ from pl_privknn.labelers import (
     Screening,
 )
 from pl_privknn.labelers.statistics import ReleaseLostError
-from pl_privknn.privacy.ledger.audit import audit_ledger
-from pl_privknn.privacy.ledger.ledger import Ledger, LedgerRun
+from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.verification import audit_ledger
 
 pytestmark = needs_trace
 LINEAR = LinearTeachers(steps=10, batch_size=8)

@@ -10,7 +10,7 @@ from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.students import SupervisedStudent
 

@@ -16,7 +16,7 @@ from pl_privknn._checks import check_int
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.labelers import Release
 from pl_privknn.labelers.base import UsesPublicFeatures
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.per_record.journal import JournalError
 from pl_privknn.privacy.private_side import SHOW, PrivateSideError, privately

@@ -9,7 +9,7 @@ from forked import in_group
 from ledger_setup import needs_fork
 from test_sharded_runs import fit
 
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 
 

@@ -32,7 +32,7 @@ from pl_privknn.labelers.base import GroupsRecords, RecognisesRecords
 from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.poisson import PoissonTotals
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent

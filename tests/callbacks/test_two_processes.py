@@ -14,7 +14,7 @@ from ledger_setup import needs_fork
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent, _processes
 from pl_privknn.callbacks.label_store import StoredLabels
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 
 

@@ -114,7 +114,7 @@ def test_own_classes_by_name_and_by_path():
     "path",
     [
         "pl_privknn.labelers.pate_training.importlib.import_module",
-        "pl_privknn.privacy.ledger.ledger.Ledger",
+        "pl_privknn.privacy.ledger.Ledger",
         "pl_privknn.cli.main.main",
         "pl_privknn.labelers.pate_training.np",
         "pl_privknn.labelers.nothing.Here",

@@ -6,7 +6,7 @@ import torch
 from pl_privknn.cli.errors import mistake
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import IndKNN, PrivateKNN
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.per_record.journal import JournalError
 
 

@@ -27,9 +27,9 @@ from wandb_files import finished_run
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import read_results
 from pl_privknn.comparison.plot import digest_of
-from pl_privknn.privacy.ledger.audit import audit_ledger
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
 from pl_privknn.privacy.noisy_steps import PaidSteps
+from pl_privknn.privacy.verification import audit_ledger
 
 
 def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):

@@ -18,7 +18,7 @@ from pl_privknn.comparison.tuning_run import TuningRun
 from pl_privknn.documents import read_document
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import CalibrationError
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 

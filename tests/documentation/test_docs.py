@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import pages
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.testing import FreeLedger, LabelerCheckError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -102,7 +102,7 @@ def test_import_leaves_heavy_packages_alone():
     heavy = {"wandb", "timm", "faiss", "opacus", "matplotlib", "skimage", "pytorch_lightning"}
     # What ``privknn epsilon`` needs is not among what imports torch either.
     code = (
-        f"import sys, pl_privknn.privacy.ledger.audit; "
+        f"import sys, pl_privknn.privacy.verification; "
         f"sys.exit(str({heavy | {'torch'}} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

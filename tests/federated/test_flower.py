@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from pl_privknn.features import Pixels
 from pl_privknn.federated import FederatedRound, Shuffler, client_app, new_key, run_round, server_app
 from pl_privknn.labelers import ReverseKNN
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 
 

@@ -11,8 +11,7 @@ from pl_privknn.federated import run_round
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS
-from pl_privknn.privacy.ledger.budget import BudgetExceeded
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
 
 

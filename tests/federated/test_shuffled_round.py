@@ -10,7 +10,7 @@ from pl_privknn.federated import shuffler as shuffler_module
 from pl_privknn.federated.messages import decode, encode
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import amplified_epsilon, make_randomizer
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ShuffleAmplification
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 

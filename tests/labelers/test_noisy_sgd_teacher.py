@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pl_privknn.labelers import NoisySGDTeacher
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -9,7 +9,7 @@ from statistics_setup import MADE, fitted, labels_for, table
 
 from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher, SklearnTeachers
 from pl_privknn.labelers.pate_training import Partitioner
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
 

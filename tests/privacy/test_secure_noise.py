@@ -13,7 +13,7 @@ from pl_privknn.labelers.pate import LNMAX, ConfidentGNMAX
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.labelers.voting import secure_noise
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import (
     Charge,
     DiscreteGaussian,

@@ -6,7 +6,7 @@ import math
 import pytest
 
 import pl_privknn.testing.ledger
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.testing import FreeLedger

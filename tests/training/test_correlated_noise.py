@@ -16,10 +16,10 @@ from training_setup import Lit, fit, training
 
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.store import read_rows
-from pl_privknn.privacy.ledger.summary_check import check_summary
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.store import read_rows
+from pl_privknn.privacy.verification import check_summary
 from pl_privknn.training import AdaptiveClipping, BandedNoise, PaidAccuracy, PrivacyGroups
 from pl_privknn.training.correlated_noise import CorrelatedSteps
 

@@ -9,7 +9,7 @@ from noisy_sgd_setup import charged, in_a_dying_child, keep_last, power_cut_at
 from training_setup import Lit, fit, training
 
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 
 

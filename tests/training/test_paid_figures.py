@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from training_setup import Lit, Silent, fit, training
 
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.training import AdaptiveClipping, PaidAccuracy

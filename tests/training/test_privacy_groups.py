@@ -12,11 +12,11 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.datamodules.formats.stores import ChosenImages
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.store import read_rows
-from pl_privknn.privacy.ledger.summary_check import check_summary
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.record_groups import group_costs
+from pl_privknn.privacy.store import read_rows
+from pl_privknn.privacy.verification import check_summary
 from pl_privknn.training import PaidAccuracy, PrivacyGroups
 
 HALVES = torch.arange(PRIVATE) % 2

@@ -18,7 +18,7 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.formats.images import TensorImages
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import poisson_sample

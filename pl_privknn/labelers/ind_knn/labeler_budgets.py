@@ -18,7 +18,7 @@ from pl_privknn.labelers.base import ChargesLedger
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.identities import changed_numbers, read_ids
 from pl_privknn.labelers.ind_knn.stream import StreamState, make_private, write_private
-from pl_privknn.privacy.ledger.ledger import LedgerRun
+from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.per_record.budgets import BUDGET_SPREAD
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 from pl_privknn.privacy.per_record.journal import JournalError

@@ -10,7 +10,7 @@ from typing import Any
 
 from pl_privknn._files import sync_folder, write_durably
 from pl_privknn.labelers.base import ChargesLedger
-from pl_privknn.privacy.ledger.ledger import LedgerRun
+from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.per_record.filter import IndividualFilter

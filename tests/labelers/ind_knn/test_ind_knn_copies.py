@@ -9,7 +9,7 @@ from ind_knn_setup import PARAMETERS, QUERIES, C, filled, rows
 
 from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.per_record.journal import JournalError
 

@@ -14,7 +14,7 @@ from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, FixedTotal
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.per_record.budgets import CONVERSIONS

@@ -23,7 +23,7 @@ from ind_knn_stream import (
 
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.private_table import unit_rows
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.per_record.journal import JournalError
 
 

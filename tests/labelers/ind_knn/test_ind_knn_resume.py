@@ -15,7 +15,7 @@ from small_fit import fit_student
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
-from pl_privknn.privacy.ledger.ledger import Ledger, LedgerRun
+from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 from pl_privknn.privacy.per_record.journal import JournalError
 

@@ -13,7 +13,7 @@ from pl_privknn.labelers.ind_knn import PublicDensity, RecordBudgets, RecordGrou
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.others import ALONE
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 from pl_privknn.privacy.per_record.journal import JournalError

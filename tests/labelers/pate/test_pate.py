@@ -17,7 +17,7 @@ from pl_privknn.labelers.pate_training import (
 )
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.accounting.accountant import account, read_records
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import (
     Charge,
     DiscreteGaussian,

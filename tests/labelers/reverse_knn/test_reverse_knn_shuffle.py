@@ -17,7 +17,7 @@ from pl_privknn.labelers.reverse_knn_local import (
     true_counts,
 )
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, NegativeBinomial, ShuffleAmplification
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -12,12 +12,11 @@ from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.privacy.accounting.accountant import account, merge_charges, read_records
-from pl_privknn.privacy.ledger.audit import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
-from pl_privknn.privacy.ledger.ledger import Ledger
-from pl_privknn.privacy.ledger.run import paid
+from pl_privknn.privacy.ledger import Ledger, paid
 from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, Laplace
 from pl_privknn.privacy.mechanisms.base import LEVELS, Guarantee, noise_guarantee, strength, weakest
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.verification import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
 
 PLAIN = [Gaussian(20.0), Gaussian(31.0), Laplace(40.0)]
 WITH_CONDITION = Conditional(Gaussian(20.0), "the parts stayed as they were")

@@ -18,7 +18,7 @@ from pl_privknn.privacy.auditing.lower_bound import (
     upper_probability,
 )
 from pl_privknn.privacy.auditing.worst_pairs import audit_records, experiment_of
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, DiscreteLaplace, FixedTotal, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 

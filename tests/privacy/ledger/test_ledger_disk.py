@@ -7,8 +7,8 @@ import pytest
 from ledger_setup import PROTECTED, G, charged
 from traced import Fault, needs_trace, traced
 
-from pl_privknn.privacy.ledger.audit import audit_ledger
-from pl_privknn.privacy.ledger.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.verification import audit_ledger
 
 pytestmark = needs_trace
 

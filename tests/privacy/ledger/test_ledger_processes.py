@@ -10,9 +10,9 @@ import pytest
 from forked import talking
 from ledger_setup import PROTECTED, G, charged, needs_fork
 
-from pl_privknn.privacy.ledger.ledger import BudgetExceeded, Ledger
-from pl_privknn.privacy.ledger.renyi_filter import RenyiFilter
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.store import RenyiFilter
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from ledger_setup import G, charged, fill, needs_fork
 
-from pl_privknn.privacy.ledger.audit import audit_ledger
-from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
-from pl_privknn.privacy.ledger.store import RowStore
+from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.store import RowStore
+from pl_privknn.privacy.verification import audit_ledger
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.planning.configuration_plan import plan_of_config
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.audit import epsilon_of_file, epsilon_of_files, export_ledger
-from pl_privknn.privacy.ledger.ledger import Ledger
-from pl_privknn.privacy.ledger.release_files import read_releases
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
+from pl_privknn.privacy.verification import epsilon_of_file, epsilon_of_files, export_ledger, read_releases
 
 G = Gaussian(20.0)
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -5,9 +5,9 @@ import pytest
 from ledger_setup import PROTECTED
 
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.audit import audit_ledger, epsilon_of_file
-from pl_privknn.privacy.ledger.ledger import Ledger, LedgerCorrupt
+from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
+from pl_privknn.privacy.verification import audit_ledger, epsilon_of_file
 
 G = Gaussian(20.0)
 S = NoisyScreening(k=30, threshold=18, sigma=8.0, num_classes=10, sampling_rate=0.2)

@@ -8,9 +8,10 @@ from report_setup import QUERIES, small_run
 
 from pl_privknn.cli.main import main
 from pl_privknn.privacy import Charge, Gaussian, Ledger
-from pl_privknn.privacy.ledger.store import read_rows
-from pl_privknn.privacy.ledger.summary_check import check_summary, counts_text, counts_topic
+from pl_privknn.privacy.ledger import counts_text, counts_topic
 from pl_privknn.privacy.noise import SystemNoise
+from pl_privknn.privacy.store import read_rows
+from pl_privknn.privacy.verification import check_summary
 
 FORGERIES = {
     "epsilon": {"epsilon": 0.5},

@@ -1,17 +1,70 @@
-"""ε of files, of lists of records or of ledgers; and the audit of a ledger."""
+"""What follows from a file: ε of ledgers and lists of records, the audit of a ledger, the figures of a summary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_privknn._checks import check_open_unit
-from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.ledger.ledger import Ledger, LedgerReport
-from pl_privknn.privacy.ledger.release_files import Releases, read_releases
-from pl_privknn.privacy.ledger.store import SQLITE_MAGIC, read_rows
+from pl_privknn._checks import check_open_unit, shown
+from pl_privknn.documents import read_document
+from pl_privknn.privacy.accounting.accountant import account, read_records
+from pl_privknn.privacy.ledger import Ledger, LedgerReport, counts_topic, make_report
 from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, Adjacency, Charge, Guarantee, check_adjacency
+from pl_privknn.privacy.mechanisms.gaussian import Gaussian
+from pl_privknn.privacy.store import SQLITE_MAGIC, Balance, read_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Releases:
+    """What a file says of releases.
+
+    Attributes:
+        charges: the most that may be released.
+        delta: δ, where the file states one.
+        adjacency: neighbouring relation, where the file states one.
+    """
+
+    charges: tuple[Charge, ...]
+    delta: float | None = None
+    adjacency: Adjacency | None = None
+
+
+def read_releases(path: str | Path) -> Releases:
+    """Read a list of records, or a mapping that holds one.
+
+    A mapping has the records under ``releases`` (what ``privknn plan`` and ``privknn audit --export`` write) or
+    ``records`` (``privknn plan --json``), and may state ``delta`` and ``adjacency``.
+
+    Raises:
+        ValueError: naming what is wrong with the file, or with which record.
+    """
+    return releases_in(read_document(path), path)
+
+
+def releases_in(document: Any, path: str | Path) -> Releases:
+    """The releases in a document that :func:`~pl_privknn.documents.read_document` read from ``path``."""
+    if not isinstance(document, dict):
+        return Releases(tuple(read_records(document)))
+    names = [name for name in ("releases", "records") if name in document]
+    if not names:
+        held = ", ".join(shown(name).strip("'") for name in list(document)[:8])
+        raise ValueError(
+            f"{path} holds {held or 'nothing'}; want a ledger, a JSON list or YAML plan of "
+            "records, or a mapping with the records under 'releases'"
+        )
+    if len(names) > 1:
+        raise ValueError(f"{path} has its records under both {' and '.join(names)}; leave one of them out")
+    delta, adjacency = document.get("delta"), document.get("adjacency")
+    return Releases(
+        tuple(read_records(document[names[0]])),
+        None if delta is None else check_open_unit("delta", delta),
+        None if adjacency is None else check_adjacency(adjacency),
+    )
+
 
 _NO_PARAMETERS = ("mechanism", "count", "guarantee", "reasons")
 
@@ -22,7 +75,7 @@ def epsilon_of_file(
     """ε of a JSON or YAML list of records, a plan, or a ledger (told apart by their content).
 
     Args:
-        path: the file; see :func:`~pl_privknn.privacy.ledger.release_files.read_releases` for lists and plans.
+        path: the file; see :func:`~pl_privknn.privacy.verification.read_releases` for lists and plans.
         delta: δ; a ledger and a plan have their own, a bare list of records needs one.
         adjacency: neighbouring relation of a bare list of records, ``add_remove`` by default; others know their
             own.
@@ -270,3 +323,142 @@ def _existing(path: str | Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     return path
+
+
+# All that such a note may say: whoever forges a summary could also add a note to the ledger.
+_COUNTED = ("queried", "answered", "refused", "lost")
+_REPORTED = (
+    "epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact", "delta", "adjacency",
+    "guarantee", "reason", "conditional",
+)  # fmt: skip
+# Of two computations of one figure on different machines.
+_ROUNDING = 1e-6
+
+
+def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = True) -> list[dict[str, Any]]:
+    """Compare what a summary states with what its ledger says at the row that the summary names.
+
+    ε, δ and the rest of the report are computed anew from the rows up to ``ledger_head``. Numbers of queries and
+    answers follow from what the run noted in the ledger; steps and noise of a private training from its plan and its
+    charges. What only the training knows (accuracies, seconds, versions) is in no ledger.
+
+    Args:
+        summary: content of ``summary.json``.
+        ledger: the ledger's file.
+        exact: also compute the exact worst case (seconds). Without it a summary that has it can't be followed.
+
+    Returns:
+        For each figure ``name``, ``stated``, ``found`` and ``agrees``.
+
+    Raises:
+        LedgerCorrupt: if the rows do not fit their hashes.
+        ValueError: if the summary states no ε, or a δ outside (0, 1).
+        FileNotFoundError: if there is no ledger.
+    """
+    if summary.get("epsilon") is None or summary.get("delta") is None:
+        raise ValueError(
+            "the summary states no ε and δ: its run used no private record; give that of a private run"
+        )
+    rows = read_rows(ledger)
+    checks = [_check_head(summary, rows)]
+    head = summary.get("ledger_head")
+    last = next((row["position"] for row in rows if row["hash"] == head), len(rows))
+    balance = Balance()
+    for row in rows[:last]:
+        balance.apply(row)
+    report = make_report(balance, balance.guarantee(), balance.spent(), balance.late, summary["delta"], exact)
+    found = {
+        **report.guarantee.to_dict(),
+        **report.trade_off().to_dict(),
+        "delta": balance.delta,
+        "epsilon_spent": report.spent.epsilon,
+        "max_epsilon": balance.max_epsilon,
+        **_of_run(summary, rows[:last], balance),
+    }
+    wanted = [*_REPORTED, "epsilon_spent", "max_epsilon", *(name for name in found if name in summary)]
+    for name in dict.fromkeys(wanted):
+        if name in summary or name in ("epsilon_spent", "guarantee", "adjacency"):
+            checks.append(_compared(name, summary.get(name), found.get(name)))
+    unfounded = [n for n in _COUNTED if n in summary and n not in found]
+    checks += [{"name": n, "stated": summary[n], "found": None, "agrees": None} for n in unfounded]
+    return checks
+
+
+def _check_head(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head must be a row's, and no later row may be of the same run: a summary is written at the run's end."""
+    head, run = summary.get("ledger_head"), summary.get("run")
+    known = [row["position"] for row in rows if row["hash"] == head]
+    if not known:
+        return {"name": "ledger_head", "stated": head, "found": rows[-1]["hash"], "agrees": False}
+    later = [
+        row for row in rows[known[0] :] if row["kind"] in ("plan", "charge") and run in (None, row["run"])
+    ]
+    return {
+        "name": "ledger_head",
+        "stated": head,
+        "found": later[-1]["hash"] if later else head,
+        "agrees": not later,
+    }
+
+
+def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Balance) -> dict[str, Any]:
+    """What the ledger says of the run itself."""
+    run = summary.get("run") or (next(iter(balance.runs)) if len(balance.runs) == 1 else None)
+    if run is None:
+        return {}
+    if run not in balance.runs:
+        return {"run": None}
+    found: dict[str, Any] = {"run": run}
+    totals = balance.run(run)
+    described = [row["description"] for row in rows if row["kind"] == "plan" and row["run"] == run]
+    if described and "labeler" in described[-1]:
+        found["labeler"] = described[-1]["labeler"]
+    if (noted := balance.notes.get(counts_topic(run))) is not None:
+        counts = json.loads(noted.partition(":")[2])
+        found |= {name: counts[name] for name in _COUNTED if name in counts}
+    if "steps_planned" in summary:
+        found |= _training(totals.planned.values(), totals.charged.values())
+        if described and (correlated := described[-1].get("correlated_noise")):
+            # A release is for a cycle of steps, of which the last one may be cut off by the plan.
+            found["bands"] = bands = correlated["bands"]
+            found["steps_planned"] = min(described[-1]["steps"], bands * found["steps_planned"])
+            found["steps"] = min(found["steps_planned"], bands * found["steps"])
+    if described and (rates := described[-1].get("rates")):
+        from pl_privknn.privacy.record_groups import (
+            group_costs,  # loads torch, which a list of records needs not
+        )
+
+        steps = next(
+            c for c in totals.planned.values() if getattr(c.mechanism, "sampling_rate", 0) == max(rates)
+        )
+        found["rate_of_groups"] = rates
+        found["epsilon_of_groups"] = group_costs(rates, steps, balance.guarantee(), summary["delta"])
+    return found
+
+
+def _training(planned: Iterable[Charge], charged: Iterable[Charge]) -> dict[str, Any]:
+    """Steps, noise and sampling rate of a private training."""
+    # Accuracies that were paid for have discrete noise, and are no steps.
+    plan = [charge for charge in planned if isinstance(charge.mechanism, Gaussian)]
+    found: dict[str, Any] = {
+        "steps": sum(charge.count for charge in charged if isinstance(charge.mechanism, Gaussian)),
+        "steps_planned": sum(charge.count for charge in plan),
+    }
+    if len(plan) == 1 and isinstance(release := plan[0].mechanism, Gaussian):
+        found |= {
+            "noise_multiplier": release.sigma / release.l2_sensitivity,
+            "clip_norm": release.l2_sensitivity,
+            "sampling_rate": release.sampling_rate,
+        }
+    return found
+
+
+def _compared(name: str, stated: Any, found: Any) -> dict[str, Any]:
+    if isinstance(stated, int | float) and isinstance(found, int | float) and not isinstance(stated, bool):
+        agrees = stated == found or math.isclose(stated, found, rel_tol=_ROUNDING)
+    elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
+        pairs = zip(stated, found, strict=True)
+        agrees = all(_compared(name, one, other)["agrees"] for one, other in pairs)
+    else:
+        agrees = stated == found
+    return {"name": name, "stated": stated, "found": found, "agrees": agrees}

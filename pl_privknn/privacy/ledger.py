@@ -1,0 +1,716 @@
+"""The ledger: what was promised and what was paid, on disk before any noise is drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pl_privknn import __version__
+from pl_privknn._checks import check_int, check_open_unit, check_positive
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, account
+from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
+from pl_privknn.privacy.mechanisms.base import (
+    Adjacency,
+    Charge,
+    Guarantee,
+    Mechanism,
+    check_adjacency,
+    check_known,
+    merged,
+)
+from pl_privknn.privacy.store import (
+    Balance,
+    HeadFile,
+    LedgerCorrupt,
+    Releases,
+    RowStore,
+    RunBalance,
+    best_order,
+    beyond,
+    count_of,
+    larger,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pl_privknn.privacy.noise import NoiseSource
+
+
+_ROWS_NAMED = 8
+
+
+class BudgetExceeded(RuntimeError):
+    """A plan or charge would pass ``max_epsilon``. Nothing was written, drawn or released.
+
+    Attributes:
+        epsilon: ε that would have been reached.
+        max_epsilon: the budget.
+        delta: δ of both.
+
+    Example:
+        >>> import tempfile
+        >>> from pl_privknn.privacy import BudgetExceeded, Charge, Gaussian, Ledger
+        >>> plan = [Charge(Gaussian(sigma=4.0))]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         Ledger(f"{folder}/ledger.sqlite", max_epsilon=0.5).run("first", plan=plan)
+        ...     except BudgetExceeded as error:
+        ...         print(f"{error.epsilon:.3f} > {error.max_epsilon}")
+        ...
+        0.926 > 0.5
+    """
+
+    def __init__(self, message: str, epsilon: float, max_epsilon: float, delta: float) -> None:
+        super().__init__(message, epsilon, max_epsilon, delta)
+        self.epsilon, self.max_epsilon, self.delta = epsilon, max_epsilon, delta
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerReport:
+    """The totals of a ledger, or of one of its runs.
+
+    Attributes:
+        guarantee: of the worst case stated beforehand: for each run and mechanism the larger of what was
+            planned and what was charged.
+        spent: of what was charged in fact; for information.
+        filter: how the budget is kept (see :class:`~pl_privknn.privacy.ledger.Ledger`): ``"rule"``,
+            ``"composition"`` or ``"renyi filter"``; ``"order"``, the filter's order; ``"epsilon"``, ε of the
+            guarantee at that order; ``"late_rows"``, positions of the rows for which the filter is needed.
+        head: hash of the last row; note it elsewhere to detect a ledger that was rewritten as a whole.
+        rows: number of rows.
+        guaranteed: the charges of ``guarantee``, a list that ``account`` composes to the same ε.
+        charged: the charges of ``spent``.
+    """
+
+    guarantee: PrivacyReport
+    spent: PrivacyReport
+    filter: dict[str, Any]
+    head: str
+    rows: int
+    guaranteed: tuple[Charge, ...]
+    charged: tuple[Charge, ...]
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the guarantee."""
+        return self.guarantee.epsilon
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of what was charged in fact."""
+        return self.spent.epsilon
+
+    def trade_off(self) -> TradeOff:
+        """What the guarantee means in error rates of an attacker; exact where the report is."""
+        stated = self.guarantee
+        exact = stated.epsilon_exact is not None
+        return trade_off(self.guaranteed, delta=stated.delta, adjacency=stated.adjacency, exact=exact)
+
+
+def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[float, str]:
+    """ε of ``guarantee`` by the rule that applies, at the budget's δ, and the rule's name.
+
+    Args:
+        balance: the ledger; its budget is the one in force.
+        guarantee: charges of all runs.
+        late: whether some of them were chosen after the first release.
+
+    Raises:
+        ValueError: if a mechanism is not defined under the ledger's adjacency.
+    """
+    if late:
+        return balance.filter.epsilon(guarantee), f"Rényi filter at order {balance.order:g}"
+    epsilon = total(balance, guarantee, balance.delta, exact=False).epsilon
+    if balance.max_epsilon is not None and epsilon > balance.max_epsilon:
+        epsilon = total(balance, guarantee, balance.delta, exact=True).epsilon
+    return epsilon, "composition"
+
+
+def check_budget(balance: Balance, run_id: str, asked: Sequence[Charge], after: Releases, what: str) -> None:
+    """Raise where a run would pass the budget by the rule that applies.
+
+    Args:
+        balance: the ledger as it is.
+        run_id: the run.
+        asked: what it asks for.
+        after: what it would guarantee then.
+        what: ``asked`` in words.
+
+    Raises:
+        BudgetExceeded: if the budget is passed.
+        ValueError: if a mechanism is not defined under the ledger's adjacency.
+    """
+    guarantee, budget = balance.guarantee({run_id: after}), balance.max_epsilon
+    if budget is None:
+        balance.filter.total(guarantee)  # an undefined mechanism is an error now, not at the report
+        return
+    # Whatever comes after the first charge may have been chosen in view of its answers.
+    late = balance.num_charges > 0
+    epsilon, rule = reached(balance, guarantee, late)
+    if epsilon <= budget:
+        return
+    before, _ = reached(balance, balance.guarantee(), late)
+    releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
+    raise BudgetExceeded(
+        f"{what} run {run_id!r} ({releases}) would bring ε from {before:.4g} to {epsilon:.4g} at δ={balance.delta:g} "
+        f"({rule}), above max_epsilon={budget:g}; nothing was charged and nothing was drawn. Ask fewer queries, cap "
+        "the answers (max_answers), add noise, lower the sampling rate, or raise the budget (Ledger(…, "
+        "max_epsilon=…, allow_budget_change=True))",
+        epsilon,
+        budget,
+        balance.delta,
+    )
+
+
+def make_report(
+    balance: Balance,
+    guarantee: Sequence[Charge],
+    spent: Sequence[Charge],
+    late: Sequence[int],
+    delta: float | None,
+    exact: bool,
+) -> LedgerReport:
+    """Totals of some charges of a ledger.
+
+    Args:
+        balance: the ledger.
+        guarantee: what was granted.
+        spent: what was charged.
+        late: positions of the rows among these charges' that were chosen after the ledger's first charge.
+        delta: δ of the report; the budget's by default.
+        exact: also compute the exact worst case (seconds).
+    """
+    delta = balance.delta if delta is None else check_open_unit("delta", delta)
+    if late:  # the condition travels with the charges, wherever they go from here
+        condition = Guarantee("conditional", (_condition(balance, late),))
+        guarantee = [charge.marked(condition) for charge in guarantee]
+        spent = [charge.marked(condition) for charge in spent]
+    by_filter = dataclasses.replace(balance.filter, delta=delta)
+    return LedgerReport(
+        guarantee=total(balance, guarantee, delta, exact),
+        spent=total(balance, spent, delta, exact),
+        filter={
+            "rule": "renyi filter" if late else "composition",
+            "order": balance.order,
+            "epsilon": by_filter.epsilon(guarantee),
+            "late_rows": list(late),
+        },
+        head=balance.head,
+        rows=balance.position,
+        guaranteed=tuple(guarantee),
+        charged=tuple(spent),
+    )
+
+
+def total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
+    """The accountant's report."""
+    return account(charges, delta=delta, adjacency=balance.adjacency, exact=exact)
+
+
+def _condition(balance: Balance, late: Sequence[int]) -> str:
+    rows = ", ".join(map(str, late[:_ROWS_NAMED])) + (", …" if len(late) > _ROWS_NAMED else "")
+    text = (
+        f"the parameters in rows {rows}, written after the first release, did not depend on earlier answers"
+    )
+    if balance.max_epsilon is None:
+        return f"{text} (no budget was set that would hold otherwise)"
+    if balance.late_budgets:
+        return (
+            f"{text}, nor did the budget that was changed in rows {', '.join(map(str, balance.late_budgets))}"
+        )
+    return (
+        f"{text}; whatever they depended on, the Rényi filter at order {balance.order:g} keeps the ledger within "
+        f"ε = {balance.max_epsilon:g} at δ = {balance.delta:g}"
+    )
+
+
+class ChargesLedger(Protocol):
+    """What labelers and baselines need of a ledger: to pay before they draw."""
+
+    def charge(
+        self,
+        mechanism: Mechanism,
+        count: int = 1,
+        *,
+        noise: NoiseSource | None = None,
+        adjacencies: Sequence[Adjacency] | None = None,
+    ) -> int:
+        """Record ``count`` releases durably, or raise ``BudgetExceeded``; returns the row's position."""
+        ...
+
+
+def paid(
+    ledger: ChargesLedger,
+    source: NoiseSource,
+    mechanism: Mechanism,
+    count: int,
+    key: str,
+    adjacencies: Sequence[Adjacency],
+) -> NoiseSource:
+    """Pay for releases and get the noise for them.
+
+    Args:
+        ledger: pays.
+        source: protective randomness; the charge records whether it is cryptographic.
+        mechanism: what is released, with the sensitivity that holds under ``adjacencies``.
+        count: number of releases.
+        key: what the noise is for; a seeded source gives each key and row a stream of its own.
+        adjacencies: neighbouring relations for which ``mechanism`` states its cost; a ledger of another one
+            refuses the charge.
+
+    Returns:
+        the noise, after the charge is on disk.
+
+    Raises:
+        BudgetExceeded: if the charge would pass the budget; nothing was drawn.
+        ValueError: where the ledger counts under another adjacency.
+    """
+    return source.stream(key, ledger.charge(mechanism, count, noise=source, adjacencies=adjacencies))
+
+
+class LedgerRun:
+    """One run's handle on a ledger: what labelers and baselines pay with. Get it from :meth:`Ledger.run`."""
+
+    def __init__(self, ledger: Ledger, run_id: str) -> None:
+        self.ledger = ledger
+        self.run_id = run_id
+
+    def charge(
+        self,
+        mechanism: Mechanism,
+        count: int = 1,
+        *,
+        noise: NoiseSource | None = None,
+        adjacencies: Sequence[Adjacency] | None = None,
+    ) -> int:
+        """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
+
+        Within the plan this takes milliseconds. Beyond it the budget is checked again. Several processes may
+        charge the same run. :func:`paid` pays and hands out the noise in one step.
+
+        Args:
+            mechanism: what is released.
+            count: how often.
+            noise: the source that will draw. The row says whether it is cryptographic; where it is not, the
+                guarantee of the ledger is none.
+            adjacencies: neighbouring relations under which ``mechanism`` states its cost. A charge that leaves
+                this or ``noise`` out makes the ledger's guarantee conditional.
+
+        Returns:
+            position of the row, which no other charge will ever have.
+
+        Raises:
+            BudgetExceeded: if the charge would pass the budget; nothing was written.
+            ValueError: for a count that is not a whole number of at least 1, a ledger of an adjacency that is not
+                among ``adjacencies``, or a mechanism that is not defined under it.
+            OSError: if the disk refuses; nothing may be drawn then.
+        """
+        ledger = self.ledger
+        charge = Charge(mechanism, check_int("count", count))
+        check_known(charge)
+        if adjacencies is not None and ledger.adjacency not in adjacencies:
+            raise ValueError(
+                f"adjacency={ledger.adjacency!r} of the ledger {ledger.path}: this charge ({mechanism.label}) states "
+                f"its cost under {' or '.join(map(repr, adjacencies))} only; use a ledger of that adjacency, or "
+                "parameters that hold under the ledger's. Nothing was charged and nothing was drawn"
+            )
+        stated = {}
+        if noise is not None and adjacencies is not None:
+            stated = {"noise": "cryptographic" if noise.cryptographic else "seeded"}
+        with ledger._writing():
+            run = ledger._balance.run(self.run_id)
+            if (after := run.after(charge)) is not None:
+                granted = {**run.guaranteed(), mechanism: after}
+                check_budget(ledger._balance, self.run_id, [charge], granted, "a charge of")
+            return ledger._append("charge", {"run": self.run_id, "charge": charge.to_record(), **stated})
+
+    def note(self, topic: str, text: str) -> None:
+        """Write down a public fact, beside the charges and as durably; it costs nothing.
+
+        State that is kept elsewhere (what a teacher has left to spend, for instance) notes here how far it has
+        come, and is found out later where an older copy of it was put back.
+
+        Args:
+            topic: what the note is about. The last one on each topic counts, whichever run wrote it.
+            text: nothing private.
+        """
+        with self.ledger._writing():
+            if self.ledger._balance.notes.get(topic) != text:
+                self.ledger._append("note", {"run": self.run_id, "topic": topic, "text": text})
+
+    def noted(self, topic: str) -> str | None:
+        """The last note on a topic in the whole ledger, or None."""
+        self.ledger._sync()
+        return self.ledger._balance.notes.get(topic)
+
+    def charged(self, mechanism: Mechanism) -> int:
+        """How many releases by this mechanism the run has charged."""
+        return count_of(self.ledger._run_balance(self.run_id).charged, mechanism)
+
+    @property
+    def origin(self) -> str:
+        """Hash of the ledger's first row, which tells it from other ledgers, wherever it lies."""
+        return self.ledger._balance.origin
+
+    @property
+    def num_charges(self) -> int:
+        """How many charges the run has made."""
+        return self.ledger._run_balance(self.run_id).num_charges
+
+    def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
+        """Totals of this run alone; ``run.ledger.report()`` has those of everybody."""
+        return self.ledger.run_report(self.run_id, delta, exact)
+
+    @property
+    def epsilon(self) -> float:
+        """ε of this run's guarantee alone, at the budget's δ."""
+        return self.report().epsilon
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of what this run charged in fact, at the budget's δ."""
+        return self.report().epsilon_spent
+
+
+class Ledger:
+    """All releases about one private data set, in one SQLite file that several runs may share.
+
+    A run first states its *plan*, the most that it may release; the plan is checked against the budget and
+    written down. Then it charges each release before drawing its noise: the row is committed and synced when
+    :meth:`LedgerRun.charge` returns. A crash can waste budget, it can't forget any. The guarantee of a ledger
+    takes for each run and mechanism the larger of planned and charged, and composes all runs.
+
+    **How the budget is kept.** Plans stated before the first charge are fixed before anything was released,
+    so ordinary composition covers them: the smallest ε of RDP, PLD and, if needed, the exact worst case.
+    Interleaving runs and stopping early change nothing (Haney et al. 2023). Whoever states a further plan
+    after that, or charges beyond a plan, may have looked at answers before choosing its parameters. For that
+    fully adaptive choice the ledger uses a Rényi filter at one order, fixed when the ledger is made (Feldman
+    and Zrnic 2021, "Individual privacy accounting via a Rényi filter"), with the improved conversion to ε; PLD
+    totals and minima over orders are not proven valid as filters.
+
+    **What the report says then.** ``report().filter["rule"]`` tells which rule applied, ``"composition"`` or
+    ``"renyi filter"``. Under the second one ε of the guarantee is still that of composition, which holds if
+    the later parameters did not depend on earlier answers, so it is marked conditional, with this reason;
+    whatever they depended on, the filter keeps the ledger within ``max_epsilon``. To avoid it, state all plans
+    first: ``ledger.run(…, plan=…)`` for every run, then charge.
+
+    Args:
+        path: the file, made if missing. It holds public facts only: parameters, counts, times.
+        adjacency: neighbouring relation; a ledger has one for life.
+        delta: δ of the budget.
+        max_epsilon: the budget; None for no limit.
+        allow_budget_change: write a visible budget row where ``delta`` or ``max_epsilon`` differ from those in
+            force, instead of refusing.
+        head_path: a file, best in another place, that notes the head hash after every row; a ledger that does
+            not hold the noted head is refused (:class:`~pl_privknn.privacy.store.HeadFile`).
+
+    Raises:
+        ValueError: for another adjacency or budget than the ledger's, or a new budget that is already passed.
+        LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
+        FileNotFoundError: if it is missing although ``head_path`` has its head.
+
+    Example:
+        >>> import tempfile
+        >>> from pl_privknn.privacy import Charge, Gaussian, Ledger
+        >>> plan = [Charge(Gaussian(sigma=40.0), 100)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = Ledger(f"{folder}/ledger.sqlite", delta=1e-5, max_epsilon=2.0).run("first", plan=plan)
+        ...     position = run.charge(plan[0].mechanism, 40)
+        ...     print(f"promised {run.epsilon:.3f}, spent {run.epsilon_spent:.3f}")
+        ...
+        promised 0.926, spent 0.561
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        adjacency: Adjacency = "add_remove",
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+        allow_budget_change: bool = False,
+        head_path: str | Path | None = None,
+    ) -> None:
+        adjacency = check_adjacency(adjacency)
+        delta = check_open_unit("delta", delta)
+        if max_epsilon is not None:
+            max_epsilon = check_positive("max_epsilon", max_epsilon)
+        budget = {
+            "delta": delta,
+            "max_epsilon": max_epsilon,
+            "filter_order": best_order(max_epsilon or 1.0, delta),
+        }
+        self._balance = Balance()
+        kept = None if head_path is None else HeadFile(head_path)
+        if kept is not None and kept.head is not None and not Path(path).exists():
+            raise FileNotFoundError(
+                f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, "
+                "or give a new ledger a head_path of its own"
+            )
+        self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, **budget}))
+        try:
+            self._sync()
+            if self._balance.adjacency != adjacency:
+                raise ValueError(
+                    f"adjacency={adjacency!r}, but the ledger {self.path} counts under "
+                    f"{self._balance.adjacency!r}; use that, or another ledger: they are never composed"
+                )
+            if not self._has_budget(delta, max_epsilon):
+                if not allow_budget_change:
+                    raise ValueError(
+                        f"delta={delta}, max_epsilon={max_epsilon}, but the ledger {self.path} keeps delta="
+                        f"{self._balance.delta}, max_epsilon={self._balance.max_epsilon}; pass those, or "
+                        "allow_budget_change=True to write the new budget into the ledger"
+                    )
+                self._change_budget(budget)
+            if kept is not None:
+                if kept.head is not None:
+                    self.check_head(kept.head, f"head_path={str(head_path)!r}")
+                self.witness(kept.note)
+        except BaseException:
+            self._store.close()
+            raise
+
+    @classmethod
+    def open_readonly(cls, path: str | Path) -> Self:
+        """Open an existing ledger for reports; works in read-only folders and while others write.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            LedgerCorrupt: as in the constructor.
+        """
+        ledger = cls.__new__(cls)
+        ledger._balance = Balance()
+        ledger._store = RowStore(path, readonly=True)
+        try:
+            ledger._sync()
+        except BaseException:
+            ledger._store.close()
+            raise
+        return ledger
+
+    def run(
+        self,
+        run_id: str,
+        plan: Sequence[Charge] = (),
+        description: dict[str, Any] | None = None,
+        *,
+        extend: bool = False,
+    ) -> LedgerRun:
+        """State a run's worst case and get the handle with which it pays.
+
+        Args:
+            run_id: lasting name of the run. The same id with the same plan, or with none, continues the run
+                and writes nothing.
+            plan: the most that the run may release, over its whole life. Without a plan every charge is
+                checked by itself.
+            description: public facts for the reader of the ledger, as JSON; written with the plan.
+            extend: allow a plan that differs from the run's earlier one, larger in some mechanism. The
+                guarantee then covers the larger count of each.
+
+        Raises:
+            BudgetExceeded: if the guarantee of all runs together would pass the budget; nothing was written.
+            ValueError: if the run has another plan, ``run_id`` is empty, ``description`` is not JSON, or a
+                mechanism is not defined under the ledger's adjacency.
+        """
+        if not isinstance(run_id, str) or not run_id:
+            raise ValueError(f"run_id={run_id!r} must be a non-empty string")
+        for charge in plan:
+            check_known(charge)
+        wanted = merged(plan)
+        content = {
+            "run": run_id,
+            "plan": [charge.to_record() for charge in wanted.values()],
+            "description": description or {},
+        }
+        with self._writing():
+            run, known = self._balance.run(run_id), run_id in self._balance.runs
+            if not known or beyond(wanted, run.planned) or (wanted and beyond(run.planned, wanted)):
+                if run.planned and not (extend and beyond(wanted, run.planned)):
+                    raise ValueError(
+                        f"run_id={run_id!r} has another plan in the ledger {self.path}; continue it with the "
+                        "same parameters, use another run_id, or pass extend=True with a plan that is larger "
+                        "in some mechanism"
+                    )
+                granted = run.guaranteed()
+                if asked := beyond(wanted, granted):
+                    check_budget(self._balance, run_id, asked, larger(granted, wanted), "the plan of")
+                self._append("plan", content)
+        return LedgerRun(self, run_id)
+
+    def witness(self, note: Callable[[str], None]) -> None:
+        """Have the head hash noted now and after each row that is written here, before anybody may draw.
+
+        Args:
+            note: takes the hash and keeps it durably.
+        """
+        note(self.head)
+        self._store.witnesses.append(note)
+
+    @property
+    def path(self) -> Path:
+        """The ledger's file."""
+        return self._store.path
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Neighbouring relation of every row."""
+        return self._balance.adjacency
+
+    @property
+    def delta(self) -> float:
+        """δ of the budget in force."""
+        return self._balance.delta
+
+    @property
+    def max_epsilon(self) -> float | None:
+        """The budget in force."""
+        return self._balance.max_epsilon
+
+    @property
+    def runs(self) -> list[str]:
+        """Ids of the runs that stated a plan or charged something, in order of appearance."""
+        self._sync()
+        return list(self._balance.runs)
+
+    def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
+        """Totals of the whole ledger.
+
+        Args:
+            delta: δ of the report; the budget's by default.
+            exact: also compute the exact worst case (seconds).
+        """
+        self._sync()
+        balance = self._balance
+        return make_report(balance, balance.guarantee(), balance.spent(), balance.late, delta, exact)
+
+    def run_report(self, run_id: str, delta: float | None = None, exact: bool = False) -> LedgerReport:
+        """Totals of one run alone, as if it were the only one.
+
+        Raises:
+            ValueError: if the ledger has no such run.
+        """
+        run = self._run_balance(run_id)
+        return make_report(
+            self._balance, [*run.guaranteed().values()], [*run.charged.values()], run.late, delta, exact
+        )
+
+    def within_budget(self) -> bool | None:
+        """Whether the guarantee keeps the budget by the rule that applies; None where there is no budget."""
+        self._sync()
+        budget = self._balance.max_epsilon
+        if budget is None:
+            return None
+        return reached(self._balance, self._balance.guarantee(), bool(self._balance.late))[0] <= budget
+
+    @property
+    def head(self) -> str:
+        """Hash of the last row."""
+        self._sync()
+        return self._balance.head
+
+    def check_head(self, head: str, where: str) -> int:
+        """Position of the row whose hash was noted earlier.
+
+        Args:
+            head: the hash.
+            where: who noted it, for the message.
+
+        Raises:
+            LedgerCorrupt: if no row carries it.
+        """
+        position = self._store.position_of(head)
+        if position is None:
+            raise LedgerCorrupt(
+                f"{self.path}: no row carries the head {head} noted by {where}; since then the ledger was rewritten, "
+                "cut, or replaced by an older copy or a new one. Restore the ledger of that time or a later one: "
+                "with this one ε would be wrong"
+            )
+        return position
+
+    def charges_after(self, run_id: str, position: int) -> int:
+        """How many charges of a run stand behind a row."""
+        self._sync()
+        return sum(place > position for place in self._balance.run(run_id).charge_rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
+
+    # ------------------------------------------------------------------ inner work
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction over rows that are known, after which its own are known too.
+
+        A file that is written in place under this object then disagrees with what it knows.
+        """
+        with self._store.writing():
+            self._sync()
+            yield
+        self._sync()
+
+    def _run_balance(self, run_id: str) -> RunBalance:
+        self._sync()
+        if run_id not in self._balance.runs:
+            known = ", ".join(self._balance.runs) or "none"
+            raise ValueError(f"run_id={run_id!r} is not in the ledger {self.path}; its runs are: {known}")
+        return self._balance.runs[run_id]
+
+    def _sync(self) -> None:
+        with self._store.reading():
+            for body in self._store.read_after(self._balance.position, self._balance.head):
+                self._balance.apply(body)
+
+    def _append(self, kind: str, content: dict[str, Any]) -> int:
+        try:
+            return self._store.append(_row(kind, content))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"description: must be JSON without NaN or infinity ({error})") from error
+
+    def _has_budget(self, delta: float, max_epsilon: float | None) -> bool:
+        return (delta, max_epsilon) == (self._balance.delta, self._balance.max_epsilon)
+
+    def _change_budget(self, budget: dict[str, Any]) -> None:
+        delta, max_epsilon = budget["delta"], budget["max_epsilon"]
+        with self._writing():
+            if self._has_budget(delta, max_epsilon):  # another process was faster
+                return
+            granted = self.report(delta).epsilon
+            if max_epsilon is not None and granted > max_epsilon:
+                raise ValueError(
+                    f"max_epsilon={max_epsilon:g} is below ε={granted:.4g} at δ={delta:g}, which the runs in "
+                    f"{self.path} have been granted already; a budget can't be taken back"
+                )
+            if self._balance.num_charges:  # the filter's order is fixed with the first release
+                budget = {**budget, "filter_order": self._balance.order}
+            self._append("budget", budget)
+        self._sync()
+
+
+def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return {"kind": kind, "time": now, "version": __version__, **content}
+
+
+#: What a run notes in its ledger about its queries: this word and its id, then the counts as JSON behind a colon.
+COUNTS = "labels"
+
+
+def counts_topic(run_id: str) -> str:
+    """Topic of the note about a run's queries."""
+    return f"{COUNTS} {run_id}"
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Text of that note: numbers of queries, which are released."""
+    return f"counts: {json.dumps(dict(counts), sort_keys=True)}"

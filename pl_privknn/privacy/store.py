@@ -1,0 +1,710 @@
+"""Rows of a ledger on disk, what they add up to, and the folder in which a run keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from pl_privknn._files import sync_folder, write_durably
+from pl_privknn.privacy.mechanisms.base import (
+    SEEDED_NOISE,
+    UNSTATED_NOISE,
+    Adjacency,
+    Charge,
+    Guarantee,
+    Mechanism,
+    check_adjacency,
+    merged,
+)
+
+_FORMAT = 1
+_SCHEMA = f"""
+CREATE TABLE rows (
+    position INTEGER PRIMARY KEY,
+    body     TEXT NOT NULL,
+    hash     TEXT NOT NULL
+);
+CREATE TABLE head (only INTEGER PRIMARY KEY CHECK (only = 1), position INTEGER NOT NULL, hash TEXT NOT NULL);
+PRAGMA user_version = {_FORMAT};
+"""
+_PARTS = {("table", "rows"), ("table", "head")}
+_BUSY_SECONDS = 600.0
+_POLL_SECONDS = 0.002
+_KILLED_WRITER = (
+    "If a -journal file lies beside it, a writer was killed: copy both into a folder where you may write, and "
+    "read the copy"
+)
+#: Hash "before" the first row.
+GENESIS = "0" * 64
+#: How an SQLite file begins.
+SQLITE_MAGIC = b"SQLite format 3\x00"
+
+# A connection must not be used, nor closed, in a process forked from the one that opened it: closing could
+# roll back a transaction of the parent. Forked processes park it here and open their own.
+_INHERITED: list[sqlite3.Connection] = []
+
+
+class LedgerCorrupt(RuntimeError):
+    """The file is no ledger, or its rows do not fit their hashes. It is never repaired silently."""
+
+
+def seal(previous: str, body: str) -> str:
+    """SHA-256 of a row: of the hash before it and its own canonical JSON."""
+    return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()
+
+
+def canonical(body: dict[str, Any]) -> str:
+    """JSON with sorted keys and without white space; NaN and infinity are refused."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+class RowStore:
+    """One SQLite file of sealed rows.
+
+    **Durability.** A row is committed and synced when :meth:`writing` ends. The file uses a rollback journal,
+    so that between commits everything is in the one file and readers need no write access; the journal's
+    folder is synced too. A process killed within a commit leaves a journal with which the next opening
+    undoes the unfinished row. Writers exclude each other by a lock file beside the ledger.
+
+    **What can be found out.** A change, deletion, insertion or reordering of rows breaks the chain; a cut of
+    the last rows disagrees with the head that the file keeps apart. The file holds no secret, so somebody who
+    rewrites rows, all later hashes and the head, or puts an older copy back, can't be found out from the file
+    alone: note the head hash elsewhere (:meth:`contains` finds it again in every honest continuation).
+
+    Args:
+        path: the file.
+        readonly: open for reading only; the folder may be read-only too.
+
+    Raises:
+        LedgerCorrupt: if the file is not a ledger of this format.
+        FileNotFoundError: if there is no file.
+    """
+
+    def __init__(self, path: str | Path, readonly: bool = False) -> None:
+        self.path = Path(path)
+        self.readonly = readonly
+        #: Told the hash of the last row after each commit, before anybody may draw.
+        self.witnesses: list[Callable[[str], None]] = []
+        self._appended: str | None = None
+        if not self.path.is_file():
+            raise FileNotFoundError(f"there is no ledger at {self.path}")
+        self._start()
+        self._check_format()
+
+    @classmethod
+    def create(cls, path: str | Path, first: dict[str, Any]) -> RowStore:
+        """Open the file for writing; make it, with its first row, where there is none.
+
+        It is made under another name and then renamed, so a ledger is never seen without its first row, and
+        an empty file at ``path`` is not mistaken for a new ledger.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(FileLock(f"{path}.lock"), path):
+            if not path.exists():
+                fresh = path.with_name(f".{path.name}.new")
+                fresh.unlink(missing_ok=True)
+                text = canonical(first)
+                sealed = seal(GENESIS, text)
+                db = sqlite3.connect(fresh, isolation_level=None)
+                db.execute("PRAGMA synchronous=EXTRA")
+                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+                db.execute("BEGIN IMMEDIATE")
+                db.execute("INSERT INTO rows VALUES (1, ?, ?)", (text, sealed))
+                db.execute("INSERT INTO head VALUES (1, 1, ?)", (sealed,))
+                db.execute("COMMIT")
+                db.close()
+                fresh.replace(path)
+                sync_folder(path.parent)
+        return cls(path)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the file lock and one transaction, so that a check and the append after it are one step.
+
+        Raises:
+            LedgerCorrupt: if the file was moved or replaced since it was opened.
+            OSError: if the disk refuses; nothing was written then.
+            TimeoutError: if another process holds the ledger for minutes.
+        """
+        if self.readonly:
+            raise PermissionError(f"{self.path} was opened for reading only; open it with Ledger(path, …)")
+        self._start_after_fork()
+        with self._thread, _locked(self._lock, self.path):
+            if _identity(self.path) != self._file:
+                raise LedgerCorrupt(
+                    f"{self.path} was moved, deleted or replaced while it was open; put it back and open it again"
+                )
+            with _translated(self.path, "written", "Nothing was charged."):
+                self._db.execute("BEGIN IMMEDIATE")
+                self._appended = None
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:  # some failures have rolled back already
+                        self._db.execute("ROLLBACK")
+                    raise
+            if self._appended is not None:
+                for note in self.witnesses:
+                    note(self._appended)
+
+    def append(self, body: dict[str, Any]) -> int:
+        """Add a row within :meth:`writing`; it is durable when that block ends. Returns its position."""
+        position, previous = self._query("SELECT position, hash FROM head WHERE only = 1")[0]
+        text = canonical(body)
+        sealed = seal(previous, text)
+        written = self._db.execute("INSERT INTO rows VALUES (?, ?, ?)", (position + 1, text, sealed)).rowcount
+        moved = self._db.execute(
+            "UPDATE head SET position = ?, hash = ? WHERE only = 1", (position + 1, sealed)
+        ).rowcount
+        if (written, moved) != (1, 1):
+            raise LedgerCorrupt(f"{self.path} does not keep what is written to it; somebody has changed it")
+        self._appended = sealed
+        return int(position) + 1
+
+    def reading(self) -> threading.RLock:
+        """A lock under which no other thread's transaction is open, to read rows and take them in."""
+        self._start_after_fork()
+        return self._thread
+
+    def read_after(self, position: int, previous: str) -> list[dict[str, Any]]:
+        """Verified rows after ``position``, whose hash is ``previous``.
+
+        Args:
+            position: of the last row that is known; 0 for none.
+            previous: its hash; :data:`GENESIS` for none.
+
+        Returns:
+            the rows' bodies, each with its ``position`` and ``hash``.
+
+        Raises:
+            LedgerCorrupt: at the first row that does not fit, or if the head disagrees with the rows.
+        """
+        # One statement sees one state of the file, even while another process appends.
+        found = self._query(
+            "SELECT rows.position, body, rows.hash, head.position, head.hash FROM head "
+            "LEFT JOIN rows ON rows.position > ? OR rows.position < 1 ORDER BY rows.position",
+            (position,),
+        )
+        if not found:
+            raise LedgerCorrupt(f"{self.path}: its head is missing")
+        head, sealed = (found[0][3], found[0][4]), previous
+        bodies: list[dict[str, Any]] = []
+        for place, text, stored, *_ in found:
+            if place is None:  # no row after the known one
+                continue
+            if place != position + 1:
+                raise LedgerCorrupt(f"{self.path}: row {position + 1} is missing")
+            sealed = seal(sealed, str(text))
+            if sealed != stored:
+                raise LedgerCorrupt(f"{self.path}: row {place} was changed, or a row before it taken out")
+            position = place
+            try:
+                bodies.append({**json.loads(text), "position": place, "hash": sealed})
+            except (TypeError, ValueError) as error:
+                raise LedgerCorrupt(f"{self.path}: row {place} is not a JSON object") from error
+        if head != (position, sealed):
+            raise LedgerCorrupt(
+                f"{self.path}: its head is row {head[0]}, the rows end at {position}; rows were cut off or added"
+            )
+        return bodies
+
+    def position_of(self, sealed: str) -> int | None:
+        """Position of the row that carries this hash; None where no row does."""
+        found = self._query("SELECT position FROM rows WHERE hash = ?", (sealed,))
+        return int(found[0][0]) if found else None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    # ------------------------------------------------------------------ inner work
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._thread = threading.RLock()
+        self._lock = FileLock(f"{self.path}.lock")
+        self._file = _identity(self.path)
+        self._connect("ro" if self.readonly else "rw")
+
+    def _start_after_fork(self) -> None:
+        if self._process != os.getpid():
+            _INHERITED.append(self._db)
+            self._start()
+
+    def _connect(self, mode: str) -> None:
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        with _translated(self.path, "read", _KILLED_WRITER):
+            self._db = sqlite3.connect(
+                uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, check_same_thread=False
+            )
+            self._db.execute("PRAGMA query_only=ON" if self.readonly else "PRAGMA synchronous=EXTRA")
+
+    def _query(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        self._start_after_fork()
+        with self._thread, _translated(self.path, "read", _KILLED_WRITER):
+            try:
+                return self._db.execute(statement, values).fetchall()
+            except sqlite3.OperationalError:
+                if not self.readonly or not Path(f"{self.path}-journal").exists():
+                    raise
+                # A killed writer left a journal: SQLite undoes the unfinished row, which takes write access.
+                self._db.close()
+                self._connect("rw")
+                return self._db.execute(statement, values).fetchall()
+
+    def _check_format(self) -> None:
+        if self.path.stat().st_size == 0:
+            raise LedgerCorrupt(
+                f"{self.path} is empty, so not a ledger; restore it, or delete it if it never was one"
+            )
+        version = self._query("PRAGMA user_version")[0][0]
+        parts = set(self._query("SELECT type, name FROM sqlite_master"))
+        if version != _FORMAT or _PARTS - parts:
+            raise LedgerCorrupt(f"{self.path} is not a ledger of format {_FORMAT}")
+        if foreign := sorted(parts - _PARTS):  # a trigger could swallow what is charged
+            raise LedgerCorrupt(
+                f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has: "
+                "somebody has changed it"
+            )
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """All rows of a file in their order, verified, each with its ``position`` and ``hash``.
+
+    Raises:
+        LedgerCorrupt: if they do not fit, or the file is no ledger.
+        FileNotFoundError: if there is no file.
+    """
+    store = RowStore(path, readonly=True)
+    try:
+        return store.read_after(0, GENESIS)
+    finally:
+        store.close()
+
+
+@contextmanager
+def _locked(lock: FileLock, path: Path) -> Iterator[None]:
+    try:
+        lock.acquire(timeout=_BUSY_SECONDS, poll_interval=_POLL_SECONDS)
+    except Timeout as error:
+        raise TimeoutError(
+            f"another process has held the ledger {path} for {_BUSY_SECONDS:g} s; see which one, and end it"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _translated(path: Path, doing: str, hint: str) -> Iterator[None]:
+    """SQLite's errors in the words of a ledger."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # disk, permissions, locks
+        raise OSError(f"{path} can't be {doing}: {error}. {hint}") from error
+    except sqlite3.DatabaseError as error:
+        raise LedgerCorrupt(f"{path} can't be read as a ledger: {error}") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@dataclasses.dataclass(frozen=True)
+class RenyiFilter:
+    """Adds up Rényi divergences at one fixed order.
+
+    If every release is admitted only while the sum stays within a bound ρ fixed beforehand, the whole is
+    (order, ρ)-RDP although mechanisms and parameters may depend on all earlier answers (Feldman and Zrnic
+    2021; Haney et al. 2023 for interleaved runs). For minima over several orders and for privacy
+    loss distributions that is not proven. ρ turns into ε by the improved conversion (Balle et al. 2020;
+    Canonne et al. 2020).
+
+    Attributes:
+        order: α > 1, fixed before the first release.
+        delta: δ of the budget.
+        adjacency: neighbouring relation.
+    """
+
+    order: float
+    delta: float
+    adjacency: Adjacency
+
+    def total(self, charges: Iterable[Charge]) -> float:
+        """ρ: sum of the charges' Rényi divergences at the order; ``inf`` where one has none there."""
+        return sum(charge.count * _rdp(charge.mechanism, self.order, self.adjacency) for charge in charges)
+
+    def epsilon(self, charges: Iterable[Charge]) -> float:
+        """ε of :meth:`total`."""
+        total = self.total(charges)
+        return max(0.0, total + _conversion(self.order, self.delta)) if total else 0.0
+
+
+def best_order(max_epsilon: float, delta: float) -> float:
+    """The order at which a Gaussian mechanism that spends (ε, δ) exactly has its best conversion.
+
+    For a Gaussian ε(α) = αB, and the order that admits the largest B is the one sought.
+    """
+    orders = 1 + np.geomspace(1e-3, 1e4, 4000)
+    conversion = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return float(orders[np.argmax((max_epsilon - conversion) / orders)])
+
+
+def _conversion(order: float, delta: float) -> float:
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rdp(mechanism: Mechanism, order: float, adjacency: Adjacency) -> float:
+    return float(mechanism.rdp(np.array([order]), adjacency)[0])
+
+
+Releases = dict[Mechanism, Charge]
+
+#: What a charge row says of the noise that was drawn for it, and how far its guarantee then holds. Rows of
+#: earlier versions say nothing.
+NOISE_MARKS: dict[str | None, Guarantee] = {
+    "cryptographic": Guarantee(),
+    "seeded": Guarantee("none", (SEEDED_NOISE,)),
+    None: Guarantee("conditional", (UNSTATED_NOISE,)),
+}
+
+
+class RunBalance:
+    """Totals of one run.
+
+    Attributes:
+        planned: the most that it stated, for each mechanism.
+        charged: what it paid for.
+        charge_rows: positions of its charges.
+        late: positions of its rows that raised the guarantee after the ledger's first charge, of whichever run.
+    """
+
+    def __init__(self) -> None:
+        self.planned: Releases = {}
+        self.charged: Releases = {}
+        self.charge_rows: list[int] = []
+        self.late: list[int] = []
+
+    @property
+    def num_charges(self) -> int:
+        """Number of charges."""
+        return len(self.charge_rows)
+
+    def guaranteed(self) -> Releases:
+        """For each mechanism the larger of planned and charged."""
+        return larger(self.planned, self.charged)
+
+    def after(self, charge: Charge) -> Charge | None:
+        """All charges of a mechanism with this one, where they go beyond the guarantee so far; else None."""
+        total = merged([*self.charged.values(), charge])[charge.mechanism]
+        return total if total.count > count_of(self.guaranteed(), charge.mechanism) else None
+
+
+class Balance:
+    """Running totals over a ledger's rows, in their order.
+
+    Attributes:
+        opened: whether the opening row was seen.
+        origin: its hash, which tells this ledger from others.
+        adjacency: neighbouring relation of everything.
+        delta: δ of the budget in force.
+        max_epsilon: the budget in force; None for none.
+        order: Rényi order of the filter.
+        runs: the runs in order of appearance.
+        late_budgets: positions of budget rows after the first charge.
+        num_charges: number of charges of all runs.
+        notes: the last note on each topic.
+        position: of the last row taken in.
+        head: its hash.
+    """
+
+    def __init__(self) -> None:
+        self.opened = False
+        self.origin = GENESIS
+        self.adjacency: Adjacency = "add_remove"
+        self.delta = 0.0
+        self.max_epsilon: float | None = None
+        self.order = 2.0
+        self.runs: dict[str, RunBalance] = {}
+        self.late_budgets: list[int] = []
+        self.num_charges = 0
+        self.notes: dict[str, str] = {}
+        self.position = 0
+        self.head = GENESIS
+
+    @property
+    def late(self) -> list[int]:
+        """Positions of plans and charges that raised the guarantee after the ledger's first charge.
+
+        Whoever wrote them may have seen answers.
+        """
+        return sorted(position for run in self.runs.values() for position in run.late)
+
+    @property
+    def filter(self) -> RenyiFilter:
+        """The filter of the budget in force."""
+        return RenyiFilter(self.order, self.delta, self.adjacency)
+
+    def apply(self, body: Mapping[str, Any]) -> None:
+        """Take one verified row in.
+
+        Raises:
+            LedgerCorrupt: for a row that no ledger writes.
+            ValueError: for a mechanism that is not known here; import what defines it.
+        """
+        try:
+            kind, position = body["kind"], body["position"]
+            if (kind == "open") == self.opened:
+                raise ValueError("a ledger has one opening row, its first")
+            if kind == "open":
+                self.opened, self.origin = True, body["hash"]
+                self.adjacency = check_adjacency(body["adjacency"])
+                self.order = float(body["filter_order"])
+                self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]
+            elif kind == "budget":
+                self._apply_budget(position, body)
+            elif kind == "plan":
+                self._apply_plan(position, body["run"], merged(map(_charge, body["plan"])))
+            elif kind == "charge":
+                self._apply_charge(position, body["run"], _charge(body["charge"]).marked(_noise_mark(body)))
+            elif kind == "note":
+                self.notes[body["topic"]] = body["text"]
+            else:
+                raise ValueError(f"kind={kind!r} is unknown")
+            self.position, self.head = position, body["hash"]
+        except _UnknownMechanism as error:
+            raise ValueError(
+                f"row {body.get('position')}: {error}; if a package of your own defines it, import that first"
+            ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerCorrupt(
+                f"row {body.get('position')} is not one that a ledger writes: {error}"
+            ) from error
+
+    def run(self, run_id: str) -> RunBalance:
+        """Totals of a run; empty ones if it is not known."""
+        return self.runs.get(run_id, RunBalance())
+
+    def guarantee(self, changes: Mapping[str, Releases] | None = None) -> list[Charge]:
+        """For each run and mechanism the larger of planned and charged, added over runs.
+
+        Args:
+            changes: what some runs would guarantee instead, to try a plan or charge on.
+        """
+        parts = {name: run.guaranteed() for name, run in self.runs.items()} | dict(changes or {})
+        return in_total(parts.values())
+
+    def spent(self) -> list[Charge]:
+        """What was charged, added over runs."""
+        return in_total(run.charged for run in self.runs.values())
+
+    def _apply_budget(self, position: int, body: Mapping[str, Any]) -> None:
+        self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]
+        if self.num_charges:  # the filter's order is fixed with the first release
+            self.late_budgets.append(position)
+        else:
+            self.order = float(body.get("filter_order", self.order))
+
+    def _apply_plan(self, position: int, run_id: str, plan: Releases) -> None:
+        run = self.runs.setdefault(run_id, RunBalance())
+        if beyond(plan, run.guaranteed()):
+            self._note_if_late(position, run)
+        run.planned = larger(run.planned, plan)
+
+    def _apply_charge(self, position: int, run_id: str, charge: Charge) -> None:
+        run = self.runs.setdefault(run_id, RunBalance())
+        if run.after(charge) is not None:
+            self._note_if_late(position, run)
+        run.charged = merged([*run.charged.values(), charge])
+        run.charge_rows.append(position)
+        self.num_charges += 1
+
+    def _note_if_late(self, position: int, run: RunBalance) -> None:
+        if self.num_charges:
+            run.late.append(position)
+
+
+def count_of(releases: Releases, mechanism: Mechanism) -> int:
+    """How many releases of a mechanism there are."""
+    return releases[mechanism].count if mechanism in releases else 0
+
+
+def larger(first: Releases, second: Releases) -> Releases:
+    """For each mechanism the larger count of the two, with the marks of both."""
+    found = dict(first)
+    for mechanism, charge in second.items():
+        if mechanism in found:
+            known = found[mechanism]
+            charge = dataclasses.replace(known.marked(charge.mark), count=max(known.count, charge.count))
+        found[mechanism] = charge
+    return found
+
+
+def beyond(wanted: Releases, granted: Releases) -> list[Charge]:
+    """Those of ``wanted`` whose count is above the one in ``granted``."""
+    return [charge for mechanism, charge in wanted.items() if charge.count > count_of(granted, mechanism)]
+
+
+def in_total(parts: Iterable[Releases]) -> list[Charge]:
+    """The sum of some releases."""
+    return list(merged(charge for part in parts for charge in part.values()).values())
+
+
+def _noise_mark(body: Mapping[str, Any]) -> Guarantee:
+    noise = body.get("noise")
+    if noise not in NOISE_MARKS:
+        raise ValueError(f"noise={noise!r} is unknown")
+    return NOISE_MARKS[noise]
+
+
+class _UnknownMechanism(Exception):
+    """A record of a mechanism that nobody has registered."""
+
+
+def _charge(record: dict[str, Any]) -> Charge:
+    return _read(json.dumps(record, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str) -> Charge:
+    record = json.loads(text)
+    try:
+        return Charge.from_record(record)
+    except ValueError as error:
+        if isinstance(record, dict) and "is unknown" in str(error):
+            raise _UnknownMechanism(str(error)) from error
+        raise
+
+
+class FolderInUse(RuntimeError):
+    """Another run has the folder."""
+
+
+class FolderLock:
+    """Keeps other runs out of a folder until :meth:`release`, or the end of the process, however it comes.
+
+    Args:
+        folder: the run's folder, made if missing.
+        shared: let one run of this process use the folder beside this lock: what a command takes before the
+            run that it starts.
+
+    Raises:
+        FolderInUse: if a run, of this or of another process, has the folder.
+    """
+
+    _runs: ClassVar[set[Path]] = set()
+
+    def __init__(self, folder: Path, shared: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder.resolve()
+        self._is_run = not shared
+        in_use = FolderInUse(
+            f"run_dir={str(folder)!r} is in use by another run; wait for its end, or choose another folder"
+        )
+        if self._is_run and self._folder in self._runs:
+            raise in_use
+        # One object for all locks of this process on the folder, which counts.
+        self._lock = FileLock(self._folder / "run.lock", is_singleton=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise in_use from None
+        self._held = True
+        if self._is_run:
+            self._runs.add(self._folder)
+
+    def release(self) -> None:
+        """Let others in; a second call does nothing."""
+        if self._held:
+            self._held = False
+            if self._is_run:
+                self._runs.discard(self._folder)
+            self._lock.release()
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_held", False):
+            self.release()
+
+
+class HeadFile:
+    """Notes the head hash of a ledger in a file of its own, after every row.
+
+    What it proves: as long as this file is not put back together with the ledger, an older copy of the ledger,
+    a new one and one whose rows were rewritten are found out, since none of them holds the noted head. So keep
+    it in another place than the ledger. One line, the hash; ``privknn audit LEDGER --head HASH`` checks the same.
+
+    Args:
+        path: the file, made with the first row.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def head(self) -> str | None:
+        """The noted hash; None before the first."""
+        return self.path.read_text(encoding="ascii").strip() if self.path.exists() else None
+
+    def note(self, head: str) -> None:
+        """Note a hash, durably."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(self.path, f"{head}\n".encode("ascii"))
+
+
+def resumed_folder(stored: Path, checkpoint: str | Path | None, belongs: Callable[[Path], bool]) -> Path:
+    """The folder in which a resumed run goes on: the one that its checkpoint lies in.
+
+    A folder that was copied or moved goes on in itself, not in the one where the run began.
+
+    Args:
+        stored: the run's folder when the checkpoint was written.
+        checkpoint: the checkpoint's file.
+        belongs: whether a folder is one of this run.
+
+    Raises:
+        FileNotFoundError: if neither exists.
+    """
+    around = [] if checkpoint is None else Path(checkpoint).absolute().parents
+    for folder in (*around, stored):
+        if folder.is_dir() and belongs(folder):
+            return folder
+    raise FileNotFoundError(
+        f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. Restore it, or pass "
+        "run_dir with its new place"
+    )
+
+
+def private_folder(run_dir: Path) -> Path:
+    """Where a run keeps what must survive a crash and must not be shared: beside the run's folder, not in it."""
+    place = run_dir.resolve()
+    return place.parent / f"{place.name}.private"
