@@ -16,7 +16,7 @@ from torch import nn
 from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._run_end import leave_report
-from pl_privknn.argument_groups import read_groups
+from pl_privknn.argument_groups import as_group
 from pl_privknn.callbacks.label_run import LabelRun, ReportsRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import LabelingRound, TableMemory, rich_progress
 from pl_privknn.callbacks.released_head import MODELS
@@ -317,7 +317,6 @@ class PrivateLabeler(ReportsRun):
         device: where features are extracted and neighbours searched for; ``"auto"``: where the trainer is.
         sharded: let each process of the training search a share of the private records, for teachers that can.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
-        **flat: arguments of ``budget`` and ``files`` by themselves, for one release more.
 
     Raises:
         ValueError: for arguments out of range.
@@ -349,10 +348,10 @@ class PrivateLabeler(ReportsRun):
         device: str = "auto",
         sharded: bool = False,
         released: str = "student",
-        **flat: Any,
     ) -> None:
-        groups = read_groups(PrivateLabeler, flat, budget=budget, files=files, memory=memory)
-        budget, files, self.memory = groups.values()
+        budget = as_group("budget", budget, LabelingBudget())
+        files = as_group("files", files, RunFiles())
+        self.memory = as_group("memory", memory, TableMemory())
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)

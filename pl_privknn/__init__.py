@@ -8,10 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from pl_privknn import _moved
-
-_moved.install()
-
 __version__ = "0.1.0"
 
 _PUBLIC = {

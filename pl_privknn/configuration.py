@@ -11,7 +11,6 @@ import copy
 import functools
 import importlib
 import importlib.util
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, get_loader, set_dumper, set_loader
 
 from pl_privknn._checks import shown
-from pl_privknn.argument_groups import in_groups, place_of
 from pl_privknn.documents import DocumentError, check_yaml, read_yaml, write_yaml, written_out
 from pl_privknn.parser_messages import in_one_line
 
@@ -104,48 +102,6 @@ def _checked(section: Any, where: str, unmade: frozenset[str], made: bool) -> An
     return section
 
 
-class ReadsFlatArguments(ArgumentParser):
-    """A parser that reads arguments of groups by themselves too, as versions did in which there were no groups."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._owners: dict[str, type] = {}
-
-    def add_class_arguments(
-        self, theclass: Any, nested_key: str | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Add the arguments of a class, and remember where they are."""
-        self._owners[nested_key or ""] = theclass
-        return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
-
-    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse a command line."""
-        words = sys.argv[1:] if args is None else args
-        return super().parse_args([self._word(word) for word in words], *rest, **kwargs)
-
-    def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Any:
-        for place, owner in self._owners.items():
-            if place in ("", parent_key):
-                cfg = _with_groups(owner, cfg)
-            elif not parent_key and place in cfg:
-                cfg = {**_plain(cfg), place: _with_groups(owner, cfg[place])}
-        return super()._apply_actions(cfg, parent_key, *args, **kwargs)
-
-    def _word(self, word: str) -> str:
-        """A word of the command line, with an argument's group before its name."""
-        option, equals, value = word.partition("=")
-        for place, owner in self._owners.items():
-            start = f"--{place}." if place else "--"
-            name = option.removeprefix(start)
-            if option.startswith(start) and (found := place_of(owner, name)) not in (
-                None,
-                (*name.split("."),),
-            ):
-                in_groups(owner, {name.rpartition(".")[2]: value})  # warns
-                return f"{start}{'.'.join(found or ())}{equals}{value}"
-        return word
-
-
 def instantiate(sections: Mapping[str, Any], classes: Mapping[str, type]) -> Namespace:
     """Make one object of each class from its section, with types checked and nested classes made.
 
@@ -177,7 +133,7 @@ def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
 @functools.lru_cache(maxsize=16)
 def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
     known_classes()
-    parser = ReadsFlatArguments(exit_on_error=False)
+    parser = ArgumentParser(exit_on_error=False)
     for name, made in classes:
         # Arguments without a type are let through; files within files are not read.
         parser.add_class_arguments(made, name, fail_untyped=False)
@@ -202,14 +158,6 @@ def strict_yaml() -> None:
     load_strictly.strict = True  # type: ignore[attr-defined]
     set_loader("yaml", load_strictly, (yaml.YAMLError, DocumentError))
     set_dumper("yaml", write_yaml)
-
-
-def _plain(section: Any) -> dict[str, Any]:
-    return dict(vars(section)) if isinstance(section, Namespace) else dict(section)
-
-
-def _with_groups(owner: type, section: Any) -> Any:
-    return in_groups(owner, _plain(section)) if isinstance(section, Mapping | Namespace) else section
 
 
 def _in_rooms(module: str) -> bool:

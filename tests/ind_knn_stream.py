@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from grouped import grouped
 
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.privacy.ledger import Ledger
@@ -47,7 +48,7 @@ class Stream:
     def fit(self, rows, labels, numbers):
         """One process: a labeler with a table, given as the kind of identities wants it."""
         self.close()
-        self.labeler = IndKNN(**self.settings)
+        self.labeler = IndKNN(**grouped(IndKNN, **self.settings))
         self.refit(rows, labels, numbers)
 
     def refit(self, rows, labels, numbers, features=None):

@@ -72,9 +72,17 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
     )
     teacher = PrivateKNN(9, 0.5, Screening(4, 1.0), Gaussian(sigma=6.0), DyingNoise(1))
     labeling = PrivateLabeler(
-        teacher, rounds=2, epochs_per_round=1, queries_per_round=15, max_answers=25, query_batch_size=5,
-        run_dir=folder, features=torch.nn.Flatten(), progress=False, delta=1e-3,
-    )  # fmt: skip
+        teacher,
+        rounds=2,
+        epochs_per_round=1,
+        queries_per_round=15,
+        max_answers=25,
+        query_batch_size=5,
+        features=torch.nn.Flatten(),
+        progress=False,
+        files={"run_dir": folder},
+        budget={"delta": 1e-3},
+    )
     trainer = pl.Trainer(
         max_epochs=2,
         accelerator="cpu",

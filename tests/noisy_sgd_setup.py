@@ -2,12 +2,12 @@
 
 import os
 import signal
-import warnings
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
 from forked import in_child
+from grouped import grouped
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
@@ -55,9 +55,7 @@ def make(extractor=True, **kwargs):
         options["extractor"] = Flat()
     else:
         options["network"] = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # tests name arguments without their groups
-        return NoisySGD(**{**options, **kwargs})
+    return NoisySGD(**grouped(NoisySGD, **{**options, **kwargs}))
 
 
 def make_trainer(folder, epochs=2, **kwargs):

@@ -2,6 +2,7 @@
 
 import pytorch_lightning as pl
 import torch
+from grouped import grouped
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
@@ -24,11 +25,14 @@ def fit_student(folder, teacher, noise, private=300, public=60, **labeling):
     data = ArraysDataModule(*draw(private), *draw(public), *draw(30), num_classes=3, batch_size=16)
     callback = PrivateLabeler(
         teacher,
-        epochs_per_round=1,
-        features=torch.nn.Flatten(),
-        run_dir=folder / "run",
-        progress=False,
-        **labeling,
+        **grouped(
+            PrivateLabeler,
+            epochs_per_round=1,
+            features=torch.nn.Flatten(),
+            progress=False,
+            **labeling,
+            files={"run_dir": folder / "run"},
+        ),
     )
     trainer = pl.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, default_root_dir=folder, callbacks=[callback],

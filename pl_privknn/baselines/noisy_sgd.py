@@ -12,7 +12,7 @@ from torch import nn
 
 from pl_privknn._checks import check_choice
 from pl_privknn._run_end import leave_report
-from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
+from pl_privknn.argument_groups import as_group, plain_groups
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.heads import FeatureHead
 from pl_privknn.baselines.reporting import LeavesFolder, LogsTraining
@@ -72,7 +72,6 @@ class NoisySGD(LogsTraining, Classifier):
         batch_norm: ``"refuse"`` networks with batch normalisation, or put ``"group_norm"`` in its place.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for
             tests and benchmarks and protect nothing.
-        **flat: arguments of these groups by themselves, for one release more.
 
     Raises:
         ValueError: for arguments out of range, or a network that can't be trained privately.
@@ -98,27 +97,31 @@ class NoisySGD(LogsTraining, Classifier):
         steps_per_charge: int = 20,
         batch_norm: str = "refuse",
         noise_source: NoiseSource | None = None,
-        **flat: Any,
     ) -> None:
-        groups = read_groups(
-            NoisySGD,
-            flat,
-            feature_head=feature_head,
-            batches=batches,
-            budget=budget,
-            gradients=gradients,
-            optimization=optimization,
-            normalization=normalization,
-            files=files,
-        )
-        feature_head, batches, budget, gradients, optimization, normalization, files = groups.values()
+        feature_head = as_group("feature_head", feature_head, FeatureHead())
+        batches = as_group("batches", batches, PoissonBatches())
+        budget = as_group("budget", budget, TrainingBudget())
+        gradients = as_group("gradients", gradients, Clipping())
+        optimization = as_group("optimization", optimization, NoisyOptimization())
+        normalization = as_group("normalization", normalization, Normalization())
+        files = as_group("files", files, RunFiles())
         super().__init__(num_classes, normalization)
         self.session = PrivateSession(_KIND, batches, budget, files, steps_per_charge, noise_source)
         self.optimization = optimization
         check_choice("batch_norm", batch_norm, BATCH_NORM)
         objects = ["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
-        self.save_hyperparameters(ignore=[*objects, *flat_names(type(self))])
-        self.save_hyperparameters(plain_groups(groups))
+        self.save_hyperparameters(ignore=objects)
+        self.save_hyperparameters(
+            plain_groups(
+                feature_head=feature_head,
+                batches=batches,
+                budget=budget,
+                gradients=gradients,
+                optimization=optimization,
+                normalization=normalization,
+                files=files,
+            )
+        )
         self.make_network(
             network,
             in_channels,

@@ -9,8 +9,6 @@ from typing import Any
 from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 
-from pl_privknn.configuration import ReadsFlatArguments
-
 #: First words of Lightning's own options.
 _LIGHTNINGS = (
     "trainer",
@@ -24,8 +22,8 @@ _LIGHTNINGS = (
 _TITLES = {"model": "student", "data": "data"}
 
 
-class TrainingParser(LightningArgumentParser, ReadsFlatArguments):
-    """Lightning's parser, which reads arguments of groups by themselves too.
+class TrainingParser(LightningArgumentParser):
+    """Lightning's parser, with the toolkit's own options first in its help.
 
     Attributes:
         topic: ``"trainer"`` for help on Lightning's options, else help is on the toolkit's.

@@ -13,7 +13,7 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.run import Run, fingerprint
 from pl_privknn.comparison.spec import SpecError
-from pl_privknn.configuration import ReadsFlatArguments, instantiate, known_classes, made_by, one_line
+from pl_privknn.configuration import instantiate, known_classes, made_by, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.nested_settings import get, merged, put
 from pl_privknn.planning.configuration_plan import labeling_plan
@@ -159,7 +159,7 @@ def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _whole_parser() -> ArgumentParser:
-    parser = ReadsFlatArguments(exit_on_error=False)
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(PrivateLabeler, "labeling")
     parser.add_subclass_arguments(LightningDataModule, "data")
     parser.add_subclass_arguments(LightningModule, "model")

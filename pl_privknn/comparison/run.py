@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.argument_groups import in_groups, place_of
-from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.argument_groups import argument_names
 from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
 from pl_privknn.configuration import class_named
 from pl_privknn.nested_settings import get, merged, put
@@ -105,32 +104,21 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
         *(overrides or {}).items(),
         *((path, epsilon) for path in method.epsilon_to if epsilon < math.inf),
     ]
-    document = grouped(document)
     for path, value in changes:
         put(document, path, value)
-        document = grouped(document)  # at once: of two names for one argument the later change decides
     if method.labeling is not None:
         values = {
-            "delta": comparison.delta,
-            "adjacency": comparison.adjacency,
+            "budget.delta": comparison.delta,
+            "budget.adjacency": comparison.adjacency,
             "seed": seed,
             "progress": False,
         }
         if epsilon < math.inf:
-            values["max_epsilon"] = epsilon
+            values["budget.max_epsilon"] = epsilon
         for name, value in values.items():
-            put(document, ".".join(("labeling", *(place_of(PrivateLabeler, name) or ()))), value)
+            put(document, f"labeling.{name}", value)
     _fill_in(document, comparison, method, epsilon, seed)
     return document
-
-
-def grouped(document: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with arguments of groups in their groups, with a warning for those that were not."""
-    result = {**document, "model": _in_groups(document["model"])}
-    if "labeling" in document:
-        labeling = in_groups(PrivateLabeler, document["labeling"])
-        result["labeling"] = {**labeling, "labeler": _in_groups(labeling["labeler"])}
-    return result
 
 
 def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
@@ -167,8 +155,8 @@ def noise_seed(comparison: str, method: str, epsilon: float, seed: int) -> int:
 def argument_path(class_path: str, name: str) -> str | None:
     """Where a class takes an argument: its name, or that of its group before it; None where it doesn't."""
     found = class_named(class_path)
-    place = None if found is None else place_of(found, name)
-    return None if place is None else ".".join(place)
+    names = [] if found is None else argument_names(found)
+    return name if name in names else next((path for path in names if path.endswith(f".{name}")), None)
 
 
 def _fill_in(
@@ -189,11 +177,3 @@ def _fill_in(
     for name, value in values.items():
         if place := argument_path(get(document, f"{where}.class_path"), name):
             put(document, f"{where}.init_args.{place}", value)
-
-
-def _in_groups(section: dict[str, Any]) -> dict[str, Any]:
-    """A section that names a class, with arguments of groups in their groups."""
-    found = class_named(section["class_path"])
-    if found is None or not section.get("init_args"):
-        return section
-    return {**section, "init_args": in_groups(found, section["init_args"])}

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -30,7 +29,7 @@ from pl_privknn.comparison.results import (
     result_of,
     write_json,
 )
-from pl_privknn.comparison.run import Run, fingerprint, grouped, place_in, runs_of
+from pl_privknn.comparison.run import Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
 from pl_privknn.comparison.worker import BUSY, CONFIG, INTERRUPTED, Command, work
 from pl_privknn.documents import write_yaml
@@ -150,13 +149,9 @@ def has_result(run: Run, output: Path) -> bool:
         FolderError: if the folder, or the result, is of another configuration.
     """
     folder, result = run.folder(output), output / RESULTS / run.result_name
-    identity, same = folder / _IDENTITY, {run.fingerprint}
+    identity = folder / _IDENTITY
     if identity.is_file():
         stored = json.loads(identity.read_text(encoding="utf-8"))
-        same.add(fingerprint(stored))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            stored["document"] = grouped(stored["document"])  # it may be of a version without groups
         if changes := differences(stored, json.loads(json.dumps(run.identity))):
             raise FolderError(
                 f"{folder} holds {run.label} of another configuration ({'; '.join(changes)}), and its budget was "
@@ -165,7 +160,7 @@ def has_result(run: Run, output: Path) -> bool:
             )
     if not result.is_file():
         return False
-    if json.loads(result.read_text(encoding="utf-8")).get("fingerprint") not in same:
+    if json.loads(result.read_text(encoding="utf-8")).get("fingerprint") != run.fingerprint:
         raise FolderError(
             f"{result} is the result of another configuration; restore that, choose another --output, or take "
             "the file away"

@@ -6,14 +6,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning import LightningDataModule, LightningModule
 
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.configuration import (
     ConfigurationError,
-    ReadsFlatArguments,
     class_named,
     instantiate,
     known_classes,
@@ -52,7 +51,7 @@ def made_data(section: Mapping[str, Any]) -> Any:
         SpecError: for a section that does not parse.
     """
     known_classes()
-    parser = ReadsFlatArguments(exit_on_error=False)
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(LightningDataModule, "data")
     try:
         return made_by(parser, {"data": merged(section, None)}).data

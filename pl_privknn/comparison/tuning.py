@@ -207,7 +207,7 @@ def _place_of_training(document: Mapping[str, Any]) -> str:
 
 
 def _check_path(path: str, place: str) -> None:
-    for where, fixed in ((_CALLBACK, (*_FIXED_OF_CALLBACK, *_UNPAID)), (_MODEL, (*_FIXED, *_grouped()))):
+    for where, fixed in ((_CALLBACK, (*_FIXED_OF_CALLBACK, *_UNPAID)), (_MODEL, _FIXED)):
         if where in (_MODEL, place) and path.startswith(f"{where}."):
             # The module that a callback trains has no say in what a candidate costs.
             if where == place and path.removeprefix(f"{where}.").split(".")[0] in fixed:
@@ -229,7 +229,3 @@ def _batches_and_budget(arguments: Mapping[str, Any], place: str) -> tuple[dict[
         {name: arguments[given] for name, given in batches.items() if given in arguments},
         {name: arguments[name] for name in ("delta",) if name in arguments},
     )
-
-
-def _grouped() -> set[str]:
-    return {field.name for group in (PoissonBatches, TrainingBudget) for field in dataclasses.fields(group)}

@@ -18,7 +18,6 @@ from pl_privknn._checks import (
     check_positive,
     check_switch,
 )
-from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
@@ -42,7 +41,6 @@ from pl_privknn.privacy.noisy_steps import (
 )
 
 
-@renamed(target_epsilon="epsilon")
 class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 

@@ -26,7 +26,6 @@ from pl_privknn._checks import (
     shape_text,
 )
 from pl_privknn._files import write_durably
-from pl_privknn.argument_groups import renamed
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.attributes import check_attribute_table
 from pl_privknn.labelers.base import (
@@ -408,7 +407,6 @@ class ReleaseLostError(RuntimeError):
     """What was paid for did not survive; nothing may be drawn in its place."""
 
 
-@renamed(target_epsilon="epsilon")
 class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesModel, HasCanaries):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_choice
+from pl_privknn.argument_groups import as_group, plain_groups
 from pl_privknn.students.losses import TASKS, AttributeAccuracy, LabelLoss, accuracy_metric, weighted_mean
 from pl_privknn.students.module import StudentModule
 
@@ -119,9 +120,10 @@ class Student(StudentModule, abc.ABC):
     ) -> None:
         check_choice("task", task, tuple(TASKS))
         check_choice("augment", augment, AUGMENT)
-        super().__init__(*args, loss=loss, **kwargs)
+        super().__init__(*args, **kwargs)
         self.task, self.outputs = task, TASKS[task]
-        self.loss: LabelLoss = self.groups["loss"]
+        self.loss = as_group("loss", loss, LabelLoss())
+        self.save_hyperparameters(plain_groups(loss=self.loss))
         self.val_accuracy = accuracy_metric(task, self.num_classes)
         self.test_accuracy = accuracy_metric(task, self.num_classes)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_int, check_open_unit, check_switch
-from pl_privknn.argument_groups import flat_names, plain_groups, read_groups
+from pl_privknn.argument_groups import as_group, plain_groups
 from pl_privknn.features.backbone import OnFrozenFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.init_arguments import HasInitArguments
@@ -213,11 +213,6 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
             of √d. It learns from public images and stays as it is; ``network`` is ``"mlp"``, ``"linear_probe"``
             or a module for vectors ``(n, d)``. Without augmentation each image's features are needed once:
             :class:`~pl_privknn.features.RememberedFeatures` keeps them.
-        **groups: groups of arguments that a subclass adds, and arguments of groups by themselves, for one release
-            more.
-
-    Attributes:
-        groups: every group of arguments, by its name.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -239,26 +234,21 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         normalization: Normalization = Normalization(),
         ema_decay: float | None = None,
         extractor: Extractor | None = None,
-        **groups: Any,
     ) -> None:
         super().__init__()
         check_int("num_classes", num_classes, 2)
-        self.groups = read_groups(
-            type(self),
-            groups,
-            optimization=optimization,
-            augmentation=augmentation,
-            normalization=normalization,
-        )
-        self.optimization: StudentOptimization = self.groups["optimization"]
-        self.weak: WeakAugmentation = self.groups["augmentation"]
+        self.optimization = as_group("optimization", optimization, StudentOptimization())
+        self.weak = as_group("augmentation", augmentation, WeakAugmentation())
+        normalization = as_group("normalization", normalization, Normalization())
         # Frames of subclasses are searched as well, so their arguments are saved too.
         whole = ["network"] if isinstance(network, nn.Module) else []
-        self.save_hyperparameters(ignore=[*whole, "extractor", *flat_names(type(self))])
-        self.save_hyperparameters(plain_groups(self.groups))
+        self.save_hyperparameters(ignore=[*whole, "extractor"])
+        self.save_hyperparameters(
+            plain_groups(optimization=self.optimization, augmentation=self.weak, normalization=normalization)
+        )
         self.num_classes = num_classes
         self._network_name = network if isinstance(network, str) else None
-        for name, constants in zip(("mean", "std"), self.groups["normalization"].tensors(), strict=True):
+        for name, constants in zip(("mean", "std"), normalization.tensors(), strict=True):
             self.register_buffer(name, constants, persistent=False)
         self._input_shape: tuple[int, int | tuple[int, int]] = (in_channels, image_size)
         if extractor is not None:

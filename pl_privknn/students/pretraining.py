@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_positive
+from pl_privknn.argument_groups import as_group, plain_groups
 from pl_privknn.students.augment import StrongAugmentation
 from pl_privknn.students.losses import LabelLoss
 from pl_privknn.students.module import StudentModule
@@ -65,7 +66,8 @@ class SimCLRStudent(StudentModule):
         **kwargs: Any,
     ) -> None:
         check_positive("temperature", temperature)
-        super().__init__(loss=loss, **kwargs)
+        super().__init__(**kwargs)
+        self.save_hyperparameters(plain_groups(loss=as_group("loss", loss, LabelLoss())))
         if not callable(getattr(self.network, "features", None)):
             raise TypeError(
                 f"network: {type(self.network).__name__} has no features(x) -> (n, d) to train; use a network by name"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from pl_privknn._checks import check_choice, check_int, check_positive, check_rate
-from pl_privknn.argument_groups import ArgumentGroup, renamed
+from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.clipping import CLIPPING
 
 ON_BUDGET = ("error", "stop")
 
 
-@renamed(target_epsilon="epsilon")
 @dataclasses.dataclass(frozen=True)
 class TrainingBudget(Budget):
     """What a training may cost, or how much noise it draws.

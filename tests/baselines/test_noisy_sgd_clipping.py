@@ -122,13 +122,13 @@ def test_networks_that_mix_examples_are_refused(method):
 
 def test_batch_norm_is_refused_with_a_remedy_also_where_it_is_frozen(tmp_path):
     with pytest.raises(ValueError, match="group_norm"):
-        NoisySGD("small_cnn", noise_multiplier=1.0, sampling_rate=0.1)
+        NoisySGD("small_cnn", budget={"noise_multiplier": 1.0}, batches={"sampling_rate": 0.1})
     frozen = build_network("small_cnn", 2, 1, 8)
     for module in frozen.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.requires_grad_(False)
     with pytest.raises(ValueError, match="BatchNorm2d"):
-        NoisySGD(frozen, num_classes=2, noise_multiplier=1.0, sampling_rate=0.1)
+        NoisySGD(frozen, num_classes=2, budget={"noise_multiplier": 1.0}, batches={"sampling_rate": 0.1})
     with pytest.raises(ValueError, match="track_running_stats"):
         make(False, network=nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True)))
     module = make(extractor=False, network="small_cnn", batch_norm="group_norm")

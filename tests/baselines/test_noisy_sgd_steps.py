@@ -139,5 +139,10 @@ def test_every_step_is_on_disk_before_its_noise(tmp_path):
 
 
 def test_default_noise_is_cryptographic():
-    assert NoisySGD("tanh_cnn", noise_multiplier=1.0, sampling_rate=0.1).noise_source.cryptographic
-    assert isinstance(NoisySGD("tanh_cnn", noise_multiplier=1.0, sampling_rate=0.1).noise_source, SystemNoise)
+    assert NoisySGD(
+        "tanh_cnn", budget={"noise_multiplier": 1.0}, batches={"sampling_rate": 0.1}
+    ).noise_source.cryptographic
+    assert isinstance(
+        NoisySGD("tanh_cnn", budget={"noise_multiplier": 1.0}, batches={"sampling_rate": 0.1}).noise_source,
+        SystemNoise,
+    )

@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
+from grouped import grouped
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from traces import released, report_traces, traces
@@ -117,7 +118,7 @@ def fit(folder, module, callbacks, data, epochs):
     trainer.test(module, data, verbose=False)
 
 
-def fit_teacher(make, multilabel=False, rounds=1, **labeling):
+def fit_teacher(make, multilabel=False, rounds=1, adjacency="add_remove", **labeling):
     """A run of a student on a teacher's answers."""
 
     def run(folder, kind):
@@ -130,9 +131,16 @@ def fit_teacher(make, multilabel=False, rounds=1, **labeling):
 
         labeler.label = label
         callback = PrivateLabeler(
-            labeler, rounds=rounds, epochs_per_round=1, queries_per_round=8, query_batch_size=4, features=Flat(),
-            run_dir=folder, **labeling,
-        )  # fmt: skip
+            labeler,
+            rounds=rounds,
+            epochs_per_round=1,
+            queries_per_round=8,
+            query_batch_size=4,
+            features=Flat(),
+            budget={"adjacency": adjacency},
+            **labeling,
+            files={"run_dir": folder},
+        )
         outputs = 4 if multilabel else CLASSES
         student = SupervisedStudent(
             network=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, outputs)),
@@ -143,7 +151,7 @@ def fit_teacher(make, multilabel=False, rounds=1, **labeling):
         assert asked
         return torch.cat(asked).tolist()
 
-    run.adjacency = labeling.get("adjacency", "add_remove")
+    run.adjacency = adjacency
     return run
 
 
@@ -152,9 +160,18 @@ def fit_noisy_sgd(options):
 
     def run(folder, kind):
         module = NoisySGD(
-            num_classes=CLASSES, image_size=SIDE, batch_size=10, expected_records=RECORDS, noise_multiplier=1.0,
-            lr=1.0, run_dir=folder, noise_source=noise(), **options(),
-        )  # fmt: skip
+            **grouped(
+                NoisySGD,
+                num_classes=CLASSES,
+                image_size=SIDE,
+                noise_source=noise(),
+                **options(),
+                batches={"batch_size": 10, "expected_records": RECORDS},
+                budget={"noise_multiplier": 1.0},
+                optimization={"lr": 1.0},
+                files={"run_dir": folder},
+            )
+        )
         fit(folder, module, [], data_module(kind), 2)
 
     run.adjacency = "add_remove"
@@ -263,8 +280,8 @@ def test_what_nobody_declared_is_not_logged(tmp_path):
             self.log("train/records", 41.0)
 
     module = Tells(
-        small_network(), CLASSES, image_size=SIDE, batch_size=10, expected_records=RECORDS, noise_multiplier=1.0,
-        run_dir=tmp_path, noise_source=noise(),
+        small_network(), CLASSES, image_size=SIDE, batches={"batch_size": 10, "expected_records": RECORDS},
+        budget={"noise_multiplier": 1.0}, files={"run_dir": tmp_path}, noise_source=noise(),
     )  # fmt: skip
     with pytest.raises(UndeclaredError, match=r"metrics: 'train/records' is not declared"):
         fit(tmp_path, module, [], data_module("as it is"), 1)

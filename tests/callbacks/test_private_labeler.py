@@ -4,6 +4,7 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
+from grouped import grouped
 from pytorch_lightning.loggers import CSVLogger
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
@@ -75,7 +76,7 @@ class Recorder(pl.Callback):
 
 def fit(tmp_path, callback, epochs=4, ckpt_path=None, data=None, callbacks=(), **kwargs):
     student = SupervisedStudent(
-        network="small_cnn", num_classes=CLASSES, in_channels=1, image_size=8, lr=0.05
+        network="small_cnn", num_classes=CLASSES, in_channels=1, image_size=8, optimization={"lr": 0.05}
     )
     data = data if data is not None else make_data()
     trainer = pl.Trainer(
@@ -95,7 +96,7 @@ def fit(tmp_path, callback, epochs=4, ckpt_path=None, data=None, callbacks=(), *
 def callback(labeler=None, **kwargs):
     settings = {"rounds": 2, "epochs_per_round": 2, "queries_per_round": 10, "progress": False, "delta": 1e-4}
     settings["features"] = [torch.nn.Flatten(), "student"]
-    return PrivateLabeler(labeler or OracleLabeler(), **{**settings, **kwargs})
+    return PrivateLabeler(labeler or OracleLabeler(), **grouped(PrivateLabeler, **{**settings, **kwargs}))
 
 
 def test_rounds_come_before_the_first_epoch_and_between_epochs(tmp_path):

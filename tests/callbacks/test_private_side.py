@@ -75,8 +75,13 @@ class Pixels(nn.Module):
 def fit_student(folder, place):
     features = Pixels() if place == "extractor" else nn.Flatten()
     labeling = PrivateLabeler(
-        Careless(place), rounds=2, epochs_per_round=2, queries_per_round=10, features=features, run_dir=folder,
-    )  # fmt: skip
+        Careless(place),
+        rounds=2,
+        epochs_per_round=2,
+        queries_per_round=10,
+        features=features,
+        files={"run_dir": folder},
+    )
     trainer = pl.Trainer(
         max_epochs=4, accelerator="cpu", logger=CSVLogger(folder, "", ""), default_root_dir=folder,
         callbacks=[labeling, keep_last(folder)], enable_model_summary=False,

@@ -85,9 +85,16 @@ def fit(folder, name, devices):
     data = ArraysDataModule(*private, *draw(30), *draw(9), num_classes=3, batch_size=8)
     data.private_in_shards = name == "pate"
     labeling = PrivateLabeler(
-        TEACHERS[name](), rounds=2, epochs_per_round=1, queries_per_round=12, query_batch_size=5, run_dir=folder,
-        features=torch.nn.Flatten(), progress=False, sharded=True,
-    )  # fmt: skip
+        TEACHERS[name](),
+        rounds=2,
+        epochs_per_round=1,
+        queries_per_round=12,
+        query_batch_size=5,
+        features=torch.nn.Flatten(),
+        progress=False,
+        sharded=True,
+        files={"run_dir": folder},
+    )
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, 3))
     trainer = pl.Trainer(
         max_epochs=2, callbacks=[labeling], accelerator="cpu", devices=devices, logger=False,

@@ -5,6 +5,7 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
+from grouped import grouped
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.private_labeler import extractor_of, features_of_rounds, probabilities_of
@@ -41,13 +42,16 @@ def _data():
 def _fit(folder, labeler, epochs=2, ckpt_path=None, **kwargs):
     callback = PrivateLabeler(
         labeler,
-        rounds=2,
-        epochs_per_round=1,
-        selection=ClusterSelection(components=8, ask="means", spread="kernel"),
-        features=[torch.nn.Flatten(), [torch.nn.Flatten(), "student"]],
-        run_dir=folder / "run",
-        progress=False,
-        **kwargs,
+        **grouped(
+            PrivateLabeler,
+            rounds=2,
+            epochs_per_round=1,
+            selection=ClusterSelection(components=8, ask="means", spread="kernel"),
+            features=[torch.nn.Flatten(), [torch.nn.Flatten(), "student"]],
+            progress=False,
+            **kwargs,
+            files={"run_dir": folder / "run"},
+        ),
     )
     trainer = pl.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, default_root_dir=folder, callbacks=[callback],

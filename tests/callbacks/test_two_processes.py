@@ -48,9 +48,15 @@ def train(folder, rank, then):
     _processes._BEAT = 0.1
     data = DigitsDataModule(batch_size=32)
     labeling = PrivateLabeler(
-        SlowTeacher(then), rounds=2, epochs_per_round=1, queries_per_round=40, query_batch_size=10, delta=1e-4,
-        run_dir=folder, progress=False,
-    )  # fmt: skip
+        SlowTeacher(then),
+        rounds=2,
+        epochs_per_round=1,
+        queries_per_round=40,
+        query_batch_size=10,
+        progress=False,
+        budget={"delta": 1e-4},
+        files={"run_dir": folder},
+    )
     student = SupervisedStudent(network="small_cnn", in_channels=1, image_size=20, ema_decay=0.9)
     trainer = pl.Trainer(
         max_epochs=2, callbacks=[ImpatientAtFirst(), labeling], accelerator="cpu", devices=2, strategy="ddp",

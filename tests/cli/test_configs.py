@@ -27,7 +27,6 @@ BRIEF = {
     "digits_pate": ["teachers.init_args.steps"],
     "digits_guided_pate": ["teachers.init_args.steps", "partitioner.init_args.steps"],
 }
-pytestmark = pytest.mark.filterwarnings("error::FutureWarning:pl_privknn")  # no argument outside its group
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

@@ -25,7 +25,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
-from pl_privknn.privacy.accountant import account
+from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge
 
 KINDS = {

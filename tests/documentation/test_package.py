@@ -1,7 +1,6 @@
 """The wheel, the links, the rooms and the cost of an import."""
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -121,15 +120,3 @@ def test_no_file_names_a_place_of_one_machine():
         text = path.read_text()
         assert str(ROOT) not in text, path
         assert str(Path.home()) + "/" not in text, path
-
-
-def test_modules_are_found_under_their_earlier_names():
-    # Saved configurations hold such names, for instance of a class that no room exports.
-    from pl_privknn._moved import MOVED
-
-    for old, new in MOVED.items():
-        earlier, now = (importlib.import_module(f"pl_privknn.{name}") for name in (old, new))
-        assert earlier is now, old
-    from pl_privknn.labelers.ind_knn_core import PublicDensity
-
-    assert PublicDensity.__module__ == "pl_privknn.labelers.ind_knn.algorithm"

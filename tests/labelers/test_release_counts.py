@@ -152,9 +152,14 @@ def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path)
 
 def test_thresholds_come_from_all_public_examples_when_means_are_asked_about(tmp_path):
     teacher = IndKNN(
-        threshold=0.01, sigma2=0.5, epsilon=3.0, num_queries=12, density=PublicDensity(100, 2000),
-        noise_source=SeededNoise(0), release_counts=True,
-    )  # fmt: skip
+        threshold=0.01,
+        sigma2=0.5,
+        epsilon=3.0,
+        num_queries=12,
+        noise_source=SeededNoise(0),
+        release_counts=True,
+        switches={"density": PublicDensity(100, 2000)},
+    )
     selection = ClusterSelection(components=8, ask="means", spread="kernel")
     callback, _ = fit_student(
         tmp_path, teacher, 0.3, private=2000, public=300, queries_per_round=12, selection=selection

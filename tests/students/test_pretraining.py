@@ -67,12 +67,11 @@ def test_a_network_without_features_is_refused():
 
 
 def test_arguments_of_labels_are_taken_and_stay_in_checkpoints_unread():
-    with pytest.warns(FutureWarning, match="loss.label_smoothing"):
-        student = SimCLRStudent(**SMALL, label_smoothing=0.1, augment="weak", task="multilabel")
+    student = SimCLRStudent(**SMALL, augment="weak", task="multilabel", loss={"label_smoothing": 0.1})
     assert not isinstance(student, Student)
     assert student.hparams["loss"]["label_smoothing"] == 0.1
     assert (student.hparams["augment"], student.hparams["task"]) == ("weak", "multilabel")
     assert not hasattr(student, "label_loss")
     assert not hasattr(student, "val_accuracy")
-    with pytest.raises(TypeError, match="SimCLRStudent has no argument 'nonsense'"):
+    with pytest.raises(TypeError, match="nonsense"):
         SimCLRStudent(**SMALL, nonsense=1)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from grouped import grouped
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.utilities import CombinedLoader
 from student_setup import STUDENTS, held_out, loaders, shuffled_digits, trainer
@@ -82,14 +83,14 @@ def test_vat_beats_labels_alone_on_the_digits(digits, tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(student, digits, tmp_path):
     def build():
         torch.manual_seed(7)
-        return student(image_size=8, ema_decay=0.95, warmup_steps=2)
+        return student(image_size=8, ema_decay=0.95, optimization={"warmup_steps": 2})
 
     keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     whole = build()
     run = trainer(tmp_path, max_epochs=2, callbacks=[SeedEachStep(), keep], enable_checkpointing=True)
     run.fit(whole, loaders(digits))
     torch.manual_seed(99)
-    resumed = student(image_size=8, ema_decay=0.95, warmup_steps=2)
+    resumed = student(image_size=8, ema_decay=0.95, optimization={"warmup_steps": 2})
     again = trainer(tmp_path, max_epochs=2, callbacks=[SeedEachStep()])
     again.fit(resumed, loaders(digits), ckpt_path=tmp_path / "epoch=0.ckpt")
     assert again.global_step == run.global_step == 8
@@ -171,7 +172,9 @@ def test_examples_without_a_label_do_not_count():
 @pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
 def test_labels_the_student_doubts_weigh_less(progress, monkeypatch):
     module = SupervisedStudent(
-        image_size=8, network=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), confidence_weighting=2.0
+        image_size=8,
+        network=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+        loss={"confidence_weighting": 2.0},
     )
     monkeypatch.setattr(SupervisedStudent, "progress", progress)
     x, y = torch.rand(6, 1, 8, 8), torch.tensor([3, 1, 5, -1, 0, 9])
@@ -318,7 +321,7 @@ def test_alignment_follows_the_labels():
 )
 def test_bad_arguments_are_named(argument, value):
     with pytest.raises(ValueError, match=f"{argument}="):
-        UDAStudent(**{"image_size": 8, argument: value})
+        UDAStudent(**grouped(UDAStudent, **{"image_size": 8, argument: value}))
 
 
 def test_the_command_line_sees_all_arguments():

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from grouped import grouped
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from student_setup import loaders, shuffled_digits, trainer
 from torch import nn
@@ -139,9 +140,11 @@ def test_the_start_of_the_schedule_survives_a_resume(digits, tmp_path):
     arguments = {"image_size": 8, "lr": 0.1}
     keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     run = trainer(tmp_path, max_epochs=5, callbacks=[whole, keep], enable_checkpointing=True)
-    run.fit(SupervisedStudent(**arguments), loaders(digits))
+    run.fit(SupervisedStudent(**grouped(SupervisedStudent, **arguments)), loaders(digits))
     trainer(tmp_path, max_epochs=5, callbacks=[rest]).fit(
-        SupervisedStudent(**arguments), loaders(digits), ckpt_path=tmp_path / "epoch=2.ckpt"
+        SupervisedStudent(**grouped(SupervisedStudent, **arguments)),
+        loaders(digits),
+        ckpt_path=tmp_path / "epoch=2.ckpt",
     )
     assert len(rest.rates) == 8
     assert rest.rates == pytest.approx(whole.rates[12:])
@@ -234,12 +237,14 @@ def test_a_schedule_without_an_end_is_refused(digits, tmp_path):
 def test_optimizers_by_name(optimizer, kind):
     module = SupervisedStudent(
         image_size=8,
-        optimizer=optimizer,
-        lr=0.3,
-        momentum=0.8,
-        weight_decay=0.01,
-        scheduler="none",
         ema_decay=0.9,
+        optimization={
+            "optimizer": optimizer,
+            "lr": 0.3,
+            "momentum": 0.8,
+            "weight_decay": 0.01,
+            "scheduler": "none",
+        },
     )
     built = module.configure_optimizers()
     (group,) = built.param_groups

@@ -201,7 +201,7 @@ def test_finding_the_direction_leaves_no_gradients():
 
 def test_the_perturbation_has_the_stated_radius(monkeypatch):
     # Also where the student normalises: the radius is in pixels of [0, 1].
-    module = student(radius=0.3, mean=[0.5], std=[0.25])
+    module = student(radius=0.3, normalization={"mean": [0.5], "std": [0.25]})
     images, seen = torch.rand(6, 1, 3, 3), []
     logits = module.logits
     monkeypatch.setattr(module, "logits", lambda x: seen.append(x.detach()) or logits(x))
@@ -219,7 +219,11 @@ def test_parts_of_the_loss_are_weighted():
     parts = {}
     for weight in (1.0, 2.5):
         module = VATStudent(
-            network=network, num_classes=3, vat_weight=weight, entropy_weight=weight, label_smoothing=0.1
+            network=network,
+            num_classes=3,
+            vat_weight=weight,
+            entropy_weight=weight,
+            loss={"label_smoothing": 0.1},
         )
         torch.manual_seed(3)
         parts[weight] = module.objective(images, labels, unlabeled)

@@ -29,9 +29,9 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
     SklearnTeachers,
-    ind_knn_engine,
 )
 from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.ind_knn import prediction
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.labelers.private_knn import PrivateRegression
@@ -140,11 +140,12 @@ HONEST = {
         ReverseKNN(k=1, epsilon=1.0, trust="shuffle", randomizer="shares", num_clients=20, delta=0.1),
         {"negative_binomial (answers)": 1.0},
     ),
-    "stream": (IndKNN(0.5, 2.0, budget=0.08, sigma1=4.0), {STREAM: 0.16}),
+    "stream": (IndKNN(0.5, 2.0, budgets={"budget": 0.08, "sigma1": 4.0}), {STREAM: 0.16}),
     "stream switches": (
         IndKNN(
-            0.5, 0.2, budget=0.2, sigma1=3.0, kernel="rbf", reuse=True, soft=True, abstain=0.5,
-            release_counts=True, density=PublicDensity(5, 24), hashing=SignProjections(2, 1, 0),
+            0.5, 0.2, soft=True, release_counts=True, budgets={"budget": 0.2, "sigma1": 3.0},
+            similarity={"kernel": "rbf"}, switches={"reuse": True, "abstain": 0.5, "density": PublicDensity(5, 24),
+                                                    "hashing": SignProjections(2, 1, 0)},
         ),
         {STREAM: 0.4},
     ),
@@ -254,11 +255,11 @@ def test_example_is_true():
 @pytest.mark.parametrize("fault", [None, "SensitivityOne"])
 def test_nothing_is_left_behind(fault):
     labeler = PrivateKNN(5, 1.0) if fault is None else getattr(broken_answers, fault)()
-    before = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], ind_knn_engine.ask]
+    before = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], prediction.ask]
     source, state = labeler.noise_source, torch.get_rng_state()
     with contextlib.suppress(LabelerCheckError):
         check_labeler(labeler)
-    after = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], ind_knn_engine.ask]
+    after = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], prediction.ask]
     assert all(one is other for one, other in zip(before, after, strict=True))
     assert labeler.noise_source is source
     assert torch.equal(torch.get_rng_state(), state)

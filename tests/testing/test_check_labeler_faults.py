@@ -5,6 +5,7 @@ import broken_labelers as broken
 import numpy as np
 import pytest
 import torch
+from grouped import grouped
 
 from pl_privknn.labelers import (
     GNMAX,
@@ -15,9 +16,9 @@ from pl_privknn.labelers import (
     PrivateKNN,
     ReverseKNN,
     Screening,
-    ind_knn_engine,
     noisy_sgd,
 )
+from pl_privknn.labelers.ind_knn import prediction
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -177,7 +178,7 @@ def test_planted_fault_is_caught(name):
 
 
 def stream(**settings):
-    return IndKNN(0.5, 1.0, budget=0.08, sigma1=4.0, **settings)
+    return IndKNN(0.5, 1.0, **grouped(IndKNN, **settings, budgets={"budget": 0.08, "sigma1": 4.0}))
 
 
 @pytest.mark.parametrize(
@@ -192,25 +193,25 @@ def stream(**settings):
     ],
 )
 def test_stream_with_a_fault_is_caught(monkeypatch, change, message):
-    original = ind_knn_engine.ask
+    original = prediction.ask
 
     def ask(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further):
         left, draws = change(left, draws)
         return original(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further)
 
     check_labeler(stream())
-    monkeypatch.setattr(ind_knn_engine, "ask", ask)
+    monkeypatch.setattr(prediction, "ask", ask)
     with pytest.raises(LabelerCheckError, match=message):
         check_labeler(stream())
 
 
 def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
-    original = ind_knn_engine.IndKNNEngine._answer_block
+    original = prediction.IndKNNEngine._answer_block
 
     def block(self, vectors, thresholds, draws, answers, rows):
         original(self, vectors, thresholds, np.repeat(draws[:1], len(draws), 0), answers, rows)
 
-    monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_answer_block", block)
+    monkeypatch.setattr(prediction.IndKNNEngine, "_answer_block", block)
     with pytest.raises(LabelerCheckError, match="every query needs a row of its own"):
         check_labeler(stream())
 

@@ -1,6 +1,7 @@
 """Teachers whose records lie in shards keep their promises; faults that shards make possible are found."""
 
 import pytest
+from grouped import grouped
 
 from pl_privknn import Gaussian, Laplace
 from pl_privknn.labelers import (
@@ -43,7 +44,7 @@ HONEST = {
     "class sums": (ClassSums(components=3, **SUMS), 2, {"gaussian (L2)": 1.09**0.5}),
     "curvature": (PublicCurvature(releases=2, **SUMS), 4, {"gaussian (L2)": 0.5}),
     "attributes": (PublicCurvature(releases=2, task="multilabel", **SUMS), 3, {"gaussian (L2)": 1.0}),
-    "ind knn": (IndKNN(0.5, 2.0, **BUDGETS), 3, {STREAM: 0.16}),
+    "ind knn": (IndKNN(0.5, 2.0, **grouped(IndKNN, **BUDGETS)), 3, {STREAM: 0.16}),
     "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
     "pate": (PATE(4, LinearTeachers(2), aggregator=GNMAX(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
-from pl_privknn.argument_groups import read_groups
+from pl_privknn.argument_groups import as_group
 from pl_privknn.labelers.base import ChargesLedger, HasCanaries, Release, UsesPublicFeatures, check_table
 from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters
@@ -81,7 +80,6 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         release_counts: let out the noisy votes of answered queries, over √K so that their noise is alike, to be
             smoothed over neighbouring queries; they are paid for anyway.
-        **flat: arguments of these groups by themselves, for one release more.
 
     Raises:
         ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
@@ -108,12 +106,12 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
         soft: bool = False,
         noise_source: NoiseSource | None = None,
         release_counts: bool = False,
-        **flat: Any,
     ) -> None:
         super().__init__(noise_source)
-        similarity, budgets, switches, records = read_groups(
-            IndKNN, flat, similarity=similarity, budgets=budgets, switches=switches, records=records
-        ).values()
+        similarity = as_group("similarity", similarity, Similarity())
+        budgets = as_group("budgets", budgets, RecordBudgets())
+        switches = as_group("switches", switches, IndKNNSwitches())
+        records = as_group("records", records, Records())
         min_count = similarity.min_count
         if min_count is None:
             min_count = PAPER_MIN_COUNT if switches.density is None else float(switches.density.neighbors)

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import math
-import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -564,17 +563,7 @@ class VoteNoise(Mechanism):
             stated = getattr(self, name)
             if name in self._unstated or stated == value:
                 continue
-            if stated != 1.0:
-                raise ValueError(
-                    f"noise.{name}={stated!r} differs from the labeler's {value!r}; leave it out"
-                )
-            # Configurations that version 0.1 saved hold this default, which the user never stated.
-            warnings.warn(
-                f"noise.{name}=1.0 is not what the labeler releases, and {value!r} is charged; leave it out, the "
-                "next version refuses it",
-                FutureWarning,
-                stacklevel=3,
-            )
+            raise ValueError(f"noise.{name}={stated!r} differs from the labeler's {value!r}; leave it out")
         completed: _Noise = dataclasses.replace(self, **wanted)  # type: ignore[type-var]
         return completed
 

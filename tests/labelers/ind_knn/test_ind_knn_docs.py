@@ -77,9 +77,11 @@ def test_the_simulated_stream_is_the_labelers():
     found = accuracy.stream(parameters, near, tables.private.labels.numpy(), draws[:, 0].numpy())
     simulated = accuracy.share_right(*found, tables.pool.labels.numpy(), draws[None, :, 1:])
     labeler = IndKNN(
-        setting.threshold, parameters.sigma2, budget=parameters.budget, sigma1=parameters.sigma1,
+        setting.threshold,
+        parameters.sigma2,
         noise_source=Unstreamed(3),
-    )  # fmt: skip
+        budgets={"budget": parameters.budget, "sigma1": parameters.sigma1},
+    )
     labeler.fit(tables.private.features, tables.private.labels, features.CLASSES)
 
     released = labeler.label(tables.pool.features, FreeLedger()).labels

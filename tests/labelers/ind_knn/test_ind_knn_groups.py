@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from grouped import grouped
 from ind_knn_literal import Literal
 
 from pl_privknn.attacks.target import Target
@@ -25,10 +26,13 @@ BUDGETS = np.array([budget_for_epsilon(epsilon, DELTA) for epsilon in EPSILONS])
 def made(members=MEMBERS, state_dir=None, **settings):
     groups = RecordGroups(members, EPSILONS)
     labeler = IndKNN(
-        **{"threshold": 0.2, "sigma2": 1.0, "delta": DELTA, "num_queries": 200, **settings},
-        budgets=RecordBudgets(groups=groups),
-        records=Records(ids=np.arange(COUNT), state_dir=state_dir),
-        noise_source=SeededNoise(0),
+        **grouped(
+            IndKNN,
+            **{"threshold": 0.2, "sigma2": 1.0, "delta": DELTA, "num_queries": 200, **settings},
+            budgets=RecordBudgets(groups=groups),
+            records=Records(ids=np.arange(COUNT), state_dir=state_dir),
+            noise_source=SeededNoise(0),
+        )
     )
     generator = torch.Generator().manual_seed(0)
     labeler.fit(
@@ -96,9 +100,18 @@ def test_every_record_keeps_its_group_once_something_was_answered(tmp_path, by_n
         ids = np.arange(COUNT)[order] if by_number else None
         groups = None if members is None else RecordGroups(members, epsilons)
         labeler = IndKNN(
-            0.2, 1.0, num_queries=200, delta=DELTA, noise_source=SeededNoise(0),
-            budgets=RecordBudgets(groups=groups), records=Records(ids=ids, state_dir=state), **settings,
-        )  # fmt: skip
+            0.2,
+            1.0,
+            **grouped(
+                IndKNN,
+                num_queries=200,
+                delta=DELTA,
+                noise_source=SeededNoise(0),
+                budgets=RecordBudgets(groups=groups),
+                records=Records(ids=ids, state_dir=state),
+                **settings,
+            ),
+        )
         generator = torch.Generator().manual_seed(0)
         features, labels = torch.rand(COUNT, 4, generator=generator), torch.arange(COUNT) % CLASSES
         try:

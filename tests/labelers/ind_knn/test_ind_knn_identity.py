@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from grouped import grouped
 from ind_knn_stream import (
     ALL,
     LABELS,
@@ -93,7 +94,7 @@ def test_numbers_that_moved_are_noticed_where_the_data_module_shows_the_records(
 
     def fit(places, numbers):
         stream.close()
-        stream.labeler = IndKNN(**stream.settings, ids=numbers)
+        stream.labeler = IndKNN(**grouped(IndKNN, **stream.settings, records={"ids": numbers}))
         stream.labeler.private_digests = stream.labeler.record_digests(ROWS[places], LABELS[places])
         stream.labeler.fit(ROWS[places], LABELS[places], C)
 
@@ -129,7 +130,7 @@ def test_numbers_of_the_data_module(tmp_path):
     stream = Stream(tmp_path)
     for places in (ALL, ALL[::-1]):
         stream.close()
-        stream.labeler = IndKNN(**stream.settings)
+        stream.labeler = IndKNN(**grouped(IndKNN, **stream.settings))
         stream.labeler.private_ids = torch.from_numpy(NUMBERS[places])
         stream.labeler.fit(torch.rand(12, D), LABELS[places], C)
         np.testing.assert_array_equal(stream.labeler._engine.table.ids, NUMBERS[places])

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from grouped import grouped
 from scipy import stats
 
 from pl_privknn.labelers.base import stated_plan
@@ -27,7 +28,7 @@ from pl_privknn.testing import FreeLedger
 
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_the_ledger_entry_is_the_stated_epsilon(conversion):
-    labeler = IndKNN(0.5, 0.5, epsilon=1.0, delta=1e-5, num_queries=600, conversion=conversion)
+    labeler = IndKNN(0.5, 0.5, epsilon=1.0, delta=1e-5, num_queries=600, budgets={"conversion": conversion})
     parameters = labeler.parameters
     assert parameters.sigma1 == pytest.approx(math.sqrt(100 / parameters.budget))
     for queries, answers, rounds in [(1, 1, 1), (10**6, 5, 1), (100, 100, 7)]:
@@ -50,7 +51,7 @@ def _data(n=60):
 
 def _fitted(n=60, **settings):
     given = {"threshold": 0.3, "sigma2": 0.5, "epsilon": 2.0, "num_queries": 50, **settings}
-    labeler = IndKNN(**{"noise_source": SeededNoise(0), **given})
+    labeler = IndKNN(**grouped(IndKNN, **{"noise_source": SeededNoise(0), **given}))
     labeler.fit(*_data(n), 3)
     return labeler
 
@@ -157,13 +158,19 @@ def test_owners_numbers_follow_records_that_move(tmp_path):
     numbers = torch.randperm(1000)[:30]
     np.save(tmp_path / "ids.npy", numbers.numpy())
     settings = {"threshold": 0.3, "sigma2": 0.5, "epsilon": 2.0, "num_queries": 50}
-    first = IndKNN(**settings, ids=tmp_path / "ids.npy", state_dir=tmp_path / "state")
+    first = IndKNN(
+        **grouped(IndKNN, **settings, records={"ids": tmp_path / "ids.npy", "state_dir": tmp_path / "state"})
+    )
     first.fit(features, labels, 3)
     first.label(torch.randn(20, 4), FreeLedger())
     left = first.remaining()
     first.close()
     order = torch.randperm(30)[:25]
-    second = IndKNN(**settings, ids=numbers[order].numpy(), state_dir=tmp_path / "state")
+    second = IndKNN(
+        **grouped(
+            IndKNN, **settings, records={"ids": numbers[order].numpy(), "state_dir": tmp_path / "state"}
+        )
+    )
     second.fit(features[order], labels[order], 3)
     np.testing.assert_array_equal(second.remaining(), left[order.numpy()])
     with pytest.raises(ValueError, match="ids: shape"):
@@ -198,7 +205,9 @@ def test_reuse_helps_when_budgets_are_spent():
     queries = torch.eye(3)[truth] + 0.15 * torch.randn(900, 3, generator=generator)
     accuracy = {}
     for reuse in (False, True):
-        labeler = IndKNN(0.8, 1.0, 1.0, num_queries=50, reuse=reuse, noise_source=SeededNoise(0))
+        labeler = IndKNN(
+            0.8, 1.0, 1.0, num_queries=50, noise_source=SeededNoise(0), switches={"reuse": reuse}
+        )
         labeler.fit(rows, labels, 3)
         released = labeler.label(queries, FreeLedger()).labels
         accuracy[reuse] = float((released == truth)[450:].double().mean())
@@ -220,12 +229,12 @@ def test_thresholds_follow_public_density_alone():
     assert 35 < sizes.mean() < 50
     for half in (sizes[::2], sizes[1::2]):
         assert 30 < half.median() < 55
-    labeler = IndKNN(0.01, 0.5, 1.0, density=density, noise_source=SeededNoise(0))
+    labeler = IndKNN(0.01, 0.5, 1.0, noise_source=SeededNoise(0), switches={"density": density})
     labeler.use_public(public)
     labeler.fit(private, torch.arange(2000) % 3, 3)
     np.testing.assert_allclose(labeler._engine._thresholds(unit_rows(queries)), thresholds, rtol=1e-6)
     # Without public examples the queries so far take their place; a query is not its own neighbour.
-    alone = IndKNN(0.01, 0.5, 1.0, density=density, noise_source=SeededNoise(0))
+    alone = IndKNN(0.01, 0.5, 1.0, noise_source=SeededNoise(0), switches={"density": density})
     alone.fit(private, torch.arange(2000) % 3, 3)
     alone.label(queries, FreeLedger())
     assert torch.equal(alone._engine.reference, unit_rows(queries))
@@ -240,7 +249,7 @@ def test_thresholds_follow_public_density_alone():
 def test_only_a_table_that_nobody_else_looks_at_is_overwritten(hashing):
     answers = []
     for owned, dtype in ((False, torch.float32), (True, torch.float32), (True, torch.float64)):
-        labeler = IndKNN(0.3, 0.5, epsilon=2.0, hashing=hashing, noise_source=SeededNoise(0))
+        labeler = IndKNN(0.3, 0.5, epsilon=2.0, noise_source=SeededNoise(0), switches={"hashing": hashing})
         features, labels = _data(3000)
         features[7] = 0
         features = features.to(dtype)
@@ -267,15 +276,15 @@ def test_bad_arguments_are_named():
         ("abstain", -1.0), ("conversion", "zcdp"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}={value!r}".replace(".", r"\.")):
-            IndKNN(**{**good, name: value})
+            IndKNN(**grouped(IndKNN, **{**good, name: value}))
     with pytest.raises(ValueError, match="exactly one"):
         IndKNN(0.5, 0.5)
     with pytest.raises(ValueError, match="exactly one"):
-        IndKNN(0.5, 0.5, 1.0, budget=0.1)
+        IndKNN(0.5, 0.5, 1.0, budgets={"budget": 0.1})
     with pytest.raises(ValueError, match="neighbors=5"):
         PublicDensity(5, 4)
     with pytest.raises(RuntimeError, match="call fit"):
-        IndKNN(**good).label(torch.randn(2, 4), FreeLedger())
+        IndKNN(**grouped(IndKNN, **good)).label(torch.randn(2, 4), FreeLedger())
     with pytest.raises(ValueError, match=r"queries: shape \(2, 5\)"):
         _fitted().label(torch.randn(2, 5), FreeLedger())
     with pytest.raises(ValueError, match="NaN"):
@@ -298,10 +307,16 @@ def test_in_training_rounds_cost_one_entry(tmp_path):
         num_classes=2, batch_size=8,
     )  # fmt: skip
     labeling = PrivateLabeler(
-        IndKNN(0.6, 0.5, epsilon=1.0, num_queries=30, state_dir=tmp_path / "state"),
-        rounds=2, epochs_per_round=1, queries_per_round=15, query_batch_size=5, run_dir=tmp_path / "run",
-        max_epsilon=1.0, features=[torch.nn.Flatten(), "student"], progress=False,
-    )  # fmt: skip
+        IndKNN(0.6, 0.5, epsilon=1.0, num_queries=30, records={"state_dir": tmp_path / "state"}),
+        rounds=2,
+        epochs_per_round=1,
+        queries_per_round=15,
+        query_batch_size=5,
+        features=[torch.nn.Flatten(), "student"],
+        progress=False,
+        files={"run_dir": tmp_path / "run"},
+        budget={"max_epsilon": 1.0},
+    )
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, callbacks=[labeling], default_root_dir=tmp_path,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,

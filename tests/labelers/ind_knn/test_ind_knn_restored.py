@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from grouped import grouped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ind_knn_literal import Literal
@@ -166,7 +167,7 @@ def test_each_ledger_is_paid_though_its_runs_have_one_name(tmp_path):
     ledgers = [Ledger(tmp_path / f"{name}.sqlite", delta=delta) for name, delta in (("a", 1e-5), ("b", 1e-6))]
     first, second = (ledger.run("run", []) for ledger in ledgers)
     for order in ([second], [first, second, first, second]):
-        labeler = IndKNN(**SETTINGS)
+        labeler = IndKNN(**grouped(IndKNN, **SETTINGS))
         labeler.fit(ROWS, LABELS, C)
         for run in order:
             labeler.label(QUERIES, run)
@@ -199,7 +200,7 @@ def test_over_any_reorders_and_restarts_no_record_pays_more_than_its_budget(
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, lambda descriptor: None)
         stream = Stream(folder, kind, release_counts=True, budget=budget)
-        literal = Literal(IndKNN(**{**SETTINGS, "budget": budget}).parameters, C)
+        literal = Literal(IndKNN(**grouped(IndKNN, **{**SETTINGS, "budget": budget})).parameters, C)
         places, copy = ALL, None
 
         def table(chosen):

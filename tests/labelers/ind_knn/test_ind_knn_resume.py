@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from forked import is_killed
+from grouped import grouped
 from ledger_setup import needs_fork
 from small_fit import fit_student
 
@@ -23,7 +24,7 @@ PROMISE = {"delta": 1e-5, "max_epsilon": 1.0, "queries_per_round": 30, "query_ba
 
 
 def teacher(**settings):
-    return IndKNN(0.6, 3.0, epsilon=1.0, num_queries=300, **settings)
+    return IndKNN(0.6, 3.0, **grouped(IndKNN, epsilon=1.0, num_queries=300, **settings))
 
 
 def fit(folder, **settings):

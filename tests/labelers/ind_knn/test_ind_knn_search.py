@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from grouped import grouped
 
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.labelers.ind_knn.hyperparameters import search_ind_knn
@@ -18,7 +19,7 @@ def blobs(count, seed, spread=0.35):
 
 
 def accuracy(settings, private, queries):
-    labeler = IndKNN(epsilon=1.0, delta=1e-5, noise_source=SeededNoise(1), **settings)
+    labeler = IndKNN(**grouped(IndKNN, epsilon=1.0, delta=1e-5, noise_source=SeededNoise(1), **settings))
     labeler.fit(*private, 5)
     return float((labeler.label(queries[0], FreeLedger()).labels == queries[1]).double().mean())
 

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from grouped import grouped
 from ind_knn_shards import Together
 from ind_knn_stream import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, C, D, Silent, records
 from shard_setup import by_row, in_order
@@ -60,7 +61,7 @@ def teacher(**settings):
     }
     if "budgets" in settings:
         del given["budget"], given["sigma1"]
-    return IndKNN(**given)
+    return IndKNN(**grouped(IndKNN, **given))
 
 
 THREE = in_order(5, 4, 3)

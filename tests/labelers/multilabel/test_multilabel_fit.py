@@ -7,6 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from attributes_setup import attribute_knn
+from grouped import grouped
 from multilabel_setup import clusters
 
 from benchmarks import multilabel_rules
@@ -79,9 +80,19 @@ class Clusters(PrivatePublicDataModule):
 
 def fit(folder, labeler, data=None, **kwargs):
     callback = PrivateLabeler(
-        labeler, rounds=2, epochs_per_round=1, queries_per_round=30, delta=1e-5, run_dir=folder, progress=False,
-        features=torch.nn.Flatten(), **kwargs,
-    )  # fmt: skip
+        labeler,
+        **grouped(
+            PrivateLabeler,
+            rounds=2,
+            epochs_per_round=1,
+            queries_per_round=30,
+            progress=False,
+            features=torch.nn.Flatten(),
+            **kwargs,
+            budget={"delta": 1e-5},
+            files={"run_dir": folder},
+        ),
+    )
     network = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5)
     )

@@ -10,7 +10,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as dp_rdp
 from mechanism_setup import ADD_REMOVE, ALL, ORDERS, literal_rdp
 from scipy import integrate, stats
 
-from pl_privknn.privacy import rdp
+from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 
 

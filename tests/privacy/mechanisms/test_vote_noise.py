@@ -48,13 +48,13 @@ def _scale(noise):
     return {name: 3.0 for name in ("sigma", "scale") if hasattr(noise, name)}
 
 
-def test_another_stated_value_is_refused_and_a_saved_default_is_told_of():
+def test_another_stated_value_is_refused():
     with pytest.raises(ValueError, match=r"noise\.sampling_rate=0\.25 differs from the labeler's 0\.5"):
         Gaussian(3.0, sampling_rate=0.25).for_votes(*SWAPPED)
     with pytest.raises(ValueError, match=r"noise\.votes='add'"):
         ExponentialArgmax(3.0, votes="add").for_votes(*SWAPPED)
-    with pytest.warns(FutureWarning, match=r"l1_sensitivity=1\.0 is not what the labeler releases, and 2 is"):
-        assert Laplace(3.0, l1_sensitivity=1.0).for_votes(2, math.sqrt(2)).l1_sensitivity == 2
+    with pytest.raises(ValueError, match=r"noise\.l1_sensitivity=1\.0 differs from the labeler's 2"):
+        Laplace(3.0, l1_sensitivity=1.0).for_votes(2, math.sqrt(2))
 
 
 def test_an_argmax_by_gumbel_noise_covers_one_vote_added_or_swapped():
