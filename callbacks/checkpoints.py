@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from pytorch_lightning.utilities import rank_zero_warn
 
 from pl_privknn._files import replaced_durably
+from pl_privknn._lightning import TorchCheckpointIO, rank_zero_warn
 
 
 class DurableCheckpointIO(TorchCheckpointIO):

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from pl_privknn import _lightning as pl
+from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.base import Labeler

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_privknn._checks import check_path, check_positive
+from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.released_head import save_head

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn import _lightning as pl
 from pl_privknn._files import write_durably
 from pl_privknn.callbacks.label_run import LABELS, ReportsRun
 from pl_privknn.callbacks.label_store import StoredLabels

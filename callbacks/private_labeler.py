@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import nn
 
+from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_switch
+from pl_privknn._lightning import rank_zero_info
 from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._run_end import leave_report
 from pl_privknn.argument_groups import as_group

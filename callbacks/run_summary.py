@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import SaveConfigCallback
 
 from pl_privknn import __version__
+from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_switch
 from pl_privknn._commit import source_commit
 from pl_privknn._files import write_durably
@@ -52,7 +51,7 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
     """
     path = folder / CONFIG
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(isinstance(callback, SaveConfigCallback) for callback in callbacks):
+    if any(isinstance(callback, pl.both("cli.SaveConfigCallback")) for callback in callbacks):
         return
     if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
         return
@@ -141,7 +140,7 @@ class RunReport(pl.Callback):
             "seconds": round(time.monotonic() - self._started, 3),
             "student": type(pl_module).__name__,
             "data": type(trainer.datamodule).__name__,  # type: ignore[attr-defined]
-            "versions": _versions(),
+            "versions": _versions(trainer),
         }
         self._write()
         self._keep_pictures(trainer)
@@ -316,11 +315,12 @@ def _metric(trainer: pl.Trainer, name: str) -> float | None:
     return None if value is None else round(float(value), 6)
 
 
-def _versions() -> dict[str, str]:
+def _versions(trainer: pl.Trainer) -> dict[str, str]:
+    package = pl.package_of(trainer)
     versions = {
         "pl_privknn": __version__,
         "torch": torch.__version__,
-        "pytorch_lightning": pl.__version__,
+        package.__name__: package.__version__,
         "python": platform.python_version(),
     }
     return versions if (commit := source_commit()) is None else {**versions, "commit": commit}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int
 from pl_privknn.datamodules.datasets import ImageShape, LabeledImages, PublicDataset
 from pl_privknn.datamodules.formats.images import ImageStore, common_images
@@ -276,7 +275,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """Let :meth:`train_dataloader` give public batches again."""
         self._private_training = None
 
-    def train_dataloader(self) -> CombinedLoader | DataLoader[Any]:
+    def train_dataloader(self) -> pl.CombinedLoader | DataLoader[Any]:
         """``{"labeled": (x, y), "unlabeled": x}``; see the class. May be called before labels exist.
 
         After :meth:`train_privately`: Poisson samples of the private set, each a
@@ -316,7 +315,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         }
         if not getattr(getattr(self.trainer, "lightning_module", None), "needs_labels", True):
             loaders.pop("labeled")
-        return CombinedLoader(loaders, mode="max_size_cycle")
+        return pl.CombinedLoader(loaders, mode="max_size_cycle")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """``(x, y)`` of the validation set, or of public images with known truth; nothing if there are none."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl
+    from pl_privknn import _lightning as pl
 
 Result = TypeVar("Result")
 

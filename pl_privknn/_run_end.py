@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
-
+from pl_privknn import _lightning as pl
 from pl_privknn._quiet import quiet_lightning
 
 

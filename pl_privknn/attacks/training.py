@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from pl_privknn import _lightning as pl
 from pl_privknn.attacks.alone import Alone
 from pl_privknn.attacks.one_run import Floats, Scored
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -118,7 +118,7 @@ def _one_run(
     planting = _Planting(owner, count, len(target.data.private), noise.stream("known"))
     with tempfile.TemporaryDirectory() as folder, silenced():
         owner.run_dir = folder
-        trainer = pl.Trainer(
+        trainer = pl.package_of(module, data).Trainer(
             **target.trainer,
             devices=1,
             default_root_dir=folder,

@@ -8,10 +8,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import ModelSummary, RichModelSummary
-from pytorch_lightning.utilities import rank_zero_info
-
+from pl_privknn import _lightning as pl
+from pl_privknn._lightning import rank_zero_info
 from pl_privknn._quiet import MESSAGES
 
 #: Beginnings of warnings about Lightning's own workings, and about what this package sees to itself.
@@ -32,8 +30,9 @@ class ParameterCount(pl.Callback):
     @classmethod
     def stand_in(cls, trainer: Any) -> None:
         """Replace the trainer's own summary; one that looks deeper stays as it is."""
+        tables = (*pl.both("callbacks.ModelSummary"), *pl.both("callbacks.RichModelSummary"))
         for place, callback in enumerate(trainer.callbacks):
-            if type(callback) in (ModelSummary, RichModelSummary) and callback._max_depth == 1:
+            if type(callback) in tables and callback._max_depth == 1:
                 trainer.callbacks[place] = cls()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -45,9 +44,8 @@ class ParameterCount(pl.Callback):
 @contextlib.contextmanager
 def quietly(command: str) -> Iterator[None]:
     """Run a command without what :data:`_WORKINGS` and :data:`_SAID` name; other warnings in one line each."""
-    loggers = [
-        logging.getLogger(f"{name}.utilities.rank_zero") for name in ("pytorch_lightning", "lightning_fabric")
-    ]
+    names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
+    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in names]
     told: set[str] = set()
 
     def one_line(message: Any, *_: Any, **__: Any) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from jsonargparse import Namespace
-from pytorch_lightning.callbacks import ModelCheckpoint
+
+from pl_privknn import _lightning as pl
 
 #: Where a run's last checkpoint lies in its folder.
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -56,9 +56,10 @@ def run_loggers(chosen: Any, folder: Path) -> list[Namespace]:
 
 def keep_last_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
     """Make the trainer's own default checkpoint one that a resume can rely on; a user's stays as it is."""
+    kind = pl.package_of(trainer).callbacks.ModelCheckpoint
     for place, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
-        if type(callback) is ModelCheckpoint and callback.dirpath is None and callback.monitor is None:
-            trainer.callbacks[place] = ModelCheckpoint(  # type: ignore[attr-defined]
+        if type(callback) is kind and callback.dirpath is None and callback.monitor is None:
+            trainer.callbacks[place] = kind(  # type: ignore[attr-defined]
                 dirpath=folder / CHECKPOINT.parent,
                 filename=CHECKPOINT.stem,
                 enable_version_counter=False,

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytorch_lightning as pl
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentError, Namespace
-from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int
+from pl_privknn._lightning import rank_zero_only
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO
@@ -37,6 +35,8 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.store import FolderLock
 from pl_privknn.report import write_report
 
+_MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
+
 known_classes()  # YAML may name them without a module path
 strict_yaml()
 
@@ -55,8 +55,8 @@ class PrivKNNCLI(LightningCLI):
     def run_words(cls, words: list[str]) -> None:
         """Run the command that the words name."""
         cls(
-            model_class=pl.LightningModule,
-            datamodule_class=pl.LightningDataModule,
+            model_class=pl.package_of().LightningModule,
+            datamodule_class=pl.package_of().LightningDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=_SaveRunConfig,
@@ -71,7 +71,7 @@ class PrivKNNCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser with an option for files; see :meth:`LightningCLI.init_parser`."""
-        parser = TrainingParser(dump_header=[f"pytorch_lightning=={pl.__version__}"], **kwargs)
+        parser = TrainingParser(dump_header=[f"pytorch_lightning=={pl.package_of().__version__}"], **kwargs)
         parser.topic = self.topic
         parser.add_argument(
             "-c", "--config", action=ActionConfigFile, help="a file with configuration, YAML or JSON"
@@ -139,7 +139,7 @@ class PrivKNNCLI(LightningCLI):
         """
         try:
             super().instantiate_classes()
-        except (ArgumentError, ArithmeticError, ValueError, TypeError, MisconfigurationException) as error:
+        except (ArgumentError, ArithmeticError, ValueError, TypeError, *_MISCONFIGURED) as error:
             raise ConfigurationError(one_line(error)) from error
 
     def _parse_ckpt_path(self) -> None:
@@ -169,6 +169,7 @@ class PrivKNNCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with a checkpoint after every epoch (and its query) and a report at the end."""
+        self.trainer_class = pl.package_of(self.model, self.datamodule).Trainer
         trainer = super().instantiate_trainer(**kwargs)
         folder = Path(self._subconfig().run_dir)
         self.run_report = RunReport(folder, show=False)  # once, after the test
@@ -176,7 +177,7 @@ class PrivKNNCLI(LightningCLI):
         ParameterCount.stand_in(trainer)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             keep_last_checkpoint(trainer, folder)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        if type(trainer.strategy.checkpoint_io) in pl.both("plugins.io.TorchCheckpointIO"):
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
         return trainer
 
@@ -239,7 +240,7 @@ def run_training(words: Sequence[str]) -> int:
         if (status := _interrupted(stop, cli.at_work)) is None:
             raise
         return status
-    except MisconfigurationException as error:
+    except _MISCONFIGURED as error:
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
         if mistake(error) is None and _restoring(error):

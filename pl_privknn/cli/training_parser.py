@@ -9,6 +9,8 @@ from typing import Any
 from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 
+from pl_privknn import _lightning as pl
+
 #: First words of Lightning's own options.
 _LIGHTNINGS = (
     "trainer",
@@ -30,6 +32,15 @@ class TrainingParser(LightningArgumentParser):
     """
 
     topic: str | None = None
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+    ) -> list[str]:
+        """Add the section of a class, or of the subclasses that modules and data modules of both packages are."""
+        if not subclass_mode:
+            return super().add_lightning_class_args(lightning_class, nested_key, required=required)
+        classes = pl.both(lightning_class.__name__)
+        return self.add_subclass_arguments(classes, nested_key, fail_untyped=False, required=required)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Help on the options that were asked for."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
-from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 
+from pl_privknn import _lightning as pl
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.run import Run, fingerprint
 from pl_privknn.comparison.spec import SpecError
@@ -161,8 +161,8 @@ def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
 def _whole_parser() -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(PrivateLabeler, "labeling")
-    parser.add_subclass_arguments(LightningDataModule, "data")
-    parser.add_subclass_arguments(LightningModule, "model")
-    parser.add_class_arguments(Trainer, "trainer")
+    parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
+    parser.add_subclass_arguments(pl.both("LightningModule"), "model")
+    parser.add_class_arguments(pl.Trainer, "trainer")
     parser.add_argument("--seed_everything", type=int)
     return parser

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
-from pytorch_lightning import LightningDataModule, LightningModule
 
+from pl_privknn import _lightning as pl
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.configuration import (
@@ -52,7 +52,7 @@ def made_data(section: Mapping[str, Any]) -> Any:
     """
     known_classes()
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(LightningDataModule, "data")
+    parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
     try:
         return made_by(parser, {"data": merged(section, None)}).data
     except (ArgumentError, TypeError, ValueError) as error:
@@ -61,7 +61,7 @@ def made_data(section: Mapping[str, Any]) -> Any:
 
 def made_training(
     document: Mapping[str, Any], data: Any, name: str
-) -> tuple[LightningModule, PrivateTraining | None]:
+) -> tuple[pl.LightningModule, PrivateTraining | None]:
     """The module, and the callback that trains it; None for a module that trains itself.
 
     A module's classes, task and image size are those of the data where its class asks for them and the file does not

@@ -8,10 +8,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import yaml
 
+from pl_privknn import _lightning as pl
 from pl_privknn._files import replaced_durably, write_durably
 from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.comparison.trainings import made_data, made_training
@@ -126,7 +126,7 @@ class TuningRun:
         owner.run_dir = folder
         owner.session.noise_source = self.noise.stream("candidate", place)
         callbacks = [] if callback is None else [callback]
-        trainer = pl.Trainer(
+        trainer = pl.package_of(module, data).Trainer(
             **{**document["trainer"], "callbacks": callbacks}, default_root_dir=folder, **TRAINS_ALONE
         )
         trainer.fit(module, data)

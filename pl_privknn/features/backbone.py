@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.base import Extractor, learn_publicly
 from pl_privknn.features.whitening import PublicWhitening

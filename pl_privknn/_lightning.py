@@ -1,0 +1,126 @@
+"""Lightning under both of its names: ``pytorch_lightning``, and ``lightning.pytorch`` where it is installed.
+
+The two packages hold the same code as two class hierarchies, and a Trainer refuses, or takes for something else, a
+module, data module or callback of the other one. Every file of this package takes Lightning's classes from here, as
+``from pl_privknn import _lightning as pl``. They derive from the classes of both packages, so that an object of ours
+is an instance of both, whichever package is imported, when, and whose Trainer comes.
+
+Deriving is not enough: Trainers tell a hook that was overridden by comparing its code with that of their own class,
+and 20 methods of LightningModule differ there in 2.6.6 (83 between 2.6.6 and 2.5.0), ``configure_sharded_model`` and
+the loaders among them. A method that both packages define therefore runs as the package of the attached Trainer
+defines it, which also keeps the versions of Trainer and method together.
+
+Other ways fail: the package that happens to be imported says nothing of the one that comes later; a class that
+changes where a Trainer attaches is refused before that; an entry of ``sys.modules`` changes the user's own imports.
+The second package takes about half a second to import. Messages stay with the package that the user imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core import rank_zero
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+    from pytorch_lightning.loggers import Logger
+    from pytorch_lightning.plugins.io import TorchCheckpointIO
+    from pytorch_lightning.utilities import CombinedLoader
+
+__all__ = [
+    "Callback",
+    "CombinedLoader",
+    "LightningDataModule",
+    "LightningModule",
+    "Logger",
+    "TorchCheckpointIO",
+    "Trainer",
+    "both",
+    "package_of",
+    "rank_zero_info",
+    "rank_zero_only",
+    "rank_zero_warn",
+]
+
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _packages() -> tuple[Any, ...]:
+    """The packages that can be imported; ``pytorch_lightning``, a dependency, is first."""
+    imported = any(name in sys.modules for name in _NAMES)
+    # Each package, when it is imported, takes these for itself.
+    before = {name: getattr(rank_zero, name) for name in ("log", "rank_zero_deprecation_category")}
+    found = []
+    with contextlib.suppress(Exception):  # absent, or one that cannot be used with this torch
+        found.append(importlib.import_module(_NAMES[0]))
+    found.append(importlib.import_module(_NAMES[1]))
+    if imported:
+        vars(rank_zero).update(before)
+    return tuple(reversed(found))
+
+
+_PACKAGES = _packages()
+
+
+def both(path: str) -> tuple[Any, ...]:
+    """The class at a path of each package, such as ``"strategies.DDPStrategy"``, for ``isinstance``."""
+    module, _, name = f".{path}".rpartition(".")
+    places = (f"{package.__name__}{module}" for package in _PACKAGES)
+    return tuple(getattr(importlib.import_module(place), name) for place in places)
+
+
+_KINDS = tuple(map(both, ("Trainer", "LightningModule", "LightningDataModule", "Callback", "loggers.Logger")))
+
+
+def package_of(*parts: Any) -> Any:
+    """The package of Lightning objects (a Trainer, modules, data modules, callbacks, loggers).
+
+    Those of this package belong to either, and other objects to none: ``pytorch_lightning`` where nothing decides.
+    """
+    deciding = [part for part in parts if isinstance(part, _KINDS)]
+    for package, *kinds in zip(_PACKAGES, *_KINDS, strict=True):
+        if all(isinstance(part, tuple(kinds)) for part in deciding):
+            return package
+    return _PACKAGES[0]
+
+
+class _Method:
+    """A method that runs as the package of the attached Trainer defines it."""
+
+    def __init__(self, functions: tuple[types.FunctionType, ...]) -> None:
+        self.functions = functions
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        state = {} if instance is None else vars(instance)
+        trainer = state.get("_trainer") or state.get("trainer")
+        function = self.functions[_PACKAGES.index(package_of(trainer))]
+        return function.__get__(instance, owner)
+
+
+def _joined(path: str) -> Any:
+    """A class that derives from those of all packages."""
+    parents = both(path)
+    if len(parents) == 1:
+        return parents[0]
+    members: dict[str, Any] = {"__module__": __name__, "__doc__": parents[0].__doc__}
+    for name in dir(parents[0]):
+        functions = tuple(inspect.getattr_static(parent, name, None) for parent in parents)
+        own = all(isinstance(function, types.FunctionType) for function in functions)
+        if own and len(set(functions)) > 1 and not name.startswith("__"):
+            members[name] = _Method(functions)
+    return types.new_class(path.rpartition(".")[2], parents, exec_body=lambda body: body.update(members))
+
+
+if not TYPE_CHECKING:
+    Trainer = _PACKAGES[0].Trainer
+    Callback, LightningModule, LightningDataModule = map(
+        _joined, ("Callback", "LightningModule", "LightningDataModule")
+    )
+    Logger, TorchCheckpointIO = _joined("loggers.Logger"), _joined("plugins.io.TorchCheckpointIO")
+    CombinedLoader = _joined("utilities.CombinedLoader")
