@@ -4,20 +4,22 @@ All of them are imported here, so that a command line knows them by their bare n
 (torchvision, scikit-learn, Pillow) is imported when data is read.
 """
 
-from pl_privknn.datamodules.arrays import ArraysDataModule
+from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.celeba import CelebADataModule
 from pl_privknn.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
 from pl_privknn.datamodules.digits import DigitsDataModule
-from pl_privknn.datamodules.embeddings import EmbeddingsDataModule
-from pl_privknn.datamodules.fashion_attributes import FashionMNISTAttributesDataModule
-from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
-from pl_privknn.datamodules.formats.loaders import NoLabeledExamplesError
-from pl_privknn.datamodules.formats.published import DamagedFileError
-from pl_privknn.datamodules.image_folder import ImageFolderDataModule
+from pl_privknn.datamodules.folder import ImageFolderDataModule
+from pl_privknn.datamodules.loaders import NoLabeledExamplesError
 from pl_privknn.datamodules.market1501 import Market1501DataModule
-from pl_privknn.datamodules.mnist import FashionMNISTDataModule, MNISTDataModule
+from pl_privknn.datamodules.mnist import (
+    FashionMNISTAttributesDataModule,
+    FashionMNISTDataModule,
+    MNISTDataModule,
+)
+from pl_privknn.datamodules.published import DamagedFileError
+from pl_privknn.datamodules.stores import ImageStore, TensorImages
 from pl_privknn.datamodules.svhn import SVHNDataModule
 
 __all__ = [

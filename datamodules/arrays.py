@@ -1,25 +1,98 @@
-"""A user's own data, given as arrays or as files of arrays."""
+"""A user's own data, given as arrays or files of arrays: images, and embeddings in the place of images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from pl_privknn._checks import shape_text
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.formats.array_files import (
+from pl_privknn.datamodules.stores import ImageShape, ImageStore, TensorImages
+from pl_privknn.datamodules.tables import (
     ArrayOrPath,
-    array_shape,
-    as_images,
-    image_shape,
-    read_array,
+    Table,
+    dimension_of,
+    in_shards,
+    numbers_of,
+    own_shard,
+    rows_of,
+    shard_file,
 )
-from pl_privknn.datamodules.formats.images import ImageStore, TensorImages
+
+_COLOURS = (1, 3)
+_CHUNK = 4096
 
 
-class ArraysDataModule(PrivatePublicDataModule):
+class _TablesDataModule(PrivatePublicDataModule):
+    """What data modules of a user's own tables share: parts that go together, and how they are loaded."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, sources: dict[str, Any], image_shape: ImageShape, **kwargs: Any) -> None:
+        self._sources = sources
+        super().__init__(image_shape=image_shape, **kwargs)
+
+    def load_private(self) -> LabeledImages:
+        """The private records and their labels."""
+        return self._labeled("private")
+
+    def load_public(self) -> PublicDataset:
+        """The public records and ``public_truth``."""
+        truth = self._numbers("public_truth") if self._has("public_truth") else None
+        return PublicDataset(self._store(f"public_{self.kind}"), self.num_classes, truth, self.task)
+
+    def load_test(self) -> LabeledImages:
+        """The test records and their labels, or an empty set."""
+        if self._has(f"test_{self.kind}"):
+            return self._labeled("test")
+        return LabeledImages.none(self.image_shape, self.num_classes, self.task)
+
+    def load_validation(self) -> LabeledImages | None:
+        """The validation records, if given."""
+        return self._labeled("val") if self._has(f"val_{self.kind}") else None
+
+    def load_predict(self) -> ImageStore | None:
+        """The records to predict, if given."""
+        return self._store(f"predict_{self.kind}") if self._has(f"predict_{self.kind}") else None
+
+    def _has(self, name: str) -> bool:
+        return self._sources.get(name) is not None
+
+    def _labeled(self, part: str) -> LabeledImages:
+        name = f"{part}_labels"
+        store, labels = self._store(f"{part}_{self.kind}"), self._numbers(name)
+        return LabeledImages(store, labels, self.num_classes, name, self.task)
+
+    def _numbers(self, name: str) -> Tensor:
+        return numbers_of(name, self._sources[name])
+
+    def _store(self, name: str) -> ImageStore:
+        raise NotImplementedError
+
+    @classmethod
+    def _checked_sources(cls, **sources: Any) -> dict[str, Any]:
+        """The sources, once it is clear that none that another one needs is missing."""
+        if sources.pop("kwargs").get("public_labels") is not None:
+            raise TypeError(
+                "public_labels: labels of public records are public_truth=, for evaluation only; with "
+                "train_on_truth=True a student trains on them"
+            )
+        if sources[f"public_{cls.kind}"] is None:
+            raise ValueError(
+                f"public_{cls.kind}=None: a student needs public records; pass an array or its file"
+            )
+        for part in ("test", "val"):
+            pair = [f"{part}_{cls.kind}", f"{part}_labels"]
+            if len({sources.get(name) is None for name in pair}) == 2:
+                raise ValueError(f"{pair[0]} and {pair[1]} go together; pass both or neither")
+        return sources
+
+
+class ArraysDataModule(_TablesDataModule):
     """Private, public and test images from numpy arrays, tensors, or ``.npy`` / ``.npz`` files.
 
     Every argument that takes an array takes a path as well, so that the module works from YAML. A ``.npy``
@@ -51,6 +124,8 @@ class ArraysDataModule(PrivatePublicDataModule):
         ValueError: if shapes, dtypes or values don't fit. Shapes are checked at once, values at ``setup``.
     """
 
+    kind: ClassVar[str] = "images"
+
     def __init__(
         self,
         private_images: ArrayOrPath,
@@ -67,74 +142,188 @@ class ArraysDataModule(PrivatePublicDataModule):
         channels_last: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        self._sources: dict[str, Any] = {
-            "private_images": private_images,
-            "private_labels": private_labels,
-            "public_images": public_images,
-            "public_truth": public_truth,
-            "test_images": test_images,
-            "test_labels": test_labels,
-            "val_images": val_images,
-            "val_labels": val_labels,
-            "predict_images": predict_images,
-        }
-        for part in ("test", "val"):
-            given = [f"{part}_{kind}" for kind in ("images", "labels") if self._has(f"{part}_{kind}")]
-            if len(given) == 1:
-                raise ValueError(
-                    f"{given[0]}: {part}_images and {part}_labels go together; pass both or neither"
-                )
-        if public_images is None:
-            raise ValueError("public_images=None: a student needs public images; pass an array or its file")
-        shapes = {
-            name: array_shape(name, source)
-            for name, source in self._sources.items()
-            if source is not None and name.endswith("_images")
-        }
-        wanted = image_shape("public_images", shapes["public_images"], channels_last)
-        for name, shape in shapes.items():
-            if (found := image_shape(name, shape, channels_last)) != wanted:
-                raise ValueError(
-                    f"{name}: images of shape {found} (channels, height, width), the public ones have "
-                    f"{wanted}; bring all parts to one size"
-                )
+        sources = self._checked_sources(
+            private_images=private_images,
+            private_labels=private_labels,
+            public_images=public_images,
+            public_truth=public_truth,
+            test_images=test_images,
+            test_labels=test_labels,
+            val_images=val_images,
+            val_labels=val_labels,
+            predict_images=predict_images,
+            kwargs=kwargs,
+        )
         self.channels_last = channels_last
-        super().__init__(num_classes=num_classes, image_shape=wanted, **kwargs)
+        images = {
+            name: source for name, source in sources.items() if name.endswith("images") and source is not None
+        }
+        shapes = {
+            name: image_shape(name, Table(name, images[name]).shape(), channels_last) for name in images
+        }
+        for name, shape in shapes.items():
+            _check_same_shape(name, shape, shapes["public_images"])
+        super().__init__(sources, shapes["public_images"], num_classes=num_classes, **kwargs)
+
+    def _store(self, name: str) -> ImageStore:
+        array = Table(name, self._sources[name]).numbers()
+        shape = tuple(array.shape)
+        _check_same_shape(name, image_shape(name, shape, self.channels_last), self.image_shape)
+        if array.dtype != torch.uint8 and not array.is_floating_point():
+            raise ValueError(
+                f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 or float with values 0 … 1"
+            )
+        if array.is_floating_point() and not all(
+            bool(((part >= 0) & (part <= 1)).all()) for part in array.split(_CHUNK)
+        ):
+            raise ValueError(
+                f"{name}: float values outside [0, 1], or NaN; divide 0 … 255 data by 255, or pass it as uint8"
+            )
+        if array.ndim == 3:
+            return TensorImages(array[:, None])
+        last = _colours_are_last(name, shape, self.channels_last)
+        return TensorImages(array.permute(0, 3, 1, 2) if last else array)
+
+
+class EmbeddingsDataModule(_TablesDataModule):
+    """Private, public and test embeddings from arrays, from files, or from folders of them.
+
+    An embedding of d numbers stands where other data modules have an image, as one of d channels and a single
+    pixel, ``(d, 1, 1)``: ``torch.nn.Flatten()`` is the extractor that gives it back as a vector, and a student
+    needs a network that begins by flattening. The numbers may be any finite floats.
+
+    Files are ``.npy``, ``.npz`` or ``.parquet``; a folder holds ``.npy`` or ``.parquet`` files, one after another by
+    their names. Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named
+    as in ``data.npz:x``. Of ``.parquet`` files (``pip install 'pl-privknn[parquet]'``) the column with the argument's
+    name is taken, or the one named as in ``data.parquet:embedding`` or ``folder:embedding``; embeddings are a column
+    of lists of equal length.
+
+    Embeddings are not loaded: ``.npy`` files are mapped into memory, Parquet is read row group by row group, of which
+    256 MB are kept. Values are looked through once, at ``setup``. Labels are held in memory.
+
+    A training of several processes may have one file of private records for each: ``shards/features-{rank:05d}.npy``
+    and ``shards/labels-{rank:05d}.npy`` are then each process's own, by its global rank. A file that is missing,
+    empty, the same as another, or left over is refused by name.
+
+    Embeddings must have been made by a model of public data, one record at a time: what is centred or scaled
+    by private records carries them along.
+
+    Args:
+        private_embeddings: of the sensitive records, float, shape ``(n, d)``.
+        private_labels: their classes, whole numbers, shape ``(n,)``; with ``task="multilabel"`` rows of 0 and 1,
+            ``(n, num_classes)``, from ``.npy`` or ``.npz`` files.
+        public_embeddings: of records that may be seen by anybody.
+        public_truth: their classes where known, else -1; for evaluation only, never for training.
+        test_embeddings: for the final accuracy; none by default.
+        test_labels: their classes.
+        num_classes: number of classes, a public constant.
+        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ImportError: for a ``.parquet`` file without pyarrow.
+        ValueError: if shapes, dtypes or values don't fit. Shapes are checked at once, values at ``setup``.
+    """
+
+    kind: ClassVar[str] = "embeddings"
+
+    def __init__(
+        self,
+        private_embeddings: ArrayOrPath,
+        private_labels: ArrayOrPath | Sequence[int],
+        public_embeddings: ArrayOrPath,
+        public_truth: ArrayOrPath | Sequence[int] | None = None,
+        test_embeddings: ArrayOrPath | None = None,
+        test_labels: ArrayOrPath | Sequence[int] | None = None,
+        *,
+        num_classes: int,
+        **kwargs: Any,
+    ) -> None:
+        sources = self._checked_sources(
+            private_embeddings=private_embeddings,
+            private_labels=private_labels,
+            public_embeddings=public_embeddings,
+            public_truth=public_truth,
+            test_embeddings=test_embeddings,
+            test_labels=test_labels,
+            kwargs=kwargs,
+        )
+        self.private_in_shards = in_shards(private_embeddings)
+        if in_shards(private_labels) != self.private_in_shards:
+            raise ValueError(
+                "private_embeddings and private_labels go together; name both with {rank}, or neither"
+            )
+        dimensions = {
+            name: dimension_of(name, shard_file(name, source) if in_shards(source) else source)
+            for name, source in sources.items()
+            if source is not None and name.endswith("embeddings")
+        }
+        wanted = dimensions["public_embeddings"]
+        for name, dimension in dimensions.items():
+            if dimension != wanted:
+                raise ValueError(
+                    f"{name}: {dimension} numbers a record, the public ones have {wanted}; embed all parts by "
+                    "the same model"
+                )
+        super().__init__(sources, (wanted, 1, 1), num_classes=num_classes, **kwargs)
 
     def load_private(self) -> LabeledImages:
-        """``private_images`` and ``private_labels``."""
-        return self._labeled("private")
+        """``private_embeddings`` and ``private_labels``; this process's own files where there is one for each."""
+        if not self.private_in_shards:
+            return self._labeled("private")
+        rank, size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        for name in ("private_embeddings", "private_labels"):
+            self._sources[name] = own_shard(name, self._sources[name], rank, size, name != "private_labels")
+        found = self._labeled("private")
+        if not len(found):
+            raise ValueError(
+                f"private_embeddings={self._sources['private_embeddings']!r}: the shard is empty; start fewer "
+                "processes, or spread the records anew"
+            )
+        return found
 
-    def load_public(self) -> PublicDataset:
-        """``public_images`` and ``public_truth``."""
-        truth = self._vector("public_truth") if self._has("public_truth") else None
-        return PublicDataset(self._store("public_images"), self.num_classes, truth, self.task)
+    def _store(self, name: str) -> ImageStore:
+        return rows_of(name, self._sources[name])
 
-    def load_test(self) -> LabeledImages:
-        """``test_images`` and ``test_labels``, or an empty set."""
-        if self._has("test_images"):
-            return self._labeled("test")
-        return LabeledImages.none(self.image_shape, self.num_classes, self.task)
 
-    def load_validation(self) -> LabeledImages | None:
-        """``val_images`` and ``val_labels``, if given."""
-        return self._labeled("val") if self._has("val_images") else None
+def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -> ImageShape:
+    """Channels, height and width of images in an array of ``shape``.
 
-    def load_predict(self) -> ImageStore | None:
-        """``predict_images``, if given."""
-        return self._store("predict_images") if self._has("predict_images") else None
+    Args:
+        name: of the argument, for messages.
+        shape: ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``.
+        channels_last: where the colours are in four dimensions. None: in the dimension that is 1 or 3.
 
-    def _has(self, name: str) -> bool:
-        return self._sources[name] is not None
+    Raises:
+        ValueError: for another number of dimensions, or where the rule of None finds no single answer.
+    """
+    if len(shape) == 3:
+        return (1, shape[1], shape[2])
+    if _colours_are_last(name, shape, channels_last):
+        return (shape[3], shape[1], shape[2])
+    return (shape[1], shape[2], shape[3])
 
-    def _labeled(self, part: str) -> LabeledImages:
-        labels = self._vector(f"{part}_labels")
-        store = self._store(f"{part}_images")
-        return LabeledImages(store, labels, self.num_classes, f"{part}_labels", self.task)
 
-    def _store(self, name: str) -> TensorImages:
-        array = read_array(name, self._sources[name])
-        return TensorImages(as_images(name, array, self.image_shape, self.channels_last))
+def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | None) -> bool:
+    if len(shape) != 4:
+        table = "; EmbeddingsDataModule takes tables (n, d)" if len(shape) == 2 else ""
+        raise ValueError(
+            f"{name}: shape {shape_text(shape)}; want (n, h, w), (n, c, h, w) or (n, h, w, c){table}"
+        )
+    if channels_last is not None:
+        return channels_last
+    first, last = shape[1] in _COLOURS, shape[3] in _COLOURS
+    if first == last:
+        raise ValueError(
+            f"{name}: shape {shape_text(shape)} doesn't tell where the colours are; pass channels_last=True for "
+            "(n, h, w, c) or channels_last=False for (n, c, h, w)"
+        )
+    return last
 
-    def _vector(self, name: str) -> Tensor:
-        return read_array(name, self._sources[name])
+
+def _check_same_shape(name: str, shape: ImageShape, wanted: ImageShape) -> None:
+    if shape != wanted:
+        raise ValueError(
+            f"{name}: images of shape {shape} (channels, height, width), the public ones have {wanted}; bring all "
+            "parts to one size"
+        )

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.datamodules.datasets import ImageShape, LabeledImages, PublicDataset
-from pl_privknn.datamodules.formats.images import ImageStore, common_images
-from pl_privknn.datamodules.formats.loaders import (
-    LabeledBatches,
+from pl_privknn.datamodules.datasets import TASKS, LabeledImages, PublicDataset, as_part, known_rows
+from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
+from pl_privknn.datamodules.loaders import (
+    Batches,
     LabeledSampler,
     LateStartLoader,
-    UnlabeledBatches,
     UnlabeledSampler,
     take_batch,
 )
-from pl_privknn.datamodules.formats.partition_checks import (
-    check_by_record,
-    check_overlap,
-    check_part,
-    known_truth,
-    present,
-)
-from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
-from pl_privknn.datamodules.formats.targets import TASKS, known_rows
+from pl_privknn.datamodules.stores import ImageShape, ImageStore, common_images
 from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_side import privately
 
 Overlap = Literal["error", "warn", "ignore"]
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
@@ -42,7 +35,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     """Splits a data set into a private, a public and a test part, and serves the public part for training.
 
     A data module for new data is a subclass with three methods: :meth:`load_private`, :meth:`load_public`
-    and :meth:`load_test` (and, where they make sense, :meth:`load_validation` and :meth:`load_predict`).
+    and :meth:`load_test` (and, where they make sense, :meth:`load_validation` and :meth:`load_predict`). They may
+    return ordinary data sets of ``(x, y)``, with ``x`` of shape ``image_shape``: a public ``y`` is its truth.
 
     Training batches are ``{"labeled": (x, y), "unlabeled": x}``: float32 images in [0, 1] of shape
     ``(b, channels, height, width)`` with ``y`` int64 ``(b,)``, or float32 ``(b, num_classes)`` once soft
@@ -127,11 +121,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         self.private_groups: Tensor | None = None
         self.private_ids: Tensor | None = None
         self.batch_size = check_int("batch_size", batch_size)
-        self.unlabeled_batch_size = (
-            self.batch_size
-            if unlabeled_batch_size is None
-            else check_int("unlabeled_batch_size", unlabeled_batch_size)
-        )
+        unlabeled = batch_size if unlabeled_batch_size is None else unlabeled_batch_size
+        self.unlabeled_batch_size = check_int("unlabeled_batch_size", unlabeled)
         self.eval_batch_size = check_int("eval_batch_size", eval_batch_size)
         self.num_workers = check_int("num_workers", num_workers, 0)
         self.persistent_workers = persistent_workers and self.num_workers > 0
@@ -187,22 +178,54 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
-            self._private = check_part(
-                self, "private", self.load_private(), may_be_empty=not self.needs_private
-            )
-            check_by_record("private_groups", self.private_groups, len(self._private))
-            check_by_record("private_ids", self.private_ids, len(self._private))
+            private = self.load_private()
+            self._private = privately(self._checked, "private", private, may_be_empty=not self.needs_private)
+            for name, numbers in (("groups", self.private_groups), ("ids", self.private_ids)):
+                if numbers is not None and (
+                    numbers.shape != (len(self._private),) or numbers.dtype != torch.int64
+                ):
+                    raise ValueError(f"private_{name}: want int64, one number for each private record")
         if stage in ("fit", "validate", None) and self._public is None:
-            self._public = check_part(self, "public", self.load_public())
+            self._public = self._checked("public", self.load_public())
             if self.train_on_truth:
-                self._public.set_labels(slice(None), known_truth(self._public.truth))
-            self._validation = self.load_validation()
+                if self._public.truth is None:
+                    raise ValueError(
+                        "train_on_truth=True, but the truth of the public images isn't known; leave it out"
+                    )
+                self._public.set_labels(slice(None), self._public.truth)
+            validation = self.load_validation()
+            self._validation = None if validation is None else self._checked("validation", validation)
         if stage in ("fit", "test", "predict", None) and self._test is None:
-            self._test = check_part(self, "test", self.load_test(), may_be_empty=True)
+            self._test = self._checked("test", self.load_test(), may_be_empty=True)
         if stage in ("predict", None) and self._predict is None:
             self._predict = self.load_predict()
         if not compared and self._public is not None and self._test is not None:
-            check_overlap(self.overlap, self._public, self._test)
+            self._check_overlap(self._public, self._test)
+
+    def _checked(self, name: str, part: Any, *, may_be_empty: bool = False) -> Any:
+        """A part, if it fits this data module."""
+        if len(part) == 0 and not may_be_empty:
+            raise ValueError(f"{type(self).__name__}: the {name} set is empty; it needs at least one image")
+        part = as_part(part, name, name == "public", self.image_shape, self.num_classes, self.task)
+        for what in ("task", "num_classes", "image_shape"):
+            if getattr(part, what) != getattr(self, what):
+                raise ValueError(
+                    f"{type(self).__name__}: the {name} set was made with {what}={getattr(part, what)!r}, the data "
+                    f"module is {getattr(self, what)!r}; pass {what}= to LabeledImages and PublicDataset"
+                )
+        return part
+
+    def _check_overlap(self, public: PublicDataset, test: LabeledImages) -> None:
+        if self.overlap == "ignore" or not (common := common_images(public.store, test.store)):
+            return
+        message = (
+            f"{len(common)} test images are public images too (test image {common[0][1]} is public image "
+            f"{common[0][0]}): accuracy on them says nothing about unseen images. Take them out of one of "
+            'the two, or set overlap="warn" or overlap="ignore"'
+        )
+        if self.overlap == "error":
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=3)
 
     @property
     def private(self) -> LabeledImages:
@@ -211,17 +234,17 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         Whatever reads it owes the privacy accounting; nothing derived from it may be logged, stored or shown
         without having been released through a charged mechanism.
         """
-        return present("private", "fit", self._private)
+        return _present("private", "fit", self._private)
 
     @property
     def public(self) -> PublicDataset:
         """The public images and their released labels, after ``setup("fit")`` or ``setup("validate")``."""
-        return present("public", "fit", self._public)
+        return _present("public", "fit", self._public)
 
     @property
     def test(self) -> LabeledImages:
         """The test images and labels, after ``setup("fit")`` or ``setup("test")``; may be empty."""
-        return present("test", "test", self._test)
+        return _present("test", "test", self._test)
 
     def private_images(self, start: int, stop: int) -> Tensor:
         """Private images ``start … stop - 1`` as float32; for labelers and baselines alone."""
@@ -245,13 +268,9 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             Counts for ``"public/test"``, ``"private/public"`` and ``"private/test"``. The last two are private
             information: they must not be published.
         """
-        private, public, test = self.private.store, self.public.store, self.test.store
-        pairs = {
-            "public/test": (public, test),
-            "private/public": (private, public),
-            "private/test": (private, test),
-        }
-        return {name: len(common_images(*pair)) for name, pair in pairs.items()}
+        parts = {name: getattr(self, name).store for name in ("private", "public", "test")}
+        pairs = (("public", "test"), ("private", "public"), ("private", "test"))
+        return {f"{a}/{b}": len(common_images(parts[a], parts[b])) for a, b in pairs}
 
     # ------------------------------------------------------------------ the loaders
 
@@ -282,7 +301,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         :class:`~pl_privknn.datamodules.formats.poisson_loader.PrivateBatch`. Without ``"labeled"`` for a module whose
         ``needs_labels`` is False.
 
-        Batches raise :class:`~pl_privknn.datamodules.formats.loaders.NoLabeledExamplesError` where an epoch begins
+        Batches raise :class:`~pl_privknn.datamodules.loaders.NoLabeledExamplesError` where an epoch begins
         and no public image has a label.
         """
         if self._private_training is not None:
@@ -299,46 +318,40 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             "rank": self.trainer.global_rank if self.trainer is not None else 0,
             "seed": self.seed,
         }
-        unlabeled = UnlabeledBatches(public.store)
-        unlabeled_sampler = UnlabeledSampler(unlabeled, self.unlabeled_batch_size, **world)
-        batches = -(-len(unlabeled_sampler) // self.unlabeled_batch_size)
-        labeled = LabeledBatches(public.store, public.table)
-        labeled_sampler = LabeledSampler(public.table, batches * self.batch_size, **world)
         common: dict[str, Any] = {**self._loader_options(), "persistent_workers": self.persistent_workers}
-        loaders = {
-            "labeled": LateStartLoader(
-                labeled, batch_size=self.batch_size, sampler=labeled_sampler, **common
-            ),
-            "unlabeled": LateStartLoader(
-                unlabeled, batch_size=self.unlabeled_batch_size, sampler=unlabeled_sampler, **common
-            ),
-        }
-        if not getattr(getattr(self.trainer, "lightning_module", None), "needs_labels", True):
-            loaders.pop("labeled")
-        return pl.CombinedLoader(loaders, mode="max_size_cycle")
+        images, size = Batches(public.store), self.unlabeled_batch_size
+        sampler = UnlabeledSampler(images, size, **world)
+        loaders = {"unlabeled": LateStartLoader(images, batch_size=size, sampler=sampler, **common)}
+        if getattr(getattr(self.trainer, "lightning_module", None), "needs_labels", True):
+            steps = -(-len(sampler) // size)
+            loaders["labeled"] = LateStartLoader(
+                Batches(public.store, public.table),
+                batch_size=self.batch_size,
+                sampler=LabeledSampler(public.table, steps * self.batch_size, **world),
+                **common,
+            )
+        return pl.CombinedLoader(dict(sorted(loaders.items())), mode="max_size_cycle")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """``(x, y)`` of the validation set, or of public images with known truth; nothing if there are none."""
         if self._validation is not None:
-            return self._evaluation(LabeledBatches(self._validation.store, self._validation.labels))
+            return self._evaluation(Batches(self._validation.store, self._validation.labels))
         truth = self.public.truth
         if truth is None or not bool((truth >= 0).any()):
             return []
         known = torch.nonzero(known_rows(truth)).flatten()
-        return self._evaluation(LabeledBatches(self.public.store, truth, known))
+        return self._evaluation(Batches(self.public.store, truth, known))
 
     def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """``(x, y)`` of the test set; nothing if it is empty."""
-        if len(self.test) == 0:
-            return []
-        return self._evaluation(LabeledBatches(self.test.store, self.test.labels))
+        return self._evaluation(Batches(self.test.store, self.test.labels)) if len(self.test) else []
 
     def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """``x`` of the images to predict: the subclass's own, or else the test set."""
         store = self._predict if self._predict is not None else self.test.store
-        return self._evaluation(UnlabeledBatches(store)) if len(store) else []
+        return self._evaluation(Batches(store)) if len(store) else []
 
-    def _evaluation(self, batches: Dataset[Any]) -> DataLoader[Any]:
+    def _evaluation(self, batches: Batches) -> DataLoader[Any]:
         # By keyword: where a trainer builds a loader anew, it passes batch_size by keyword itself.
         return DataLoader(batches, batch_size=self.eval_batch_size, shuffle=False, **self._loader_options())
 
@@ -347,3 +360,9 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         if pin_memory is None:
             pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
+
+
+def _present(name: str, stage: str, part: Any) -> Any:
+    if part is None:
+        raise RuntimeError(f'the {name} data isn\'t loaded; call setup("{stage}") first (a trainer does)')
+    return part

@@ -1,25 +1,108 @@
-"""Images with and without labels: the three data sets that every data module holds."""
+"""Images with and without labels: the three data sets that every data module holds, and what labels may be."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pl_privknn._checks import check_choice, check_int
-from pl_privknn.datamodules.formats.images import ImageStore, TensorImages, as_indices
-from pl_privknn.datamodules.formats.targets import TASKS, check_soft, check_targets, known_rows
+from pl_privknn._checks import check_choice, check_int, shape_text
+from pl_privknn.datamodules.stores import ImageShape, ImageStore, ItemImages, TensorImages, as_indices
 from pl_privknn.privacy.private_side import privately
 
-ImageShape = tuple[int, int, int]
+Task = Literal["multiclass", "multilabel"]
+TASKS: tuple[Task, ...] = ("multiclass", "multilabel")
 _COMPARED = 256  # images of which processes compare a digest
 
 
-class LabeledImages(Dataset[Any]):
+def check_targets(
+    name: str, labels: Tensor, count: int, num_classes: int, task: str, *, unknown_allowed: bool = False
+) -> Tensor:
+    """Return labels as int64, or say what is wrong with them without showing one of them.
+
+    Args:
+        name: of the argument, for messages.
+        labels: classes, whole numbers in ``[0, num_classes)`` of shape ``(count,)``; under ``"multilabel"``
+            attributes, 0 or 1, of shape ``(count, num_classes)``.
+        count: how many images there are.
+        num_classes: number of classes, or of attributes.
+        task: ``"multiclass"`` or ``"multilabel"``.
+        unknown_allowed: -1 stands for "not known".
+
+    Raises:
+        ValueError: on a wrong shape, dtype or range.
+    """
+    multilabel = task == "multilabel"
+    whole = not (
+        labels.is_floating_point() or labels.is_complex() or (labels.dtype == torch.bool and not multilabel)
+    )
+    if not whole or labels.shape[1:] != ((num_classes,) if multilabel else ()) or not labels.ndim:
+        wanted = (
+            f"(n, {num_classes}), a row of attributes (0 or 1)" if multilabel else "(n,), one class index"
+        )
+        raise ValueError(
+            f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; want whole numbers of shape {wanted} an image"
+        )
+    if len(labels) != count:
+        raise ValueError(f"{name}: not as many labels as images; want one label an image")
+    labels = labels.to(torch.int64)
+    if bool(
+        ((labels < (-1 if unknown_allowed else 0)) | (labels >= (2 if multilabel else num_classes))).any()
+    ):
+        wrong = "attributes are neither 0 nor 1" if multilabel else f"labels lie outside [0, {num_classes=})"
+        unknown = " (or -1 where it isn't known)" if unknown_allowed else ""
+        raise ValueError(f"{name}: some {wrong}{unknown}; remap them, or correct num_classes")
+    return labels
+
+
+def known_rows(labels: Tensor) -> Tensor:
+    """Bool ``(n,)``: which rows of int64 labels, ``(n,)`` or ``(n, a)``, tell anything (-1: not known)."""
+    return labels >= 0 if labels.ndim == 1 else (labels >= 0).any(dim=1)
+
+
+def _check_soft(soft: Tensor, known: Tensor, num_classes: int, task: str) -> Tensor:
+    """Return probabilities as float32 on the CPU; ``ValueError`` for another shape, or known rows that are none."""
+    if soft.shape != (len(known), num_classes) or not soft.is_floating_point():
+        raise ValueError(
+            f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; want float of shape (n, {num_classes}), "
+            "a row an image"
+        )
+    soft = soft.detach().to("cpu", torch.float32)
+    answered = soft[known]
+    if not bool(((answered >= 0) & (answered <= (1 if task == "multilabel" else torch.inf))).all()):
+        raise ValueError(
+            "soft: rows of labelled images must be probabilities (finite, at least 0); normalise them"
+        )
+    # Three decimals: probabilities may come from half precision.
+    if task == "multiclass" and not bool(((answered.sum(1) - 1).abs() < 1e-3).all()):
+        raise ValueError("soft: rows of labelled images must be probabilities of sum 1; normalise them")
+    return soft
+
+
+class _ImageSet(Dataset[Any]):
+    def __init__(self, store: ImageStore, num_classes: int, task: str) -> None:
+        self.store = store
+        self.num_classes = check_int("num_classes", num_classes, 2)
+        self.task = check_choice("task", task, TASKS)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def image_shape(self) -> ImageShape:
+        """Channels, height and width of every image."""
+        return self.store.shape
+
+    def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
+        """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
+        return self.store.read(as_indices(indices, len(self)))
+
+
+class LabeledImages(_ImageSet):
     """Images with their labels; an item is ``(image, label)``.
 
     Args:
@@ -46,9 +129,8 @@ class LabeledImages(Dataset[Any]):
         name: str = "labels",
         task: str = "multiclass",
     ) -> None:
-        self.store = store
-        self.task = check_choice("task", task, TASKS)
-        self.labels = check_targets(name, labels, len(store), check_int("num_classes", num_classes, 2), task)
+        super().__init__(store, num_classes, task)
+        self.labels = check_targets(name, labels, len(store), self.num_classes, task)
 
     @classmethod
     def none(cls, image_shape: ImageShape, num_classes: int, task: str = "multiclass") -> LabeledImages:
@@ -56,24 +138,12 @@ class LabeledImages(Dataset[Any]):
         labels = torch.empty((0, num_classes) if task == "multilabel" else 0, dtype=torch.int64)
         return cls(TensorImages(torch.empty(0, *image_shape)), labels, num_classes, task=task)
 
-    def __len__(self) -> int:
-        return len(self.store)
-
     def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:
         label = self.labels[index]
         return self.images([index])[0], label if self.task == "multilabel" else int(label)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(image_shape={self.store.shape})"
-
-    @property
-    def image_shape(self) -> ImageShape:
-        """Channels, height and width of every image."""
-        return self.store.shape
-
-    def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
-        """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
-        return self.store.read(as_indices(indices, len(self)))
 
     def check_same(self, agree: Callable[[bytes], bool]) -> None:
         """Refuse processes of one training that hold different images, where each is to read a share of them.
@@ -167,7 +237,7 @@ class LabelTable(Dataset[Tensor]):
         return torch.where(self.soft_rows[indices, None], self.soft[indices], hard)
 
 
-class PublicDataset(Dataset[Tensor]):
+class PublicDataset(_ImageSet):
     """Public images of fixed number, the labels that were released for them, and, apart, their truth.
 
     An item is an image alone. Labels start as -1 and change by :meth:`set_labels`; the data module's
@@ -192,27 +262,17 @@ class PublicDataset(Dataset[Tensor]):
     def __init__(
         self, store: ImageStore, num_classes: int, truth: Tensor | None = None, task: str = "multiclass"
     ) -> None:
-        self.store = store
-        self.num_classes = check_int("num_classes", num_classes, 2)
-        self.task = check_choice("task", task, TASKS)
+        super().__init__(store, num_classes, task)
         if truth is not None:
             truth = check_targets("public_truth", truth, len(store), num_classes, task, unknown_allowed=True)
         self._truth = truth
         self.table = LabelTable(len(store), num_classes, task)
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     def __getitem__(self, index: int) -> Tensor:
         return self.images([index])[0]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} images, image_shape={self.image_shape})"
-
-    @property
-    def image_shape(self) -> ImageShape:
-        """Channels, height and width of every image."""
-        return self.store.shape
 
     @property
     def truth(self) -> Tensor | None:
@@ -241,10 +301,6 @@ class PublicDataset(Dataset[Tensor]):
     def labeled_indices(self) -> Tensor:
         """int64: the images that have a label now, in ascending order."""
         return torch.nonzero(self.table.labeled).flatten()
-
-    def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
-        """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
-        return self.store.read(as_indices(indices, len(self)))
 
     def set_labels(
         self,
@@ -275,7 +331,7 @@ class PublicDataset(Dataset[Tensor]):
         )
         known = known_rows(values)
         if soft is not None:
-            soft = check_soft(soft, known, self.num_classes, self.task)
+            soft = _check_soft(soft, known, self.num_classes, self.task)
         # Repeated indices: numpy promises that the last one wins, torch doesn't. The views share memory.
         where = rows.numpy()
         self.table.labels.numpy()[where] = values.numpy()
@@ -288,3 +344,35 @@ class PublicDataset(Dataset[Tensor]):
         """Take all labels away, hard and soft."""
         self.table.labels.fill_(-1)
         self.table.soft_rows.fill_(False)
+
+
+def as_part(part: Any, name: str, public: bool, image_shape: ImageShape, num_classes: int, task: str) -> Any:
+    """A part of a data module: as it is, or made from an ordinary data set of ``(x, y)``.
+
+    Args:
+        part: :class:`LabeledImages`, :class:`PublicDataset`, or a map-style data set (a list, too) of ``(x, y)``;
+            of a public part also of ``x`` alone, and ``y`` is its truth.
+        name: of the part, for messages.
+        public: whether a :class:`PublicDataset` is wanted.
+        image_shape: of every ``x``.
+        num_classes: number of classes, or of attributes.
+        task: ``"multiclass"`` or ``"multilabel"``.
+
+    Raises:
+        ValueError: for anything else, and for labels that don't fit.
+    """
+    if isinstance(part, PublicDataset if public else LabeledImages):
+        return part
+    if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
+        raise ValueError(f"the {name} set is a {type(part).__name__}; want a data set whose items are (x, y)")
+    items = map(part.__getitem__, range(len(part)))  # images are read again when they are looked at
+    found = [torch.as_tensor(item[1]) for item in items if isinstance(item, tuple | list) and len(item) == 2]
+    if len(found) != len(part) and (found or not public):
+        raise ValueError(f"the {name} set has items that are no (x, y); want a label y with each image x")
+    store = ItemImages(part, image_shape)
+    labels = torch.stack(found) if found else None
+    if public:
+        return PublicDataset(store, num_classes, labels, task)
+    if labels is None:
+        return LabeledImages.none(image_shape, num_classes, task)
+    return LabeledImages(store, labels, num_classes, f"labels of the {name} set", task)

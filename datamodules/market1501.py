@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_switch
-from pl_privknn.datamodules.base import Overlap, PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.formats.images import fixed_shuffle
-from pl_privknn.datamodules.formats.published import DamagedFileError, find_file, read_mat
-from pl_privknn.datamodules.image_folder import FolderImages
+from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.folder import FileImages, image_shape_of
+from pl_privknn.datamodules.published import DamagedFileError, PublishedDataModule, check_attributes
+from pl_privknn.datamodules.stores import ImageStore
 
 _COLOURS_UP = ("black", "white", "red", "purple", "yellow", "gray", "blue", "green")
 _COLOURS_DOWN = ("black", "white", "pink", "purple", "yellow", "gray", "blue", "green", "brown")
@@ -35,14 +34,13 @@ MARKET_ATTRIBUTES: dict[str, tuple[str, int]] = {
     **{f"up_{colour}": (f"up{colour}", 2) for colour in _COLOURS_UP},
     **{f"down_{colour}": (f"down{colour}", 2) for colour in _COLOURS_DOWN},
 }
-_TABLE = "market_attribute.mat"
 _NAME = re.compile(r"(-1|\d{4})_c\d+s\d+_\d+_\d+\.jpg(\.jpg)?")
 _NOT_PEOPLE = (-1, 0)  # detections that show nobody, or nobody who was annotated
 #: Images and people of the published folders.
-_PUBLISHED = {"bounding_box_train": (12_936, 751), "bounding_box_test": (19_732, 750)}
+_PUBLISHED = {"train": (12_936, 751), "test": (19_732, 750)}
 
 
-class Market1501DataModule(PrivatePublicDataModule):
+class Market1501DataModule(PublishedDataModule):
     """Market-1501 (Zheng et al. 2015) with the attributes of Lin et al. (2019): multi-label, grouped by person.
 
     The 751 people of the training folder are split by a fixed shuffle: images of ``num_public_people`` of them
@@ -59,9 +57,8 @@ class Market1501DataModule(PrivatePublicDataModule):
     image says little about a person: pass ``groups: data`` to teachers that take groups.
 
     **On disk**: the folders ``bounding_box_train`` and ``bounding_box_test`` with images named as in
-    ``0002_c1s1_000451_03.jpg`` (person, camera and sequence, frame, box), in ``root/Market-1501-v15.09.15`` or
-    ``root``; ``market_attribute.mat`` beside them, in their sub-folder ``attribute`` or in
-    ``root/Market-1501_Attribute``. Images come from
+    ``0002_c1s1_000451_03.jpg`` (person, camera and sequence, frame, box), in ``root/Market-1501-v15.09.15``;
+    ``market_attribute.mat`` beside them or in their sub-folder ``attribute``. Images come from
     https://zheng-lab.cecs.anu.edu.au/Project/project_reid.html, attributes from
     https://github.com/vana77/Market-1501_Attribute, both for academic use; nothing is downloaded from here. Images
     are stretched to ``image_size`` when they are first read and then kept as uint8.
@@ -71,20 +68,21 @@ class Market1501DataModule(PrivatePublicDataModule):
         image_size: (height, width), or the side of square images.
         attributes: names of the attributes to use, in this order; all 30 by default.
         num_public_people: people whose images are public.
-        num_public: a fixed random choice of this many of their images; all by default.
-        num_test: a fixed random choice of test images; all by default.
-        split_seed: of the shuffles, a public constant. Figures of different values don't compare.
         verify: compare numbers of images and people with those of the published set. False for other data in this
             format.
         cache: keep decoded images in memory, as uint8.
-        overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
-        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+        **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`; all images by default.
 
     Raises:
         ValueError: for unknown attributes or arguments out of range; at ``setup`` for damaged files. Messages never
             name a private image, since its name tells the person.
         FileNotFoundError: at ``setup``, if files are missing.
     """
+
+    remedy: ClassVar[str] = (
+        "unpack Market-1501-v15.09.15.zip there, with market_attribute.mat of "
+        "https://github.com/vana77/Market-1501_Attribute in it"
+    )
 
     def __init__(
         self,
@@ -93,171 +91,95 @@ class Market1501DataModule(PrivatePublicDataModule):
         image_size: int | tuple[int, int] = (128, 64),
         attributes: Sequence[str] | None = None,
         num_public_people: int = 100,
-        num_public: int | None = None,
-        num_test: int | None = None,
-        split_seed: int = 0,
         verify: bool = True,
         cache: bool = True,
-        overlap: Overlap = "warn",
         **kwargs: Any,
     ) -> None:
-        names = tuple(MARKET_ATTRIBUTES) if attributes is None else tuple(attributes)
-        if unknown := [name for name in names if name not in MARKET_ATTRIBUTES]:
-            raise ValueError(f"attributes: {unknown[0]!r} is not one of {', '.join(MARKET_ATTRIBUTES)}")
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        names = check_attributes(attributes, MARKET_ATTRIBUTES)
+        shape = image_shape_of(image_size)
         super().__init__(
-            num_classes=len(names),
-            image_shape=(3, check_int("image_size", height), check_int("image_size", width)),
-            class_names=names,
-            task="multilabel",
-            overlap=overlap,
-            **kwargs,
+            root, num_classes=len(names), image_shape=shape, class_names=names, task="multilabel", **kwargs
         )
-        self.root = Path(root)
         self.num_public_people = check_int("num_public_people", num_public_people)
-        self.num_public = None if num_public is None else check_int("num_public", num_public)
-        self.num_test = None if num_test is None else check_int("num_test", num_test)
-        self.split_seed = check_int("split_seed", split_seed, 0)
         self.verify = check_switch("verify", verify)
         self.cache = check_switch("cache", cache)
-        self._tables: dict[str, dict[int, Tensor]] | None = None
 
     def load_private(self) -> LabeledImages:
         """Images of the private people."""
-        images = self._images("train")
-        public = self._public_people()
-        images = [(path, person) for path, person in images if person not in public]
-        self.private_groups = torch.tensor([person for _, person in images], dtype=torch.int64)
-        return self._labeled("train", images, hidden=self._folder("bounding_box_train"))
+        people = self._images("train")[1]
+        self.private_groups = people[self.part("private")[2]]
+        return super().load_private()
 
-    def load_public(self) -> PublicDataset:
-        """Images of the public people, or ``num_public`` of them."""
-        public = self._public_people()
-        images = [(path, person) for path, person in self._images("train") if person in public]
-        part = self._labeled("train", self._choose("num_public", images))
-        return PublicDataset(part.store, self.num_classes, part.labels, self.task)
+    def part(self, name: str) -> tuple[ImageStore, Tensor, Tensor]:
+        """See :meth:`PublishedDataModule.part`."""
+        folder = "test" if name == "test" else "train"
+        (paths, people), table = self._images(folder), self._attributes(folder)
+        labels = torch.stack([table[person] for person in people.tolist()]) if paths else torch.empty(0)
+        labels = labels.reshape(-1, self.num_classes).long()
+        hidden = self._folder(folder) if name == "private" else None
+        store = FileImages(paths, self.image_shape, hidden, self.cache)
+        if name == "test":
+            rows = torch.arange(len(paths))
+        else:
+            public = torch.isin(people, self._public_people())
+            rows = torch.nonzero(public if name == "public" else ~public).flatten()
+        if self.counts[f"num_{name}"] is not None:
+            rows = self.cut(f"num_{name}", self.shuffled(rows))[0]
+        return store, labels, rows
 
-    def load_test(self) -> LabeledImages:
-        """Images of the test folder that show a person."""
-        return self._labeled("test", self._choose("num_test", self._images("test")))
-
-    def _choose(self, name: str, images: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
-        wanted: int | None = getattr(self, name)
-        if wanted is None:
-            return images
-        if wanted > len(images):
-            raise ValueError(
-                f"{name}={wanted}: there are {len(images)} such images; ask for fewer, or leave {name} out"
-            )
-        return [images[row] for row in fixed_shuffle(len(images), self.split_seed)[:wanted].tolist()]
-
-    def _labeled(
-        self, part: str, images: list[tuple[Path, int]], hidden: Path | None = None
-    ) -> LabeledImages:
-        table = self._attributes()[part]
-        labels = torch.stack([table[person] for _, person in images]) if images else torch.empty(0)
-        store = FolderImages([path for path, _ in images], self.image_shape, hidden, self.cache)
-        return LabeledImages(
-            store, labels.reshape(-1, self.num_classes).long(), self.num_classes, _TABLE, self.task
-        )
-
-    def _public_people(self) -> set[int]:
-        people = sorted(self._attributes()["train"])
+    def _public_people(self) -> Tensor:
+        people = torch.tensor(sorted(self._attributes("train")))
         if self.num_public_people >= len(people):
             raise ValueError(
                 f"num_public_people={self.num_public_people}: there are {len(people)} people in the training "
                 "folder, and some must be private; ask for fewer"
             )
-        order = fixed_shuffle(len(people), self.split_seed)
-        return {people[place] for place in order[: self.num_public_people].tolist()}
+        return self.shuffled(people)[: self.num_public_people]
 
-    def _images(self, part: str) -> list[tuple[Path, int]]:
+    def _images(self, part: str) -> tuple[list[Path], Tensor]:
         """Paths, in order, and people of the images of the training or test folder."""
-        folder = self._folder(f"bounding_box_{part}")
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".jpg")
+        folder = self._folder(part)
+        with self.reading(folder):
+            paths = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".jpg")
         if any(_NAME.fullmatch(path.name) is None for path in paths):
             raise DamagedFileError(
                 f"{folder}: some images aren't named as in 0002_c1s1_000451_03.jpg; take them away"
             )
-        images = [(path, int(path.name.partition("_")[0])) for path in paths]
-        published, people = _PUBLISHED[folder.name]
-        if self.verify and len(images) != published:
+        people = torch.tensor([int(path.name.partition("_")[0]) for path in paths], dtype=torch.int64)
+        found = len(paths), len(self._attributes(part))
+        if self.verify and found != _PUBLISHED[part]:
             raise DamagedFileError(
-                f"{folder}: {len(images)} images, want {published}; it was unpacked in part or altered. "
-                "Unpack it again, or pass verify=False for data of your own in this format"
+                f"{folder}: {found[0]} images and {found[1]} people in the table, want {_PUBLISHED[part]}; it "
+                " was unpacked in part or altered. Unpack it again, or pass verify=False for data of your own in "
+                "this format"
             )
-        images = [(path, person) for path, person in images if person not in _NOT_PEOPLE]
-        table = self._attributes()[part]
-        if any(person not in table for _, person in images):
+        keep = ~torch.isin(people, torch.tensor(_NOT_PEOPLE))
+        if not set(people[keep].tolist()) <= set(self._attributes(part)):
             raise DamagedFileError(
-                f"{self._table_path()}: it doesn't have all people of {folder}; get the table that belongs to "
-                "these images"
+                f"market_attribute.mat doesn't have all people of {folder}; get the table of these images"
             )
-        if self.verify and len(table) != people:
-            raise DamagedFileError(
-                f"{self._table_path()}: {len(table)} people in {part!r}, want {people}; get the file again"
-            )
-        return images
+        return [path for path, kept in zip(paths, keep.tolist(), strict=True) if kept], people[keep]
 
-    def _attributes(self) -> dict[str, dict[int, Tensor]]:
-        """For training and test folder: person -> its attributes, int64 ``(num_classes,)``."""
-        if self._tables is None:
-            path = self._table_path()
-            structure = read_mat(path, ["market_attribute"], squeeze_me=True, struct_as_record=False)
-            self._tables = {
-                part: _people(
-                    path, getattr(structure["market_attribute"], part, None), part, self.class_names
-                )
-                for part in ("train", "test")
-            }
-        return self._tables
+    def _attributes(self, part: str) -> dict[int, Tensor]:
+        """Person of the training or test folder -> its attributes, int64 ``(num_classes,)``."""
+        if part not in self._files:
+            from scipy.io import loadmat
 
-    def _table_path(self) -> Path:
-        places = [
-            folder / sub
-            for folder in (*self._roots(), self.root / "Market-1501_Attribute")
-            for sub in (".", "attribute")
-        ]
-        try:
-            return find_file(
-                _TABLE, places, "get it from https://github.com/vana77/Market-1501_Attribute and put it there"
-            )
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"Market1501DataModule(root={str(self.root)!r}): {error}") from None
+            places = [self._folder(part).parent / sub / "market_attribute.mat" for sub in (".", "attribute")]
+            path = next((place for place in places if place.is_file()), places[0])
+            with self.reading(path), path.open("rb") as file:
+                whole = loadmat(file, squeeze_me=True, struct_as_record=False)["market_attribute"]
+                table = getattr(whole, part)
+                people = [int(str(person)) for person in np.atleast_1d(table.image_index)]
+                columns = []
+                for field, value in (MARKET_ATTRIBUTES[name] for name in self.class_names):
+                    column = np.atleast_1d(getattr(table, field))
+                    if not np.isin(column, range(1, 5 if field == "age" else 3)).all():
+                        raise ValueError(f"market_attribute.{part}.{field} has values out of range")
+                    columns.append(column.astype(np.int64) == value)
+                rows = torch.from_numpy(np.stack(columns, axis=1)).long()
+                self._files[part] = dict(zip(people, rows, strict=True))
+        return self._files[part]
 
-    def _folder(self, name: str) -> Path:
-        for root in self._roots():
-            if (root / name).is_dir():
-                return root / name
-        raise FileNotFoundError(
-            f"Market1501DataModule(root={str(self.root)!r}): no folder {name} in "
-            f"{' or '.join(map(str, self._roots()))}; unpack Market-1501-v15.09.15.zip there"
-        )
-
-    def _roots(self) -> list[Path]:
-        return [self.root / "Market-1501-v15.09.15", self.root]
-
-
-def _people(path: Path, part: Any, name: str, attributes: Sequence[str]) -> dict[int, Tensor]:
-    """Attributes of each person of one part of the table."""
-    where = f"{path}: market_attribute.{name}"
-    remedy = "get the file again"
-    columns = {}
-    for field in ("image_index", *{MARKET_ATTRIBUTES[attribute][0]: None for attribute in attributes}):
-        if not hasattr(part, field):
-            raise DamagedFileError(f"{where} has no field {field!r}; {remedy}")
-        columns[field] = np.atleast_1d(getattr(part, field))
-    index = columns["image_index"]
-    if any(column.shape != index.shape for column in columns.values()):
-        raise DamagedFileError(f"{where}: its fields differ in length; {remedy}")
-    rows = []
-    for attribute in attributes:
-        field, value = MARKET_ATTRIBUTES[attribute]
-        if not np.isin(columns[field], range(1, 5 if field == "age" else 3)).all():
-            raise DamagedFileError(f"{where}.{field} has values out of range; {remedy}")
-        rows.append(columns[field].astype(np.int64) == value)
-    try:
-        people = [int(str(person)) for person in index]
-    except ValueError:
-        raise DamagedFileError(f"{where}.image_index holds other things than people; {remedy}") from None
-    return dict(zip(people, torch.from_numpy(np.stack(rows, axis=1)).long(), strict=True))
+    def _folder(self, part: str) -> Path:
+        return self.root / "Market-1501-v15.09.15" / f"bounding_box_{part}"

@@ -1,29 +1,106 @@
-"""MNIST and Fashion-MNIST, split as in the private-labelling papers."""
+"""MNIST and Fashion-MNIST, split as in the private-labelling papers; Fashion-MNIST with attributes, too."""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.formats.idx import IDXError, read_idx
-from pl_privknn.datamodules.formats.images import TensorImages, fixed_shuffle
+from pl_privknn.datamodules.base import Overlap
+from pl_privknn.datamodules.datasets import LabeledImages, check_targets
+from pl_privknn.datamodules.published import PublishedDataModule, check_attributes
+from pl_privknn.datamodules.stores import ImageStore, TensorImages
 
 _SIDE = 28
-_FILES = {
-    ("train", "images"): "train-images-idx3-ubyte",
-    ("train", "labels"): "train-labels-idx1-ubyte",
-    ("t10k", "images"): "t10k-images-idx3-ubyte",
-    ("t10k", "labels"): "t10k-labels-idx1-ubyte",
-}
+#: Attributes of Fashion-MNIST's classes, in the order of the class numbers 0 … 9: T-shirt/top, trouser, pullover,
+#: dress, coat, sandal, shirt, sneaker, bag, ankle boot.
+FASHION_ATTRIBUTES: dict[str, str] = {
+    "upper_body":    "1011101000",
+    "legs":          "0101000000",
+    "footwear":      "0000010101",
+    "bag":           "0000000010",
+    "sleeves":       "1010101000",
+    "long_sleeves":  "0010101000",
+    "closed_front":  "1011000000",
+    "button_front":  "0000101000",
+    "closed_shoe":   "0000000101",
+    "cold_weather":  "0010100001",
+}  # fmt: skip
 
 
-class MNISTDataModule(PrivatePublicDataModule):
+class IDXDataModule(PublishedDataModule):
+    """What MNIST and its relatives share: four IDX files, the test file halved by a fixed shuffle."""
+
+    torchvision_name: ClassVar[str] = "MNIST"
+    remedy: ClassVar[str] = "pass download=True, or put sound copies of the four files there"
+    #: Folders outside ``root`` where a system package puts the files.
+    system_folders: ClassVar[tuple[Path, ...]] = ()
+
+    def prepare_data(self) -> None:
+        """Download the files if that was asked for and they are nowhere to be found."""
+        if self.download and self._folder() is None:
+            self.torchvision_files(self.root, download=True)
+
+    def part(self, name: str) -> tuple[ImageStore, Tensor, Tensor]:
+        """See :meth:`PublishedDataModule.part`."""
+        images, labels = self._read("train" if name == "private" else "t10k")
+        if name == "private":
+            return TensorImages(images), labels, self.chosen_private(len(images))
+        order, middle = self.shuffled(len(images)), (len(images) + 1) // 2
+        half = order[:middle] if name == "public" else order[middle:]
+        return TensorImages(images), labels, self.cut(f"num_{name}", half)[0]
+
+    def _read(self, file: str) -> tuple[Tensor, Tensor]:
+        """Images, uint8 ``(n, 1, 28, 28)``, and labels of the training or the test file."""
+        if file not in self._files:
+            folder = self._folder()
+            images, labels = (
+                self._read_idx(folder, f"{file}-{kind}-ubyte", dimensions)
+                for kind, dimensions in (("images-idx3", 3), ("labels-idx1", 1))
+            )
+            if images.shape[1:] != (_SIDE, _SIDE) or len(images) != len(labels) or len(images) < 2:
+                raise ValueError(
+                    f"{folder}: the {file} files have {len(images)} images of {tuple(images.shape[1:])} and "
+                    f"{len(labels)} labels; want 2 or more of {(_SIDE, _SIDE)} and as many labels. Get both files "
+                    "from one source, or use ArraysDataModule"
+                )
+            self._files[file] = images[:, None], labels
+        return self._files[file]
+
+    def _read_idx(self, folder: Path | None, name: str, dimensions: int) -> Tensor:
+        """Unsigned bytes of an IDX file, plain or gzip, which torchvision doesn't read."""
+        places = self._folders() if folder is None else [folder]
+        paths = [path for place in places for path in (place / name, place / f"{name}.gz") if path.is_file()]
+        if not paths:
+            raise FileNotFoundError(
+                f"{type(self).__name__}(root={str(self.root)!r}): {name} (plain or .gz) not found in "
+                f"{', '.join(map(str, places))}; {self.remedy}"
+            )
+        with self.reading(paths[0]):
+            data = paths[0].read_bytes()
+            data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+            if data[:4] != bytes([0, 0, 8, dimensions]):
+                raise ValueError(f"it doesn't begin as an IDX file of {dimensions} dimensions does")
+            shape = np.frombuffer(data, ">i4", dimensions, offset=4)
+            values = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+            return torch.from_numpy(values.copy())  # torch wants memory that may be written to
+
+    def _folder(self) -> Path | None:
+        """The first folder with any file is used for all: images must not meet the labels of another source."""
+        found = (folder for folder in self._folders() if any(folder.glob("*-idx?-ubyte*")))
+        return next(found, None)
+
+    def _folders(self) -> list[Path]:
+        return [self.root / self.torchvision_name / "raw", self.root, *self.system_folders]
+
+
+class MNISTDataModule(IDXDataModule):
     """MNIST (LeCun et al. 1998): 60,000 private, 5,000 public and 5,000 test images of 28×28, 10 classes.
 
     The training file is private; a fixed shuffle cuts the test file into a public half and a test half (the
@@ -32,131 +109,31 @@ class MNISTDataModule(PrivatePublicDataModule):
 
     Args:
         root: folder that holds (or will hold) the data.
-        download: fetch the files by torchvision where they are missing.
-        num_private: a fixed random choice of this many private records; all by default.
-        num_public: a fixed random choice of this many images of the public half; all by default. The test
-            half stays as it is.
-        split_seed: of the shuffles, a public constant. Figures of different values don't compare.
         class_names: names of the classes, if others than the usual ones are wanted.
-        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+        overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+        **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`; ``num_public`` and ``num_test``
+            choose from the halves.
 
     Raises:
         ValueError: for arguments out of range; at ``setup`` for damaged files (the message names the file).
         FileNotFoundError: at ``setup``, if files are missing.
     """
 
-    #: Name of torchvision's class, which is also the name of its folder.
-    torchvision_name: ClassVar[str] = "MNIST"
-    #: Folders outside ``root`` where a system package puts the files.
     default_names: ClassVar[tuple[str, ...] | None] = None
-    system_folders: ClassVar[tuple[Path, ...]] = ()
-    hint: ClassVar[str] = "pass download=True, or put the four files there"
 
     def __init__(
         self,
         root: str | Path = "data",
         *,
-        download: bool = False,
-        num_private: int | None = None,
-        num_public: int | None = None,
-        split_seed: int = 0,
         class_names: Sequence[str] | None = None,
+        overlap: Overlap = "error",
         **kwargs: Any,
     ) -> None:
         names = self.default_names if class_names is None else class_names
-        super().__init__(num_classes=10, image_shape=(1, _SIDE, _SIDE), class_names=names, **kwargs)
-        self.root = Path(root)
-        self.download = download
-        self.num_private = None if num_private is None else check_int("num_private", num_private)
-        self.num_public = None if num_public is None else check_int("num_public", num_public)
-        self.split_seed = check_int("split_seed", split_seed, 0)
-        self._held_out: tuple[Tensor, Tensor] | None = None
-
-    def prepare_data(self) -> None:
-        """Download the files if that was asked for and they are nowhere to be found."""
-        if self.download and any(self._find(file) is None for file in _FILES.values()):
-            import torchvision
-
-            # torchvision extracts all four files when it downloads, whatever ``train`` is.
-            getattr(torchvision.datasets, self.torchvision_name)(self.root, download=True)
-
-    def load_private(self) -> LabeledImages:
-        """The training file, or ``num_private`` records of it."""
-        images, labels = self._read("train")
-        if self.num_private is not None:
-            if self.num_private > len(images):
-                raise ValueError(
-                    f"num_private={self.num_private}: the training file has {len(images)} records; "
-                    "ask for fewer, or leave num_private out"
-                )
-            chosen = fixed_shuffle(len(images), self.split_seed)[: self.num_private].sort().values
-            images, labels = images[chosen], labels[chosen]
-        return LabeledImages(TensorImages(images), labels, self.num_classes, "labels of the training file")
-
-    def load_public(self) -> PublicDataset:
-        """The first half of the shuffled test file, or ``num_public`` images of it."""
-        images, labels = self._half(public=True)
-        if self.num_public is not None and self.num_public > len(images):
-            raise ValueError(
-                f"num_public={self.num_public}: the public half of the test file has {len(images)} images; "
-                "ask for fewer, or leave num_public out"
-            )
-        # The half is shuffled already, so its beginning is a random choice.
-        chosen = slice(self.num_public)
-        return PublicDataset(TensorImages(images[chosen]), self.num_classes, labels[chosen])
-
-    def load_test(self) -> LabeledImages:
-        """The second half of the shuffled test file."""
-        images, labels = self._half(public=False)
-        return LabeledImages(TensorImages(images), labels, self.num_classes, "labels of the test file")
-
-    def _half(self, public: bool) -> tuple[Tensor, Tensor]:
-        if self._held_out is None:
-            self._held_out = self._read("t10k")
-        images, labels = self._held_out
-        order = fixed_shuffle(len(images), self.split_seed)
-        middle = (len(images) + 1) // 2
-        chosen = order[:middle] if public else order[middle:]
-        return images[chosen], labels[chosen]
-
-    def _read(self, part: str) -> tuple[Tensor, Tensor]:
-        """Images, uint8 ``(n, 1, 28, 28)``, and labels of the training or the test file."""
-        paths = {kind: self._find(_FILES[part, kind]) for kind in ("images", "labels")}
-        missing = [_FILES[part, kind] for kind, path in paths.items() if path is None]
-        if missing or paths["images"] is None or paths["labels"] is None:
-            raise FileNotFoundError(
-                f"{type(self).__name__}(root={str(self.root)!r}): {' and '.join(missing)} (plain or .gz) not "
-                f"found in {', '.join(map(str, self._folders()))}; {self.hint}"
-            )
-        images, labels = read_idx(paths["images"], 3), read_idx(paths["labels"], 1)
-        if images.shape[1:] != (_SIDE, _SIDE):
-            raise IDXError(
-                f"{paths['images']}: images of {images.shape[1]}×{images.shape[2]}, want {_SIDE}×{_SIDE}; "
-                "use ArraysDataModule for images of another size"
-            )
-        if len(images) != len(labels) or len(images) < 2:
-            raise IDXError(
-                f"{paths['images']} has {len(images)} images and {paths['labels'].name} {len(labels)} labels; "
-                "want as many of each, and at least 2. Get both files again, from one source"
-            )
-        return images[:, None], labels
-
-    def _folders(self) -> list[Path]:
-        """Where to look: the first folder that has any of the files is the one that is used."""
-        return [self.root / self.torchvision_name / "raw", self.root, *self.system_folders]
-
-    def _find(self, name: str) -> Path | None:
-        # One folder for all files: images of one source must not meet the labels of another.
-        for folder in self._folders():
-            present = [
-                path
-                for file in _FILES.values()
-                for path in (folder / file, folder / f"{file}.gz")
-                if path.is_file()
-            ]
-            if present:
-                return next((path for path in present if path.name in (name, f"{name}.gz")), None)
-        return None
+        shape = (1, _SIDE, _SIDE)
+        super().__init__(
+            root, num_classes=10, image_shape=shape, class_names=names, overlap=overlap, **kwargs
+        )
 
 
 class FashionMNISTDataModule(MNISTDataModule):
@@ -168,10 +145,101 @@ class FashionMNISTDataModule(MNISTDataModule):
 
     torchvision_name: ClassVar[str] = "FashionMNIST"
     system_folders: ClassVar[tuple[Path, ...]] = (Path("/usr/share/datasets/fashion-mnist"),)
-    hint: ClassVar[str] = (
-        "pass download=True, put the four files there, or install Debian's package dataset-fashion-mnist"
+    remedy: ClassVar[str] = (
+        "pass download=True, put sound copies of the four files there, or install Debian's package "
+        "dataset-fashion-mnist"
     )
     default_names: ClassVar[tuple[str, ...] | None] = (
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
         "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     )  # fmt: skip
+
+
+class FashionMNISTAttributesDataModule(IDXDataModule):
+    """Fashion-MNIST (Xiao et al. 2017) with attributes instead of classes: 60,000 private, 5,000 public, 5,000 test.
+
+    For multi-label labelling on real pixels without a download. Attributes are those of an image's class, by
+    this table (a convention, not an annotation of single images: some dresses have sleeves, some tops have
+    buttons), so every image of a class has the same ones:
+
+    ============== ==================================================== ==================
+    attribute      classes that have it                                 share of the images
+    ============== ==================================================== ==================
+    upper_body     T-shirt/top, pullover, dress, coat, shirt            0.5
+    legs           trouser, dress                                       0.2
+    footwear       sandal, sneaker, ankle boot                          0.3
+    bag            bag                                                  0.1
+    sleeves        T-shirt/top, pullover, coat, shirt                   0.4
+    long_sleeves   pullover, coat, shirt                                0.3
+    closed_front   T-shirt/top, pullover, dress                         0.3
+    button_front   coat, shirt                                          0.2
+    closed_shoe    sneaker, ankle boot                                  0.2
+    cold_weather   pullover, coat, ankle boot                           0.3
+    ============== ==================================================== ==================
+
+    The ten classes have ten different rows of one (sandal, bag) to five attributes (pullover, coat), 2.8 on
+    average, so clipping at τ = 3 shortens some rows and not others. Answering "no" everywhere has a mean
+    attribute accuracy of 0.72.
+
+    The parts are those of :class:`FashionMNISTDataModule` with the same ``split_seed``.
+
+    Args:
+        root: folder that holds (or will hold) the data; Debian's package is found without it.
+        attributes: names of the attributes to use, in this order; all ten by default.
+        records_per_group: gather the private records into groups of so many, at random, as if each person
+            owned that many: :attr:`private_groups`. None: no groups.
+        overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+        **kwargs: see :class:`MNISTDataModule`.
+
+    Raises:
+        ValueError: for unknown attributes or arguments out of range; at ``setup`` for damaged files.
+        FileNotFoundError: at ``setup``, if files are missing.
+    """
+
+    torchvision_name: ClassVar[str] = FashionMNISTDataModule.torchvision_name
+    system_folders: ClassVar[tuple[Path, ...]] = FashionMNISTDataModule.system_folders
+    remedy: ClassVar[str] = FashionMNISTDataModule.remedy
+
+    def __init__(
+        self,
+        root: str | Path = "data",
+        *,
+        attributes: Sequence[str] | None = None,
+        records_per_group: int | None = None,
+        overlap: Overlap = "error",
+        **kwargs: Any,
+    ) -> None:
+        names = check_attributes(attributes, FASHION_ATTRIBUTES)
+        self.records_per_group = (
+            None if records_per_group is None else check_int("records_per_group", records_per_group)
+        )
+        super().__init__(
+            root,
+            num_classes=len(names),
+            image_shape=(1, _SIDE, _SIDE),
+            class_names=names,
+            task="multilabel",
+            overlap=overlap,
+            **kwargs,
+        )
+
+    @property
+    def table(self) -> Tensor:
+        """Attributes of the ten classes, int64 ``(10, num_classes)``; public."""
+        return torch.tensor([[int(bit) for bit in FASHION_ATTRIBUTES[name]] for name in self.class_names]).T
+
+    def part(self, name: str) -> tuple[ImageStore, Tensor, Tensor]:
+        """See :meth:`PublishedDataModule.part`."""
+        images, classes, rows = super().part(name)
+        classes = check_targets(f"labels of the {name} file", classes, len(images), 10, "multiclass")
+        return images, self.table[classes], rows
+
+    def load_private(self) -> LabeledImages:
+        """The training file, or ``num_private`` records of it."""
+        part = super().load_private()
+        if self.records_per_group is not None:
+            # Whole groups of shuffled records; the last one may be smaller.
+            self.private_groups = torch.empty(len(part), dtype=torch.int64)
+            order = self.shuffled(len(part), self.split_seed + 1)
+            self.private_groups[order] = torch.arange(len(part)) // self.records_per_group
+        return part

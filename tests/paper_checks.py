@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from paper_data import write_celeba, write_cifar10, write_cifar100, write_market, write_svhn
 
-SVHN_SMALL = {"num_public": 25, "num_test": 10, "verify": False}
-CIFAR_SMALL = {"num_private": 30, "num_public": 29, "num_test": 10, "verify": False}
-CELEBA_SMALL = {"num_public": 20, "image_size": 24, "verify": False}
+SVHN_SMALL = {"num_public": 25, "num_test": 10}
+CIFAR_SMALL = {"num_private": 30, "num_public": 29, "num_test": 10}
+CELEBA_SMALL = {"num_public": 20, "image_size": 24}
 MARKET_SMALL = {"num_public_people": 4, "image_size": 32, "verify": False}
 
 
@@ -40,7 +40,7 @@ def assert_labels_stay_with_images(part, labels, known):
 def write_papers(root):
     """All data sets; what each was made of."""
     contents = {
-        "svhn": write_svhn(root),
+        "svhn": write_svhn(root / "SVHN"),
         "cifar10": write_cifar10(root),
         "celeba": write_celeba(root),
         "market": write_market(root),

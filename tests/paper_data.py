@@ -1,12 +1,16 @@
 """Small data sets in the on-disk formats of the papers' ones."""
 
+import contextlib
+import hashlib
 import pickle
 import pickletools
 import struct
 
 import numpy as np
+import pytest
 from PIL import Image
 from scipy.io import savemat
+from torchvision import datasets
 
 from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
 from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
@@ -71,6 +75,7 @@ def write_cifar10(root, each=12, test=20):
         entry = {"batch_label": name, "labels": labels, "data": rows, "filenames": ["x.png"] * count}
         (folder / name).write_bytes(python2_pickle(entry))
         contents[name] = (images, np.array(labels))
+    (folder / "batches.meta").write_bytes(python2_pickle({"label_names": [str(n) for n in range(10)]}))
     return contents
 
 
@@ -84,6 +89,7 @@ def write_cifar100(root, train=200, test=120):
         rows = pictures(rng, labels).transpose(0, 3, 1, 2).reshape(count, -1)
         entry = {"fine_labels": labels, "coarse_labels": [label // 5 for label in labels], "data": rows}
         (folder / name).write_bytes(python2_pickle(entry))
+    (folder / "meta").write_bytes(python2_pickle({"fine_label_names": [str(n) for n in range(100)]}))
 
 
 def write_celeba(root, train=40, valid=8, test=30, people=10):
@@ -97,7 +103,7 @@ def write_celeba(root, train=40, valid=8, test=30, people=10):
     for name, colour in zip(names, rng.integers(0, 256, (count, 3), dtype=np.uint8), strict=True):
         picture = np.broadcast_to(colour, (218, 178, 3)) // 2 + rng.integers(0, 100, (218, 178, 1), np.uint8)
         Image.fromarray(picture.astype(np.uint8)).save(folder / "img_align_celeba" / name)
-    lines = [str(count), " ".join(CELEBA_ATTRIBUTES) + " "]
+    lines = [str(count), " ".join(CELEBA_ATTRIBUTES)]
     lines += [
         f"{name} " + " ".join(f"{2 * v - 1:2d}" for v in row) for name, row in zip(names, values, strict=True)
     ]
@@ -109,6 +115,13 @@ def write_celeba(root, train=40, valid=8, test=30, people=10):
     (folder / "identity_CelebA.txt").write_text(
         "".join(f"{name} {1000 + row % people}\n" for row, name in enumerate(names))
     )
+    for file, columns in (("list_bbox_celeba.txt", 4), ("list_landmarks_align_celeba.txt", 10)):
+        lines = [
+            str(count),
+            " ".join("abcdefghij"[:columns]),
+            *(f"{name} " + "1 " * columns for name in names),
+        ]
+        (folder / file).write_text("\n".join(line.strip() for line in lines) + "\n")
     return names, values
 
 
@@ -166,3 +179,27 @@ def write_embeddings(folder, num_classes, dimension=16, private=80, public=60, t
         vectors = np.eye(dimension)[labels] + 0.1 * rng.normal(size=(count, dimension))
         np.save(folder / f"{part}_embeddings.npy", vectors.astype(np.float32))
         np.save(folder / f"{part}_{'truth' if part == 'public' else 'labels'}.npy", labels)
+
+
+@contextlib.contextmanager
+def published(root):
+    """torchvision takes the small files under ``root`` for the published ones, by their checksums."""
+
+    def md5(path):
+        return hashlib.md5(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        splits = {
+            part: ["", f"{part}_32x32.mat", md5(root / "SVHN" / f"{part}_32x32.mat")]
+            for part in ("train", "extra", "test")
+        }
+        patch.setattr(datasets.SVHN, "split_list", splits)
+        for kind in (datasets.CIFAR10, datasets.CIFAR100):
+            for files in ("train_list", "test_list"):
+                found = [[name, md5(root / kind.base_folder / name)] for name, _ in getattr(kind, files)]
+                patch.setattr(kind, files, found)
+            meta = kind.meta["filename"]
+            patch.setattr(kind, "meta", {**kind.meta, "md5": md5(root / kind.base_folder / meta)})
+        lists = [(number, md5(root / "celeba" / name), name) for number, _, name in datasets.CelebA.file_list]
+        patch.setattr(datasets.CelebA, "file_list", lists)
+        yield

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, DistributedSampler, get_worker_info
 
 from pl_privknn._checks import check_int, check_rate
 from pl_privknn.datamodules.datasets import LabeledImages
-from pl_privknn.datamodules.formats.loaders import LateStartLoader
+from pl_privknn.datamodules.loaders import LateStartLoader
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample, steps_per_epoch
 from pl_privknn.privacy.private_side import privately

@@ -24,7 +24,7 @@ from pl_privknn.attacks.alone import Alone
 from pl_privknn.attacks.one_run import Floats, Scored
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
-from pl_privknn.datamodules.formats.stores import ChosenImages, JoinedImages
+from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
 from pl_privknn.labelers.canaries import Evidence, SampledEvidence
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.noise import NoiseSource

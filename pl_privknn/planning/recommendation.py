@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from pl_privknn._checks import check_int
-from pl_privknn.datamodules.formats.array_files import array_shape, image_shape, read_array
-from pl_privknn.datamodules.image_folder import SUFFIXES
+from pl_privknn.datamodules.arrays import image_shape
+from pl_privknn.datamodules.folder import SUFFIXES
+from pl_privknn.datamodules.tables import Table
 from pl_privknn.documents import write_yaml
 from pl_privknn.planning.options import SEARCHED
 from pl_privknn.planning.vote_search import Found, search_settings
@@ -64,11 +65,11 @@ def public_side(path: str | Path, num_classes: int | None = None) -> PublicSide:
             f"--data {path}: there is no {missing[0]}; want private/<class>/, public/ and test/<class>/ with "
             f"images, or {', '.join(_NEEDED)} and test_images, test_labels as .npy files or in one .npz"
         )
-    shape = array_shape("public_images", files["public_images"])
+    shape = Table("public_images", files["public_images"]).shape()
     if num_classes is None:
         if "test_labels" not in files:
             raise ValueError(f"--data {path}: no test_labels tell the number of classes; give --num-classes")
-        num_classes = int(read_array("test_labels", files["test_labels"]).max()) + 1
+        num_classes = int(Table("test_labels", files["test_labels"]).numbers().max()) + 1
     section = {"class_path": "ArraysDataModule", "init_args": {**files, "num_classes": num_classes}}
     return PublicSide(section, shape[0], num_classes, image_shape("public_images", shape, None))
 

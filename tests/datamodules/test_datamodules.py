@@ -18,7 +18,7 @@ from datamodule_setup import (
     numbered,
     trainer,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from pl_privknn.datamodules import (
     DigitsDataModule,
@@ -26,7 +26,7 @@ from pl_privknn.datamodules import (
     PublicDataset,
     TensorImages,
 )
-from pl_privknn.datamodules.formats.images import fixed_shuffle
+from pl_privknn.datamodules.stores import fixed_shuffle
 
 
 @pytest.fixture
@@ -168,6 +168,54 @@ def test_a_module_that_lacks_a_part_says_which():
 def test_truth_must_fit():
     with pytest.raises(ValueError, match="public_truth: not as many labels as images"):
         PublicDataset(TensorImages(numbered(0, 3)), 2, torch.tensor([0, 1]))
+
+
+class Pairs(PrivatePublicDataModule):
+    """Ordinary data sets of ``(x, y)``, of one and of another kind of item."""
+
+    def __init__(self, public, image_shape=(1, 1, 2), **kwargs):
+        super().__init__(num_classes=CLASSES, image_shape=image_shape, batch_size=4, **kwargs)
+        self.public_part = public
+
+    def load_private(self):
+        return [(image.numpy(), row % CLASSES) for row, image in enumerate(numbered(1000, PRIVATE))]
+
+    def load_public(self):
+        return self.public_part
+
+    def load_test(self):
+        return TensorDataset(numbered(2000, TEST).float() / 255, torch.arange(TEST) % CLASSES)
+
+
+def test_ordinary_data_sets_of_pairs(tmp_path):
+    pairs = Pairs([(image, torch.tensor(row % CLASSES)) for row, image in enumerate(numbered(0, PUBLIC))])
+    pairs.setup("fit")
+    expected = loaded()
+    for part in ("private", "public", "test"):
+        assert torch.equal(getattr(pairs, part).images(), getattr(expected, part).images())
+    assert torch.equal(pairs.private.labels, expected.private.labels)
+    assert pairs.public.truth.tolist() == [row % CLASSES for row in range(PUBLIC)]
+    pairs.public.set_labels([3, 4], [1, 2])
+    model = Recorder()
+    trainer(tmp_path, epochs=1).fit(model, pairs)
+    assert model.seen(0) == {3: 1, 4: 2}
+    unlabeled = Pairs(list(numbered(0, PUBLIC)))
+    unlabeled.setup("fit")
+    assert unlabeled.public.truth is None
+
+
+@pytest.mark.parametrize(
+    ("public", "shape", "words"),
+    [
+        ([], (1, 1, 2), "the public set is empty"),
+        ([(torch.zeros(1, 1, 2), 0), torch.zeros(1, 1, 2)], (1, 1, 2), "items that are no"),
+        ([(torch.zeros(1, 1, 2), 3)], (1, 1, 2), "some labels lie outside"),
+        ([(torch.zeros(1, 1, 2), 0)], (1, 2, 2), "image_shape="),
+    ],
+)
+def test_ordinary_data_sets_that_do_not_fit(public, shape, words):
+    with pytest.raises(ValueError, match=words):
+        Pairs(public, shape).setup("fit")
 
 
 # ---------------------------------------------------------------------------- digits

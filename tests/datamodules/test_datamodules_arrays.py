@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentParser
 
-from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule
 
 
 def array_arguments(shape=(4, 5), dtype=np.uint8, **changes):
@@ -134,7 +134,7 @@ def test_other_modules_by_bare_names_and_linked_shapes(tmp_path):
     assert created.shape == (1, 12, 12)
     assert (created.data.eval_batch_size, created.data.seed) == (9, 4)
     words = ["--data=FashionMNISTDataModule", f"--data.root={tmp_path}", "--data.num_private=5"]
-    assert parser.instantiate_classes(parser.parse_args(words)).data.num_private == 5
+    assert parser.instantiate_classes(parser.parse_args(words)).data.counts["num_private"] == 5
 
 
 BAD_FLOATS = np.full((9, 4, 5), 0.5)
@@ -146,7 +146,10 @@ NOT_NUMBERS[3, 2, 1] = np.nan
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"public_images": np.zeros((7, 4), np.uint8)}, r"public_images: shape \(n, 4\)"),
+        (
+            {"public_images": np.zeros((7, 4), np.uint8)},
+            r"public_images: shape \(n, 4\).*EmbeddingsDataModule",
+        ),
         ({"public_images": np.zeros((7, 3, 4, 3), np.uint8)}, "channels_last=True"),
         ({"public_images": np.zeros((7, 4, 4, 4), np.uint8)}, "channels_last=True"),
         ({"private_images": np.zeros((9, 5, 4), np.uint8)}, r"private_images: images of shape \(1, 5, 4\)"),
@@ -164,7 +167,7 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ({"public_truth": np.arange(7) - 2}, "public_truth: .* -1 where it isn't known"),
         ({"test_labels": None}, "test_images and test_labels go together"),
         ({"val_labels": [0]}, "val_images and val_labels go together"),
-        ({"private_images": "images.txt"}, "images.txt': want a .npy or .npz"),
+        ({"private_images": "images.txt"}, "images.txt': want a .npy, .npz or"),
     ],
 )
 def test_bad_arrays_are_refused_without_showing_a_value(changes, words):
@@ -214,3 +217,16 @@ def test_attributes_of_arrays(tmp_path, test_part):
     wrong = ArraysDataModule(**{**arguments, "private_labels": np.arange(9) % 3}, task="multilabel")
     with pytest.raises(ValueError, match=r"private_labels: .*want whole numbers of shape \(n, 3\)"):
         wrong.setup("fit")
+
+
+@pytest.mark.parametrize("kind", [ArraysDataModule, EmbeddingsDataModule])
+def test_labels_of_public_records_are_called_truth(kind):
+    private = {"private_images": None, "private_embeddings": None}
+    name = f"private_{'images' if kind is ArraysDataModule else 'embeddings'}"
+    arguments = {
+        name: private[name],
+        name.replace("private", "public"): np.zeros((3, 4)),
+        "private_labels": [0],
+    }
+    with pytest.raises(TypeError, match=r"public_labels: .* are public_truth="):
+        kind(**arguments, public_labels=[0, 1, 0], num_classes=2)

@@ -7,7 +7,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pl_privknn.datamodules import NoLabeledExamplesError, TensorImages
 from pl_privknn.datamodules.datasets import LabelTable
-from pl_privknn.datamodules.formats.loaders import LabeledSampler, UnlabeledBatches, UnlabeledSampler
+from pl_privknn.datamodules.loaders import Batches, LabeledSampler, UnlabeledSampler
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_training_batches_do_not_depend_on_the_truth():
 
 
 def test_unlabeled_ranks_share_one_permutation():
-    view = UnlabeledBatches(TensorImages(numbered(0, 103)))
+    view = Batches(TensorImages(numbered(0, 103)))
     for world in (1, 2, 3):
         samplers = [UnlabeledSampler(view, 5, world, rank, seed=1) for rank in range(world)]
         parts = [list(sampler) for sampler in samplers]
@@ -144,11 +144,11 @@ def test_unlabeled_ranks_share_one_permutation():
 
 
 def test_few_unlabeled_images_are_one_batch_of_equal_size_on_all_ranks():
-    view = UnlabeledBatches(TensorImages(numbered(0, 7)))
+    view = Batches(TensorImages(numbered(0, 7)))
     parts = [list(UnlabeledSampler(view, 8, 3, rank)) for rank in range(3)]
     assert [len(part) for part in parts] == [3, 3, 3]
     assert {index for part in parts for index in part} == set(range(7))
-    lone = [list(UnlabeledSampler(UnlabeledBatches(TensorImages(numbered(0, 1))), 8, 3, r)) for r in range(3)]
+    lone = [list(UnlabeledSampler(Batches(TensorImages(numbered(0, 1))), 8, 3, r)) for r in range(3)]
     assert lone == [[0], [0], [0]]
 
 

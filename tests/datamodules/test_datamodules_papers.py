@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from paper_checks import CELEBA_SMALL, CIFAR_SMALL, MARKET_SMALL, SVHN_SMALL, sizes, write_papers
+from paper_data import published
 
 from pl_privknn.cli.main import main
 
@@ -14,7 +15,9 @@ from pl_privknn.cli.main import main
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    return root, write_papers(root)
+    contents = write_papers(root)
+    with published(root):
+        yield root, contents
 
 
 def gaussian(sigma):
@@ -82,7 +85,7 @@ def test_features_of_a_first_stage_on_public_data(written, tmp_path, monkeypatch
     config = {
         "data": {
             "class_path": "CIFAR100DataModule",
-            "init_args": {"root": str(root), "verify": False, "train_on_truth": True, "num_test": 20},
+            "init_args": {"root": str(root), "train_on_truth": True, "num_test": 20},
         },
         "model": {
             "class_path": "SupervisedStudent",
@@ -129,7 +132,7 @@ def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkey
     for old, new in (
         ("vit_base_patch16_224.augreg_in21k", "test_vit"),
         ("vit.safetensors", "vit.safetensors.pth"),
-        ('split="train_test"', 'split="train_test", num_public=15, num_test=5, verify=False'),
+        ('split="train_test"', 'split="train_test", num_public=15, num_test=5'),
     ):
         assert old in code
         code = code.replace(old, new)

@@ -1,10 +1,8 @@
 """SVHN and CIFAR: read from their own file formats, split, refused when damaged."""
 
-import hashlib
 import pickle
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from paper_checks import (
@@ -17,23 +15,18 @@ from paper_checks import (
     source,
     write_papers,
 )
-from scipy.io import savemat
+from paper_data import published
 
-from pl_privknn.datamodules import (
-    CIFAR10DataModule,
-    CIFAR100DataModule,
-    DamagedFileError,
-    SVHNDataModule,
-    TensorImages,
-)
-from pl_privknn.datamodules.formats.published import read_array_pickle
-from pl_privknn.datamodules.formats.stores import ChosenImages, JoinedImages
+from pl_privknn.datamodules import CIFAR10DataModule, CIFAR100DataModule, SVHNDataModule, TensorImages
+from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    return root, write_papers(root)
+    contents = write_papers(root)
+    with published(root):
+        yield root, contents
 
 
 # ---------------------------------------------------------------------------- stores
@@ -49,8 +42,9 @@ def test_chosen_and_joined_images_read_what_they_are_made_of():
     chosen = ChosenImages(TensorImages(images), rows)
     assert (len(chosen), chosen.shape) == (5, (1, 2, 2))
     assert torch.equal(chosen.read(torch.tensor([4, 1])), images[[3, 0]].float().div(255))
-    assert chosen.digests() == [joined.digests()[row] for row in rows.tolist()]
-    assert len(set(chosen.digests())) == 4
+    digests = chosen.digests(torch.arange(5))
+    assert digests == joined.digests(rows)
+    assert len(set(digests)) == 4
     with pytest.raises(ValueError, match="one shape"):
         JoinedImages([first, TensorImages(torch.zeros(1, 3, 2, 2))])
 
@@ -72,7 +66,7 @@ def test_svhn_split(written):
         known = {key: label for file in files for key, label in source(*contents["svhn"][file]).items()}
         assert_labels_stay_with_images(part, labels, known)
     # Pixels stay one byte a value.
-    assert all(store._images.dtype == torch.uint8 for store in data.private.store.stores)
+    assert all(part._images.dtype == torch.uint8 for part in data.private.store.store.stores)
     without = SVHNDataModule(root, extra=False, num_private=20, **SVHN_SMALL)
     without.setup("fit")
     assert sizes(without) == [20, 25, 10]
@@ -82,66 +76,38 @@ def test_svhn_split(written):
     assert len(everything.test) == 25
 
 
-def test_svhn_reads_what_torchvision_reads(written, monkeypatch):
-    from torchvision.datasets import SVHN
-
-    root, _ = written
-    monkeypatch.setattr(SVHN, "_check_integrity", lambda self: True)
-    reference = SVHN(root, split="train")
-    data = SVHNDataModule(root, extra=False, **SVHN_SMALL)
-    data.setup("fit")
-    assert torch.equal((data.private.images() * 255).round().byte(), torch.from_numpy(reference.data))
-    assert data.private.labels.tolist() == reference.labels.tolist()
-
-
-def test_svhn_defaults_are_the_papers_and_ask_for_the_published_files(written):
+def test_svhn_asks_for_the_published_files(written, tmp_path):
     root, _ = written
     data = SVHNDataModule(root)
-    assert (data.num_public, data.num_test, data.extra) == (25_000, 1_000, True)
-    with pytest.raises(DamagedFileError, match=r"train_32x32\.mat: \d+ bytes whose MD5 isn't"):
-        data.setup("fit")
-    with pytest.raises(ValueError, match="num_public=25000, num_test=1000: the test file has 50 images"):
-        SVHNDataModule(root, verify=False).setup("test")
-    with pytest.raises(FileNotFoundError, match=r"train_32x32\.mat not found in .*download=True"):
-        SVHNDataModule(root / "nowhere").setup("fit")
+    assert data.counts == {"num_private": None, "num_public": 25_000, "num_test": 1_000}
+    assert data.private_files == ("train", "extra")
+    with pytest.raises(ValueError, match="num_public=25000: there are 50 such images"):
+        data.setup("test")
+    with pytest.raises(FileNotFoundError, match=r"SVHNDataModule\(root=.*missing in .*SVHN.*download=True"):
+        SVHNDataModule(tmp_path).setup("fit")
+    (tmp_path / "SVHN").mkdir()
+    whole = (root / "SVHN" / "test_32x32.mat").read_bytes()
+    for kept in (0, 60, 1000, -3):
+        (tmp_path / "SVHN" / "test_32x32.mat").write_bytes(whole[:kept])
+        with pytest.raises(FileNotFoundError, match="cut off or altered; pass download=True"):
+            SVHNDataModule(tmp_path, **SVHN_SMALL).setup("test")
 
 
-def test_svhn_with_the_right_checksum_is_accepted(written, monkeypatch):
-    from torchvision.datasets import SVHN
+def test_downloads_only_on_request(tmp_path, monkeypatch):
+    from torchvision import datasets
 
-    root, _ = written
-    sums = {
-        part: ["", "", hashlib.md5((root / f"{part}_32x32.mat").read_bytes()).hexdigest()]
-        for part in ("train", "extra", "test")
-    }
-    monkeypatch.setattr(SVHN, "split_list", sums)
-    data = SVHNDataModule(root, num_public=25, num_test=10)
-    data.setup("fit")
-    assert sizes(data) == [90, 25, 10]
-
-
-@pytest.mark.parametrize("kept", [0, 60, 1000, -3])
-def test_svhn_cut_off_is_refused_by_name(written, tmp_path, kept):
-    root, _ = written
-    whole = (root / "test_32x32.mat").read_bytes()
-    (tmp_path / "test_32x32.mat").write_bytes(whole[:kept])
-    with pytest.raises(DamagedFileError, match=r"test_32x32\.mat: no sound MATLAB file .* bytes long"):
-        SVHNDataModule(tmp_path, **SVHN_SMALL).setup("test")
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"X": np.zeros((32, 32, 3, 4), np.uint8)}, "no variable 'y'"),
-        ({"X": np.zeros((32, 30, 3, 4), np.uint8), "y": np.ones(4)}, "format 2"),
-        ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones(3)}, "3 entries for 4 images"),
-        ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.zeros(4)}, "one of 1 … 10"),
-    ],
-)
-def test_svhn_other_contents_are_refused_by_name(tmp_path, variables, message):
-    savemat(tmp_path / "test_32x32.mat", variables)
-    with pytest.raises(DamagedFileError, match=message):
-        SVHNDataModule(tmp_path, **SVHN_SMALL).setup("test")
+    asked = []
+    monkeypatch.setattr(datasets, "SVHN", lambda root, **options: asked.append((root, options)))
+    monkeypatch.setattr(datasets, "CIFAR10", lambda root, **options: asked.append((root, options)))
+    for download in (False, True):
+        SVHNDataModule(tmp_path, extra=False, download=download).prepare_data()
+        CIFAR10DataModule(tmp_path, download=download).prepare_data()
+    folder = tmp_path / "SVHN"
+    assert asked == [
+        (folder, {"split": "train", "download": True}),
+        (folder, {"split": "test", "download": True}),
+        (tmp_path, {"download": True}),
+    ]
 
 
 # ---------------------------------------------------------------------------- CIFAR
@@ -151,9 +117,9 @@ def test_svhn_other_contents_are_refused_by_name(tmp_path, variables, message):
     ("split", "counts", "parts"),
     [
         ("private_knn", CIFAR_SMALL, [30, 29, 10]),
-        ("reverse_knn", {"num_public": 30, "num_test": 5, "verify": False}, [45, 30, 5]),
-        ("train_test", {"num_public": 15, "num_test": 5, "verify": False}, [60, 15, 5]),
-        ("pretraining", {"verify": False}, [0, 60, 20]),
+        ("reverse_knn", {"num_public": 30, "num_test": 5}, [45, 30, 5]),
+        ("train_test", {"num_public": 15, "num_test": 5}, [60, 15, 5]),
+        ("pretraining", {}, [0, 60, 20]),
     ],
 )
 def test_cifar10_splits(written, split, counts, parts):
@@ -197,64 +163,22 @@ def test_cifar10_split_is_fixed_and_seeded(written):
     ],
 )
 def test_cifar10_default_sizes_are_the_papers(split, published):
-    parts = CIFAR10DataModule(split=split)._parts(50_000, 10_000)
+    parts = CIFAR10DataModule(split=split).rows(50_000, 10_000)
     assert tuple(len(parts[name]) for name in ("private", "public", "test")) == published
     rows = torch.cat(list(parts.values()))
     assert len(rows.unique()) == len(rows)
 
 
-def test_cifar_reads_what_torchvision_reads(written, monkeypatch):
-    from torchvision.datasets import CIFAR10
-
-    root, _ = written
-    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
-    monkeypatch.setattr(CIFAR10, "_load_meta", lambda self: None)
-    reference = CIFAR10(root, train=False)
-    data = CIFAR10DataModule(root, split="pretraining", num_test=20, verify=False)
-    data.setup("test")
-    assert sorted(as_bytes(data.test.images())) == sorted(
-        np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes() for image in reference.data
-    )
-
-
 def test_cifar100_is_a_public_first_stage(written):
     root, _ = written
-    data = CIFAR100DataModule(root, verify=False, train_on_truth=True)
+    data = CIFAR100DataModule(root, train_on_truth=True)
     data.setup("fit")
     assert sizes(data) == [0, 200, 120]
     assert data.num_classes == 100
     assert torch.equal(data.public.labels, data.public.truth)
-    guided = CIFAR100DataModule(root, split="train_test", num_public=90, num_test=10, verify=False)
+    guided = CIFAR100DataModule(root, split="train_test", num_public=90, num_test=10)
     guided.setup("fit")
     assert sizes(guided) == [200, 90, 10]
-
-
-def test_cifar_damage_is_refused_by_name(written, tmp_path):
-    root, _ = written
-    with pytest.raises(DamagedFileError, match=r"data_batch_1: \d+ bytes whose MD5 isn't .*verify=False"):
-        CIFAR10DataModule(root).setup("test")
-    folder = tmp_path / "cifar-10-batches-py"
-    shutil.copytree(root / "cifar-10-batches-py", folder)
-    small = {"root": tmp_path, **CIFAR_SMALL}
-    with pytest.raises(ValueError, match="num_public=61: split='reverse_knn' takes 61 images where 60"):
-        CIFAR10DataModule(**{**small, "num_public": 61}, split="reverse_knn").setup("test")
-    whole = (folder / "data_batch_3").read_bytes()
-    for kept in (0, 7, 5000, -1):
-        (folder / "data_batch_3").write_bytes(whole[:kept])
-        with pytest.raises(DamagedFileError, match="data_batch_3: no sound pickle"):
-            CIFAR10DataModule(**small).setup("test")
-    for entry, message in (
-        ({"data": np.zeros((4, 3071), np.uint8), "labels": [0] * 4}, "'data' is no uint8"),
-        ({"data": np.zeros((4, 3072), np.uint8), "labels": [0] * 3}, "4 labels"),
-        ({"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 10]}, "0 … 9"),
-        ([1, 2], "list instead of a dictionary"),
-    ):
-        (folder / "data_batch_3").write_bytes(pickle.dumps(entry, protocol=2))
-        with pytest.raises(DamagedFileError, match=f"data_batch_3: .*{message}"):
-            CIFAR10DataModule(**small).setup("test")
-    (folder / "data_batch_3").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data_batch_3 not found in .*download=True"):
-        CIFAR10DataModule(**small).setup("test")
 
 
 class _Harm:
@@ -262,8 +186,16 @@ class _Harm:
         return (print, ("code of the file ran",))
 
 
-def test_a_pickle_can_not_run_code(tmp_path, capsys):
-    (tmp_path / "batch").write_bytes(pickle.dumps({"data": _Harm()}, protocol=2))
-    with pytest.raises(DamagedFileError, match=r"print has no place in a file of arrays"):
-        read_array_pickle(tmp_path / "batch")
+def test_cifar_files_that_are_not_the_published_ones_are_never_unpickled(written, tmp_path, capsys):
+    root, _ = written
+    folder = tmp_path / "cifar-10-batches-py"
+    shutil.copytree(root / "cifar-10-batches-py", folder)
+    small = {"root": tmp_path, **CIFAR_SMALL}
+    with pytest.raises(ValueError, match="num_public=61: there are 60 such images"):
+        CIFAR10DataModule(**{**small, "num_public": 61}, split="reverse_knn").setup("test")
+    whole = (folder / "data_batch_3").read_bytes()
+    for content in (b"", whole[:-1], pickle.dumps({"data": _Harm()}, protocol=2)):
+        (folder / "data_batch_3").write_bytes(content)
+        with pytest.raises(FileNotFoundError, match=r"CIFAR10DataModule\(root=.*altered; pass download=True"):
+            CIFAR10DataModule(**small).setup("test")
     assert capsys.readouterr().out == ""

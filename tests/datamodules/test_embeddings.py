@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.datamodules.embeddings import EmbeddingsDataModule
+from pl_privknn.datamodules import EmbeddingsDataModule
 
 
 def _parts(dimension=6):

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from pl_privknn.cli.main import main
-from pl_privknn.datamodules import FashionMNISTAttributesDataModule, FashionMNISTDataModule
-from pl_privknn.datamodules.fashion_attributes import FASHION_ATTRIBUTES
-from pl_privknn.datamodules.formats.idx import IDXError
+from pl_privknn.datamodules import (
+    DamagedFileError,
+    FashionMNISTAttributesDataModule,
+    FashionMNISTDataModule,
+)
+from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CLASSES = FashionMNISTDataModule.default_names
@@ -136,7 +139,7 @@ def test_damaged_and_missing_files_are_named(folder, tmp_path):
         (broken / file.name).write_bytes(file.read_bytes())
     damaged = broken / "t10k-images-idx3-ubyte.gz"
     damaged.write_bytes(damaged.read_bytes()[:2000])
-    with pytest.raises(IDXError, match="t10k-images-idx3-ubyte"):
+    with pytest.raises(DamagedFileError, match="t10k-images-idx3-ubyte"):
         FashionMNISTAttributesDataModule(tmp_path).setup("fit")
     damaged.unlink()
     with pytest.raises(FileNotFoundError, match="t10k-images-idx3-ubyte"):

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.datamodules import EmbeddingsDataModule
-from pl_privknn.datamodules.formats import parquet as parquet_format
-from pl_privknn.datamodules.formats.parquet import ParquetColumn
-from pl_privknn.datamodules.formats.tables import dimension_of, numbers_of, rows_of
+from pl_privknn.datamodules import EmbeddingsDataModule, tables
+from pl_privknn.datamodules.tables import Table, dimension_of, numbers_of, rows_of
 
 COUNT, D, GROUP = 103, 6, 8
 CUTS = (0, 40, 40, 71, COUNT)  # one file is empty
@@ -61,7 +59,8 @@ def test_folders_hold_what_one_array_holds(tmp_path, table, kind):
     found, expected = data_of(embeddings, labels), data_of(*table)
     assert torch.equal(found.private.images(), expected.private.images())
     assert torch.equal(found.private.labels, expected.private.labels)
-    assert found.private.store.digests() == expected.private.store.digests()
+    everything = torch.arange(COUNT)
+    assert found.private.store.digests(everything) == expected.private.store.digests(everything)
     chosen = torch.randint(0, COUNT, (50,), generator=torch.Generator().manual_seed(0))
     assert torch.equal(found.private.images(chosen), expected.private.images(chosen))
     for (ours, classes), (theirs, truth) in zip(
@@ -90,14 +89,14 @@ def test_every_kind_of_list_is_read(tmp_path, table, kind):
 @pytest.fixture
 def groups_read(monkeypatch):
     """Rows of each row group that was read, one after another."""
-    read, original = [], ParquetColumn.group
+    read, original = [], Table.group
 
     def noted(self, number):
         group = original(self, number)
         read.append(len(group))
         return group
 
-    monkeypatch.setattr(ParquetColumn, "group", noted)
+    monkeypatch.setattr(Table, "group", noted)
     return read
 
 
@@ -105,7 +104,7 @@ def groups_read(monkeypatch):
 def test_no_more_row_groups_are_in_memory_than_said(tmp_path, table, monkeypatch, groups_read, kept):
     write_parquet(tmp_path / "a.parquet", *table)
     bound = max(kept, 1) * GROUP * D * 4
-    monkeypatch.setattr(parquet_format, "_KEPT_BYTES", kept * GROUP * D * 4)
+    monkeypatch.setattr(tables, "_KEPT_BYTES", kept * GROUP * D * 4)
     data = data_of(f"{tmp_path}/a.parquet:x", f"{tmp_path}/a.parquet:y")
     groups = -(-COUNT // GROUP)
     assert len(groups_read) == groups

@@ -10,7 +10,7 @@ from training_setup import Lit, Silent, fit, training
 
 from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
-from pl_privknn.datamodules.formats.stores import ChosenImages
+from pl_privknn.datamodules.stores import ChosenImages
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise

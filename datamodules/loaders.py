@@ -1,4 +1,4 @@
-"""Training loaders that follow label changes: samplers, batched views and a loader that starts late."""
+"""Training loaders that follow label changes: batches, samplers and a loader that starts late."""
 
 from __future__ import annotations
 
@@ -13,56 +13,36 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from pl_privknn.datamodules.datasets import LabelTable
-from pl_privknn.datamodules.formats.images import ImageStore
+from pl_privknn.datamodules.stores import ImageStore
 
 
 class NoLabeledExamplesError(RuntimeError):
     """An epoch was to begin, and no public image has a label."""
 
 
-class UnlabeledBatches(Dataset[Tensor]):
-    """Whole batches of images; knows pixels and nothing else.
+class Batches(Dataset[Any]):
+    """Whole batches of images, ``x``, or of images and targets, ``(x, y)``.
 
     Args:
         store: the images.
-    """
-
-    def __init__(self, store: ImageStore) -> None:
-        self.store = store
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> Tensor:
-        return self.store.read(torch.tensor(indices, dtype=torch.int64))
-
-
-class LabeledBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Whole batches of images and targets; the targets are looked up when the batch is made.
-
-    Args:
-        store: the images.
-        targets: gives targets for indices: the label table in training, a label vector in evaluation.
+        targets: gives targets for indices, looked up when a batch is made: the label table in training, a label
+            vector in evaluation. None: images alone.
         rows: which images there are; all by default.
     """
 
-    def __init__(self, store: ImageStore, targets: Tensor | LabelTable, rows: Tensor | None = None) -> None:
+    def __init__(
+        self, store: ImageStore, targets: Tensor | LabelTable | None = None, rows: Tensor | None = None
+    ) -> None:
         self.store, self.targets = store, targets
         self.rows = torch.arange(len(store)) if rows is None else rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        images, targets = self.__getitems__([index])
-        return images[0], targets[0]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, indices: list[int]) -> Tensor | tuple[Tensor, Tensor]:
         rows = self.rows[torch.tensor(indices, dtype=torch.int64)]
-        return self.store.read(rows), self.targets[rows]
+        images = self.store.read(rows)
+        return images if self.targets is None else (images, self.targets[rows])
 
 
 def take_batch(batch: Any) -> Any:
@@ -117,7 +97,7 @@ class UnlabeledSampler(_EpochSampler):
     """
 
     def __init__(
-        self, examples: UnlabeledBatches, batch_size: int, num_replicas: int = 1, rank: int = 0, seed: int = 0
+        self, examples: Batches, batch_size: int, num_replicas: int = 1, rank: int = 0, seed: int = 0
     ) -> None:
         self.count = len(examples)
         batches = self.count // (batch_size * num_replicas)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.formats.images import ImageStore
+from pl_privknn.datamodules.stores import ImageShape, ImageStore, digest_of
 
 #: Endings of the files that are read as images.
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _LAYOUT = "want private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
 
 
-class FolderImages(ImageStore):
+class FileImages(ImageStore):
     """Image files, decoded and resized when they are first read, then kept as uint8 in memory.
 
     Args:
@@ -33,18 +32,12 @@ class FolderImages(ImageStore):
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        shape: tuple[int, int, int],
-        folder: Path | None = None,
-        cache: bool = True,
+        self, paths: Sequence[Path], shape: ImageShape, folder: Path | None = None, cache: bool = True
     ) -> None:
         self.shape = shape
-        self._paths = list(paths)
-        self._folder = folder
+        self._paths, self._folder = list(paths), folder
         self._cached = torch.zeros(len(self._paths), dtype=torch.bool)
-        self._cache = torch.empty((len(self._paths) if cache else 0, *shape), dtype=torch.uint8)
-        self._keeps = cache
+        self._cache = torch.empty((len(self._paths), *shape), dtype=torch.uint8) if cache else None
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -55,7 +48,7 @@ class FolderImages(ImageStore):
         Raises:
             ValueError: if a file can't be decoded.
         """
-        if not self._keeps:
+        if self._cache is None:
             pixels = torch.empty(len(indices), *self.shape, dtype=torch.uint8)
             for row, index in enumerate(indices.tolist()):
                 pixels[row] = self._decode(index)
@@ -65,15 +58,15 @@ class FolderImages(ImageStore):
             self._cached[index] = True
         return self._cache[indices].to(torch.float32).div_(255)
 
-    def digests(self) -> list[bytes]:
+    def digests(self, indices: Tensor) -> list[bytes]:
         """See :meth:`ImageStore.digests`; equal files count as equal images."""
-        return [hashlib.blake2b(path.read_bytes(), digest_size=16).digest() for path in self._paths]
+        return [digest_of(self._paths[index].read_bytes()) for index in indices.tolist()]
 
     def preload(self) -> None:
         """See :meth:`ImageStore.preload`."""
-        if self._keeps:
-            for index in torch.nonzero(~self._cached).flatten().tolist():
-                self.read(torch.tensor([index]))
+        if self._cache is not None:
+            for rows in torch.arange(len(self)).split(1):
+                self.read(rows)
 
     def _decode(self, index: int) -> Tensor:
         from PIL import Image, ImageOps
@@ -86,16 +79,20 @@ class FolderImages(ImageStore):
                 upright = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
                 resized = upright.resize((width, height), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            if self._folder is not None:
-                where = f"file number {index + 1}, in the order of their paths, of {self._folder}"
-            else:
-                where = str(self._paths[index])
+            hidden = f"file number {index + 1}, in the order of their paths, of {self._folder}"
             # "from None": Pillow's own message has the path in it.
             raise ValueError(
-                f"{where} is not a readable image with 8 bits a channel; take it away, or convert it"
+                f"{self._paths[index] if self._folder is None else hidden} is not a readable image with 8 bits a "
+                "channel; take it away, or convert it"
             ) from None
         pixels = torch.from_numpy(np.array(resized, dtype=np.uint8))
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+
+
+def image_shape_of(image_size: int | tuple[int, int], channels: int = 3) -> ImageShape:
+    """Channels, height and width of images of ``image_size``: the side of a square, or height and width."""
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return (channels, check_int("image_size", height), check_int("image_size", width))
 
 
 class ImageFolderDataModule(PrivatePublicDataModule):
@@ -136,19 +133,9 @@ class ImageFolderDataModule(PrivatePublicDataModule):
     ) -> None:
         self.root = Path(root)
         self.cache = cache
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        if class_names is None:
-            class_names = self._class_folders()
-        super().__init__(
-            num_classes=len(class_names),
-            image_shape=(
-                1 if grayscale else 3,
-                check_int("image_size", height),
-                check_int("image_size", width),
-            ),
-            class_names=class_names,
-            **kwargs,
-        )
+        names = self._class_folders() if class_names is None else class_names
+        shape = image_shape_of(image_size, 1 if grayscale else 3)
+        super().__init__(num_classes=len(names), image_shape=shape, class_names=names, **kwargs)
 
     def load_private(self) -> LabeledImages:
         """``private/<class>/``."""
@@ -190,23 +177,21 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         hidden = self.root / part if part == "private" else None
         return LabeledImages(self._store(paths, hidden), labels, self.num_classes)
 
-    def _store(self, paths: Sequence[Path], folder: Path | None = None) -> FolderImages:
-        return FolderImages(paths, self.image_shape, folder, self.cache)
+    def _store(self, paths: Sequence[Path], folder: Path | None = None) -> FileImages:
+        return FileImages(paths, self.image_shape, folder, self.cache)
 
     def _files(self, part: str) -> tuple[list[Path], Tensor]:
         """Paths in order and class indices, -1 for files outside class folders."""
-        index = {name: position for position, name in enumerate(self.class_names)}
         folders = self._folders(part)
-        if any(folder.name not in index for folder in folders):
-            strange = [folder.name for folder in folders if folder.name not in index]
+        if strange := [folder.name for folder in folders if folder.name not in self.class_names]:
             names = "" if part == "private" else f" ({', '.join(strange)})"
             raise ValueError(
                 f"{self.root / part} has {len(strange)} folders{names} that aren't among the classes "
                 f"{', '.join(self.class_names)}; rename them, or pass class_names"
             )
-        found = [(path, -1) for path in sorted((self.root / part).iterdir()) if _is_image(path)]
+        found = [(path, -1) for path in (self.root / part).iterdir() if _is_image(path)]
         for folder in folders:
-            found += [(path, index[folder.name]) for path in _images_under(folder)]
+            found += [(path, self.class_names.index(folder.name)) for path in _images_under(folder)]
         found.sort()
         return [path for path, _ in found], torch.tensor([label for _, label in found], dtype=torch.int64)
 

@@ -1,0 +1,162 @@
+"""What the published data sets share: where files are, fixed splits, and errors that name them."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_int
+from pl_privknn.datamodules.base import Overlap, PrivatePublicDataModule
+from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
+from pl_privknn.datamodules.stores import ChosenImages, ImageStore, fixed_shuffle
+
+
+class DamagedFileError(ValueError):
+    """A file is not what it should be; the message names the file, what is wrong with it and the remedy."""
+
+
+def check_attributes(attributes: Sequence[str] | None, known: Iterable[str]) -> tuple[str, ...]:
+    """Names of attributes, all of them by default; ``ValueError`` for one that isn't known."""
+    names = tuple(known if attributes is None else attributes)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"attributes: {unknown[0]!r} is not one of {', '.join(known)}; choose among these")
+    return names
+
+
+class PublishedDataModule(PrivatePublicDataModule):
+    """A published data set, split by fixed shuffles; a subclass defines :meth:`part`.
+
+    Args:
+        root: folder that holds (or will hold) the data.
+        download: fetch the files by torchvision where they are missing.
+        num_private: a fixed random choice of this many private records.
+        num_public: public images.
+        num_test: test images.
+        split_seed: of the shuffles, a public constant. Figures of different values don't compare.
+        overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`; published sets may hold an image
+            twice, so it only warns here.
+        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+
+    Raises:
+        ValueError: for arguments out of range; at ``setup`` for damaged files.
+        FileNotFoundError: at ``setup``, if files are missing.
+    """
+
+    #: Name of torchvision's class, which downloads, knows the checksums and reads.
+    torchvision_name: ClassVar[str] = ""
+    #: What to do where files are missing.
+    remedy: ClassVar[str] = "pass download=True"
+
+    def __init__(
+        self,
+        root: str | Path = "data",
+        *,
+        download: bool = False,
+        num_private: int | None = None,
+        num_public: int | None = None,
+        num_test: int | None = None,
+        split_seed: int = 0,
+        overlap: Overlap = "warn",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(overlap=overlap, **kwargs)
+        self.root = Path(root)
+        self.download = download
+        given = {"num_private": num_private, "num_public": num_public, "num_test": num_test}
+        self.counts = {name: None if n is None else check_int(name, n) for name, n in given.items()}
+        self.split_seed = check_int("split_seed", split_seed, 0)
+        self._files: dict[str, Any] = {}
+
+    @abc.abstractmethod
+    def part(self, name: str) -> tuple[ImageStore, Tensor, Tensor]:
+        """Images and labels of the file that a part comes from, and the part's rows, int64.
+
+        Args:
+            name: ``"private"``, ``"public"`` or ``"test"``.
+        """
+
+    def load_private(self) -> LabeledImages:
+        """The private part, see the class."""
+        return self._labeled("private")
+
+    def load_public(self) -> PublicDataset:
+        """The public part, see the class."""
+        store, labels, rows = self.part("public")
+        return PublicDataset(ChosenImages(store, rows), self.num_classes, labels[rows], self.task)
+
+    def load_test(self) -> LabeledImages:
+        """The test part, see the class."""
+        return self._labeled("test")
+
+    def _labeled(self, name: str) -> LabeledImages:
+        store, labels, rows = self.part(name)
+        of = f"labels of the {name} part"
+        return LabeledImages(ChosenImages(store, rows), labels[rows], self.num_classes, of, self.task)
+
+    def shuffled(self, rows: Tensor | int, seed: int | None = None) -> Tensor:
+        """Rows (or ``0 … rows - 1``) in the fixed order of ``split_seed``."""
+        rows = torch.arange(rows) if isinstance(rows, int) else rows
+        return rows[fixed_shuffle(len(rows), self.split_seed if seed is None else seed)]
+
+    def cut(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The first ``num_…`` of some rows (all where it is None), and the others.
+
+        Raises:
+            ValueError: if there are fewer.
+        """
+        wanted = self.counts[name]
+        if wanted is not None and wanted > len(rows):
+            raise ValueError(
+                f"{name}={wanted}: there are {len(rows)} such images; ask for fewer, or leave {name} out"
+            )
+        return rows[:wanted], rows[len(rows) if wanted is None else wanted :]
+
+    def chosen_private(self, rows: Tensor | int) -> Tensor:
+        """All rows in their order, or a fixed random choice of ``num_private`` of them."""
+        if self.counts["num_private"] is None:
+            return torch.arange(rows) if isinstance(rows, int) else rows
+        return self.cut("num_private", self.shuffled(rows))[0].sort().values
+
+    def torchvision_files(self, root: Path, **options: Any) -> Any:
+        """Torchvision's data set of these files, which compares their checksums; kept for other parts.
+
+        Raises:
+            FileNotFoundError: where they are missing or not the published ones.
+        """
+        key = str(options)
+        if key not in self._files:
+            import torchvision
+
+            with self.reading(root):
+                read = getattr(torchvision.datasets, self.torchvision_name)(root, **options)
+            if "download" in options:  # in a process of its own, or without need of what was read
+                return read
+            self._files[key] = read
+        return self._files[key]
+
+    @contextlib.contextmanager
+    def reading(self, where: Path) -> Iterator[None]:
+        """Turn any reader's exception into one that names the folder or file.
+
+        Raises:
+            FileNotFoundError: where files are missing or have another checksum.
+            DamagedFileError: for any other exception.
+        """
+        try:
+            yield
+        except (FileNotFoundError, RuntimeError):  # torchvision's error for both
+            raise FileNotFoundError(
+                f"{type(self).__name__}(root={str(self.root)!r}): files are missing in {where}, cut off or altered; "
+                f"{self.remedy}"
+            ) from None
+        # Damage shows itself as nearly any exception: OSError, IndexError, zlib.error and more.
+        except Exception as error:
+            raise DamagedFileError(
+                f"{where}: no sound file of {type(self).__name__} ({type(error).__name__}: {error}); {self.remedy}"
+            ) from None
