@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from pl_privknn._checks import check_positive
-from pl_privknn.optimization import Optimization
+from pl_privknn.networks.base import Optimization
 
 
 @dataclasses.dataclass(frozen=True)

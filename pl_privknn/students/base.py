@@ -1,21 +1,443 @@
-"""The student that learns from labels: its batches, losses and accuracies."""
+"""Students: modules that learn from released labels, with their optimizer, moving average, batches and accuracies."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import copy
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics.classification import MulticlassAccuracy
 
-from pl_privknn._checks import check_choice
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_switch
 from pl_privknn.argument_groups import as_group, plain_groups
+from pl_privknn.features.backbone import OnFrozenFeatures
+from pl_privknn.features.base import Extractor
+from pl_privknn.init_arguments import HasInitArguments
+from pl_privknn.networks import Normalization, build_network
+from pl_privknn.networks.base import SCHEDULERS, Optimization
+from pl_privknn.students.augment import WeakAugmentation
 from pl_privknn.students.losses import TASKS, AttributeAccuracy, LabelLoss, accuracy_metric, weighted_mean
-from pl_privknn.students.module import StudentModule
+
+# Of a one-cycle schedule: the share of it in which the rate rises, and the first rate over the peak.
+_RISING, _FIRST = 0.3, 1 / 25
+
+
+@dataclasses.dataclass(frozen=True)
+class StudentOptimization(Optimization):
+    """Optimizer and learning-rate schedule of a student.
+
+    Args:
+        optimizer: ``"sgd"`` (with Nesterov momentum), ``"adam"`` or ``"adamw"``.
+        lr: peak learning rate.
+        momentum: SGD's momentum, or Adam's first β.
+        weight_decay: L2 penalty (decoupled for ``"adamw"``).
+        scheduler: ``"none"``, ``"cosine"``, ``"linear"`` or ``"one_cycle"``, per optimizer step.
+        warmup_steps: optimizer steps over which the learning rate rises.
+        schedule_epochs: length of the schedule in epochs; the rest of the training if None. The schedule
+            starts again at :meth:`~pl_privknn.students.base.Student.reinitialize`.
+        decay_vectors: whether weight decay takes in biases, and the scales and shifts of normalisations.
+
+    Raises:
+        ValueError: for an argument out of its range, or ``warmup_steps`` of ``"one_cycle"``, which has its own rise.
+
+    Example:
+        >>> from pl_privknn.students import StudentOptimization, VATStudent
+        >>> student = VATStudent(image_size=8, optimization=StudentOptimization("sgd", lr=0.1))
+        >>> student.optimization.lr, student.optimization.scheduler
+        (0.1, 'cosine')
+    """
+
+    schedulers: ClassVar[tuple[str, ...]] = (*SCHEDULERS, "one_cycle")
+
+    warmup_steps: int = 0
+    schedule_epochs: int | None = None
+    decay_vectors: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("warmup_steps", self.warmup_steps, 0)
+        if self.schedule_epochs is not None:
+            check_int("schedule_epochs", self.schedule_epochs)
+        check_switch("decay_vectors", self.decay_vectors)
+        if self.scheduler == "one_cycle" and self.warmup_steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps}: scheduler='one_cycle' has a rise of its own; leave it out"
+            )
+
+    def over(self, parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of these parameters; see :meth:`Optimization.over`."""
+        if self.decay_vectors or not self.weight_decay:
+            return super().over(parameters)
+        every: list[Any] = list(parameters)
+        groups: list[dict[str, Any]] = [
+            {"params": [each for each in every if each.ndim > 1]},
+            {"params": [each for each in every if each.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return super().over(groups)
+
+
+def lr_factor(scheduler: str, step: int, total: float, warmup_steps: int) -> float:
+    """Factor on the learning rate at ``step`` of a schedule of ``total`` steps.
+
+    Rises linearly over ``warmup_steps``, then stays (``"none"``) or falls to zero along half a cosine or a
+    straight line. ``"one_cycle"`` (Smith, Topin 2019) rises from a 25th over the first 30 % of the schedule and
+    falls to zero over the rest, both along half a cosine. Past the end it stays at zero.
+
+    Args:
+        scheduler: one of :attr:`StudentOptimization.schedulers`.
+        step: optimizer steps since the schedule began.
+        total: length of the schedule in optimizer steps, warm-up included.
+        warmup_steps: steps until the peak.
+    """
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if scheduler == "none":
+        return 1.0
+    rise: float = warmup_steps
+    if scheduler == "one_cycle":
+        rise = _RISING * total
+        if step < rise:
+            return 1 - (1 - _FIRST) * _half_cosine(step / rise)
+    progress = min(1.0, (step - rise) / max(1.0, total - rise))
+    return 1 - progress if scheduler == "linear" else _half_cosine(progress)
+
+
+def _half_cosine(progress: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class EMA(nn.Module):
+    """Exponential moving average of a network, kept beside it and saved with it.
+
+    After update ``t`` (counted from 0) the average moves by ``1 - min(decay, (1 + t) / (10 + t))`` towards
+    the network: the warm-up keeps a short training from being evaluated near its random start. Floating-point
+    buffers (batch-norm statistics) are averaged as weights are, since they belong to the averaged weights;
+    integer buffers are copied. Tarvainen & Valpola (2017) show the use in semi-supervised learning.
+
+    Args:
+        network: the network to follow; the average starts as a copy of it.
+        decay: how much of the average stays at each update, in (0, 1).
+
+    Attributes:
+        network: the averaged network, without gradients; to be used in evaluation mode.
+        updates: int64 scalar, number of updates so far.
+
+    Raises:
+        ValueError: if ``decay`` is not in (0, 1).
+    """
+
+    updates: Tensor
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.decay = check_open_unit("ema_decay", decay)
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        """Move the average towards ``network``, which has the structure of the one at construction."""
+        # A tensor, not a number: reading the counter would make an accelerator wait at every step.
+        step = 1 - ((1 + self.updates) / (10 + self.updates)).clamp(max=self.decay)
+        for averages, values in (
+            (self.network.parameters(), network.parameters()),
+            (self.network.buffers(), network.buffers()),
+        ):
+            for average, value in zip(averages, values, strict=True):
+                if average.is_floating_point():
+                    average.lerp_(value, step.to(average.dtype))
+                else:
+                    average.copy_(value)
+        self.updates += 1
+
+    @torch.no_grad()
+    def reset(self, network: nn.Module) -> None:
+        """Start again as a copy of ``network``."""
+        self.network.load_state_dict(network.state_dict())
+        self.updates.zero_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the averaged network."""
+        return self.network(images)
+
+
+@torch.no_grad()
+def fresh_weights(network: nn.Module, fresh: nn.Module | None = None) -> None:
+    """Overwrite parameters and buffers of ``network`` in place.
+
+    Args:
+        network: what to overwrite; its tensors stay the same objects.
+        fresh: a new network of the same structure to copy from. If None, every module's
+            ``reset_parameters`` draws.
+
+    Raises:
+        ValueError: if there is no ``fresh`` and a parameter belongs to a module without ``reset_parameters``.
+    """
+    if fresh is not None:
+        network.load_state_dict(fresh.state_dict())
+        return
+    modules = dict(network.named_modules())
+    resets = {name for name, module in modules.items() if callable(getattr(module, "reset_parameters", None))}
+    for name, _ in network.named_parameters():
+        owners = name.split(".")[:-1]
+        if not any(".".join(owners[:depth]) in resets for depth in range(len(owners) + 1)):
+            raise ValueError(
+                f"network: no reset_parameters() draws parameter {name!r}; add that method to its module, or "
+                "use a network by name"
+            )
+    for name, module in modules.items():
+        if name in resets:
+            module.reset_parameters()
+
+
+class StudentModule(HasInitArguments, OnFrozenFeatures):
+    """Trains a network on public images; subclasses say on what batches, and by what loss.
+
+    In evaluation mode :meth:`forward` and :meth:`features` use the moving average of the weights where
+    ``ema_decay`` is set, in training mode always the weights that are being trained. The average is updated
+    after each optimizer step, and is part of the checkpoint.
+
+    Args:
+        network: a name for :func:`~pl_privknn.networks.build_network`, or a module that returns logits (and
+            has ``features(x) -> (n, d)``, where features are asked for).
+        num_classes: number of classes, or of attributes.
+        in_channels: colour channels of the images; used where ``network`` is a name.
+        image_size: side of square images, or (height, width); used where ``network`` is a name.
+        optimization: optimizer and learning-rate schedule.
+        augmentation: weak augmentation.
+        normalization: public constants, applied inside the student.
+        ema_decay: decay of the moving average of weights, in (0, 1); none is kept if None.
+        extractor: the network sees its features in place of images: centred by their public mean, scaled to a norm
+            of √d. It learns from public images and stays as it is; ``network`` is ``"mlp"``, ``"linear_probe"``
+            or a module for vectors ``(n, d)``. Without augmentation each image's features are needed once:
+            :class:`~pl_privknn.features.RememberedFeatures` keeps them.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+    #: Whether the objective asks for gradients at pixels, which features do not pass on.
+    perturbs_pixels: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        network: str | nn.Module = "small_cnn",
+        num_classes: int = 10,
+        in_channels: int = 1,
+        image_size: int | tuple[int, int] = 28,
+        optimization: StudentOptimization = StudentOptimization(),
+        augmentation: WeakAugmentation = WeakAugmentation(),
+        normalization: Normalization = Normalization(),
+        ema_decay: float | None = None,
+        extractor: Extractor | None = None,
+    ) -> None:
+        super().__init__()
+        check_int("num_classes", num_classes, 2)
+        self.optimization = as_group("optimization", optimization, StudentOptimization())
+        self.weak = as_group("augmentation", augmentation, WeakAugmentation())
+        normalization = as_group("normalization", normalization, Normalization())
+        # Frames of subclasses are searched as well, so their arguments are saved too.
+        whole = ["network"] if isinstance(network, nn.Module) else []
+        self.save_hyperparameters(ignore=[*whole, "extractor"])
+        self.save_hyperparameters(
+            plain_groups(optimization=self.optimization, augmentation=self.weak, normalization=normalization)
+        )
+        self.num_classes = num_classes
+        self._network_name = network if isinstance(network, str) else None
+        for name, constants in zip(("mean", "std"), normalization.tensors(), strict=True):
+            self.register_buffer(name, constants, persistent=False)
+        self._input_shape: tuple[int, int | tuple[int, int]] = (in_channels, image_size)
+        if extractor is not None:
+            self._check_extractor(extractor)
+            self._input_shape = (self.stand_on(extractor, in_channels, image_size), 1)
+        # Convolutions and pooling with channels last take about two thirds of the time, on CPUs as well. A network
+        # of the user's own may reshape its activations in a way that does not allow it.
+        self.network = (
+            build_network(network, num_classes, *self._input_shape).to(memory_format=torch.channels_last)
+            if isinstance(network, str)
+            else network
+        )
+        self.ema = EMA(self.network, ema_decay) if ema_decay is not None else None
+        self._schedule_start = 0
+
+    def setup(self, stage: str) -> None:
+        """Begin each training with a schedule of its own; a checkpoint is loaded after this."""
+        if stage == "fit":
+            self._schedule_start = 0
+            if self.extractor is not None:
+                self._learn_publicly()
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """What the network sees: images, by public constants where there are any, or features, float32 ``(n, d)``."""
+        if self.extractor is not None:
+            vectors = self.vectors(images)
+            return vectors * math.sqrt(
+                vectors.shape[1]
+            )  # entries of about 1, as weights at their start expect
+        if self.mean is not None and self.std is not None:
+            images = (images - self.mean) / self.std
+        if self._network_name is not None and images.ndim == 4:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images
+
+    @property
+    def evaluation_network(self) -> nn.Module:
+        """The averaged network in evaluation mode (where ``ema_decay`` is set), else the trained one."""
+        return self.network if self.training or self.ema is None else self.ema.network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, shape ``(n, num_classes)``, of images in [0, 1]."""
+        return self.evaluation_network(self.normalize(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Penultimate activations, shape ``(n, d)``, of images in [0, 1].
+
+        Raises:
+            TypeError: if the network has no ``features`` method.
+        """
+        network: Any = self.evaluation_network
+        if not callable(getattr(network, "features", None)):
+            raise TypeError(
+                f"network: {type(network).__name__} has no features(x) -> (n, d); add one that returns the "
+                "penultimate activations, or use a network by name"
+            )
+        return network.features(self.normalize(images))
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits of the network that is being trained, in the mode that it is in."""
+        return self.network(self.normalize(images))
+
+    def log_training(self, values: Mapping[str, Tensor], batch_size: int) -> None:
+        """Log means over the epoch as ``train/<name>``.
+
+        Args:
+            values: means over a batch.
+            batch_size: its examples.
+        """
+        if self._trainer is None:
+            return
+        for name, value in values.items():
+            self.log(
+                f"train/{name}",
+                value.detach(),
+                on_step=False,
+                on_epoch=True,
+                prog_bar=name == "loss",
+                batch_size=batch_size,
+            )
+
+    def configure_optimizers(self) -> Any:
+        """The named optimizer over the trained network, and its schedule per optimizer step."""
+        optimizer = self.optimization.over(
+            [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        )
+        if self.optimization.scheduler == "none" and not self.optimization.warmup_steps:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, then move the average: once per optimizer step, also under gradient accumulation."""
+        super().optimizer_step(*args, **kwargs)
+        if self.ema is not None:
+            self.ema.update(self.network)
+
+    def reinitialize(self) -> None:
+        """Draw fresh weights into the same parameter tensors, for retraining between rounds.
+
+        Buffers and the average start again as well, and within a training so do the optimizers' states
+        (moments belong to the old weights) and the learning-rate schedule. Pretrained networks by name go
+        back to their pretrained weights.
+
+        Raises:
+            ValueError: if the network was given as a module with parameters that no ``reset_parameters``
+                method draws.
+        """
+        fresh_weights(self.network, self._rebuild() if self._network_name is not None else None)
+        if self.ema is not None:
+            self.ema.reset(self.network)
+        if self._trainer is None:
+            return
+        self._schedule_start = self.trainer.global_step
+        for optimizer in self.trainer.optimizers:
+            optimizer.state.clear()
+        for config in self.trainer.lr_scheduler_configs:
+            # The rate of the next step was set under the old schedule.
+            for group, base in zip(
+                config.scheduler.optimizer.param_groups, config.scheduler.base_lrs, strict=True
+            ):
+                group["lr"] = base * self._lr_factor(config.scheduler.last_epoch)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save where the learning-rate schedule began, and what an extractor learned."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["student_schedule_start"] = self._schedule_start
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore where the learning-rate schedule began, and what an extractor learned."""
+        super().on_load_checkpoint(checkpoint)
+        self._schedule_start = checkpoint.get("student_schedule_start", 0)
+
+    @property
+    def progress(self) -> float:
+        """Share of the schedule that is done, in [0, 1]; 0 outside a training."""
+        if self._trainer is None:
+            return 0.0
+        return min(1.0, (self.trainer.global_step - self._schedule_start) / max(1.0, self._schedule_length()))
+
+    def _rebuild(self) -> nn.Module:
+        return build_network(self.hparams["network"], self.num_classes, *self._input_shape)
+
+    def _check_extractor(self, extractor: Extractor) -> None:
+        if not isinstance(extractor, Extractor):
+            raise TypeError(f"extractor={type(extractor).__name__}: want an Extractor, such as HOG()")
+        if self.perturbs_pixels:
+            raise ValueError(
+                f"extractor={type(extractor).__name__}: {type(self).__name__} needs gradients at pixels, and "
+                "extractors have none; take SupervisedStudent, UDAStudent or FixMatchStudent"
+            )
+        if self.mean is not None:
+            raise ValueError("normalization: an extractor sees images as they are; leave mean and std out")
+
+    def _learn_publicly(self) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        if (public := getattr(data, "public", None)) is not None:
+            self.fit_public(public)
+        elif self.whitening is not None and not bool(self.whitening.fitted):
+            raise ValueError(
+                "extractor: its features are centred by those of public images; train with a data module, or call "
+                "student.fit_public(public) before"
+            )
+
+    def _lr_factor(self, step: int) -> float:
+        step -= self._schedule_start
+        warmup, scheduler = self.optimization.warmup_steps, self.optimization.scheduler
+        if step <= 0 or scheduler == "none":
+            # The length isn't asked for at step 0: it would build the loaders before labels exist. No schedule begins
+            # differently for it.
+            return lr_factor(scheduler, max(0, step), math.inf, warmup)
+        return lr_factor(scheduler, step, self._schedule_length(), warmup)
+
+    def _schedule_length(self) -> float:
+        if (epochs := self.optimization.schedule_epochs) is not None:
+            batches = self.trainer.num_training_batches
+            return epochs * math.ceil(batches / self.trainer.accumulate_grad_batches)
+        total = self.trainer.estimated_stepping_batches
+        if total == math.inf:
+            raise ValueError(
+                "trainer: max_epochs=-1 gives the schedule no end; set max_epochs or max_steps, or the "
+                "student's schedule_epochs"
+            )
+        return total - self._schedule_start
 
 
 def split_batch(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -94,11 +516,11 @@ class Student(StudentModule, abc.ABC):
     logged beside them as ``val/accuracy_<name>``, by the names that the data module gives.
 
     Args:
-        *args: arguments of :class:`~pl_privknn.students.module.StudentModule`, in its order.
+        *args: arguments of :class:`~pl_privknn.students.base.StudentModule`, in its order.
         loss: the loss on labels.
         augment: ``"weak"`` moves (and mirrors) labelled images in training, each by a draw of its own.
         task: ``"multiclass"`` or ``"multilabel"``.
-        **kwargs: arguments of :class:`~pl_privknn.students.module.StudentModule`.
+        **kwargs: arguments of :class:`~pl_privknn.students.base.StudentModule`.
 
     Raises:
         ValueError: for an argument out of its range.

@@ -16,8 +16,6 @@ from pl_privknn.students.losses import (
     ANNEALING,
     align,
     annealed_threshold,
-    binary_fixmatch_loss,
-    binary_uda_loss,
     fixmatch_loss,
     label_confidence,
     target_distribution,
@@ -69,11 +67,12 @@ class ConsistencyStudent(Student):
 
     @abc.abstractmethod
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each unlabelled image, ``(n,)``, and which of them count, bool ``(n,)`` (attributes: ``(n, c)``).
+        """Loss of each unlabelled image, ``(n,)``, and which of them count, bool ``(n,)``.
 
         Args:
-            weak_logits: ``(n, c)``, without gradient.
-            strong_logits: ``(n, c)``.
+            weak_logits: ``(n, c)``, without gradient; of attributes a row each, see
+                :meth:`~pl_privknn.students.losses.Outputs.rows`.
+            strong_logits: likewise.
         """
 
     def supervised(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -89,7 +88,8 @@ class ConsistencyStudent(Student):
             weak_logits = self.logits(self._whole(images))
         with frozen_statistics(self.network):
             strong_logits = self.logits(self.strong(images))
-        losses, confident = self.consistency(weak_logits, strong_logits)
+        rows = self.outputs.rows
+        losses, confident = self.consistency(rows(weak_logits), rows(strong_logits))
         self.log_training({"confident": confident.float().mean()}, len(images))
         return {
             "supervised": supervised,
@@ -143,9 +143,8 @@ class UDAStudent(ConsistencyStudent):
         return self.label_loss(logits, y, keep=label_confidence(logits, y) <= threshold)
 
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See :func:`~pl_privknn.students.losses.uda_loss`, of attributes ``binary_uda_loss``."""
-        loss = binary_uda_loss if self.task == "multilabel" else uda_loss
-        return loss(weak_logits, strong_logits, self.hparams["temperature"], self.hparams["threshold"])
+        """See :func:`~pl_privknn.students.losses.uda_loss`."""
+        return uda_loss(weak_logits, strong_logits, self.hparams["temperature"], self.hparams["threshold"])
 
 
 class FixMatchStudent(ConsistencyStudent):
@@ -195,9 +194,7 @@ class FixMatchStudent(ConsistencyStudent):
         return self.label_loss(logits, y)
 
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See :func:`~pl_privknn.students.losses.fixmatch_loss`, and ``align`` and ``binary_fixmatch_loss``."""
-        if self.task == "multilabel":
-            return binary_fixmatch_loss(weak_logits, strong_logits, self.hparams["threshold"])
+        """See :func:`~pl_privknn.students.losses.fixmatch_loss`, and ``align``."""
         probabilities = weak_logits.float().softmax(dim=1)
         if self.hparams["alignment"]:
             self.prediction_mean.lerp_(probabilities.mean(dim=0), 0.01)

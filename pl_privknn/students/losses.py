@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from typing import Any
@@ -266,221 +265,76 @@ def annealed_threshold(schedule: str, progress: float, num_classes: int) -> floa
     return share * (1 - 1 / num_classes) + 1 / num_classes
 
 
-def binary_targets(
-    targets: Tensor, num_attributes: int, label_smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Targets as probabilities, and which of them are known.
+class Outputs:
+    """Losses, probabilities and entropies of classes: outputs are the logits of a softmax, ``(n, c)``."""
 
-    Args:
-        targets: ``(n, a)``, 0 or 1 or float probabilities; -1 where not known.
-        num_attributes: ``a``.
-        label_smoothing: ``s`` turns ``t`` into ``(1 - s) t + s / 2``.
+    def rows(self, logits: Tensor) -> Tensor:
+        """Logits of problems whose classes exclude each other, one a row."""
+        return logits
 
-    Returns:
-        float32 ``(n, a)``, zero where not known, and bool ``(n, a)``.
+    def targets(self, y: Tensor, num_outputs: int) -> Tensor:
+        """Labels of :meth:`rows` as probabilities, zero where there is none."""
+        return target_distribution(y, num_outputs)
 
-    Raises:
-        ValueError: if the shape of ``targets`` is another.
-    """
-    if targets.ndim != 2 or targets.shape[1] != num_attributes:
-        raise ValueError(
-            f"targets: shape {tuple(targets.shape)}, {targets.dtype}; want attributes of shape (n, {num_attributes})"
-        )
-    known = targets >= 0
-    smoothed = (1 - label_smoothing) * targets.float() + label_smoothing / 2
-    return torch.where(known, smoothed, 0.0), known
-
-
-def binary_loss(
-    logits: Tensor, targets: Tensor, label_smoothing: float = 0.0, robustness: float = 0.0
-) -> Tensor:
-    """Loss of each attribute of each example, ``(n, a)``; zero where the attribute is not known.
-
-    ``-t log p - (1 - t) log(1 - p)``, or with ``q = robustness`` in (0, 1] the generalised cross-entropy
-    ``t (1 - p^q) / q + (1 - t)(1 - (1 - p)^q) / q`` (Zhang & Sabuncu 2018).
-
-    Args:
-        logits: ``(n, a)``.
-        targets: see :func:`binary_targets`.
-        label_smoothing: likewise.
-        robustness: ``q``, in [0, 1].
-    """
-    target, known = binary_targets(targets, logits.shape[1], label_smoothing)
-    log_yes, log_no = F.logsigmoid(logits.float()), F.logsigmoid(-logits.float())
-    if robustness == 0:
-        cost_yes, cost_no = -log_yes, -log_no
-    else:
-        # -expm1(q log p) / q is (1 - p^q) / q without cancellation near p = 1.
-        cost_yes = -torch.expm1(robustness * log_yes) / robustness
-        cost_no = -torch.expm1(robustness * log_no) / robustness
-    return torch.where(known, target * cost_yes + (1 - target) * cost_no, 0.0)
-
-
-def binary_confidence(logits: Tensor, targets: Tensor) -> Tensor:
-    """Probability ``t p + (1 - t)(1 - p)`` that the model gives to each label, no gradient, ``(n, a)``.
-
-    Args:
-        logits: ``(n, a)``.
-        targets: see :func:`binary_targets`.
-    """
-    target, _ = binary_targets(targets, logits.shape[1])
-    p = logits.detach().float().sigmoid()
-    return target * p + (1 - target) * (1 - p)
-
-
-def binary_kl(target_logits: Tensor, logits: Tensor) -> Tensor:
-    """``KL(Bernoulli(σ(target_logits)) ‖ Bernoulli(σ(logits)))``, in nats, mean over attributes, ``(n,)``.
-
-    Args:
-        target_logits: ``(n, a)``.
-        logits: ``(n, a)``.
-    """
-    return _elementwise_kl(target_logits, logits).mean(dim=1)
-
-
-def binary_entropy(logits: Tensor) -> Tensor:
-    """Entropy of each attribute's prediction, in nats, mean over attributes, ``(n,)``.
-
-    Args:
-        logits: ``(n, a)``.
-    """
-    logits = logits.float()
-    p = logits.sigmoid()
-    return -(p * F.logsigmoid(logits) + (1 - p) * F.logsigmoid(-logits)).mean(dim=1)
-
-
-def binary_uda_loss(
-    weak_logits: Tensor, strong_logits: Tensor, temperature: float = 0.4, threshold: float = 0.8
-) -> tuple[Tensor, Tensor]:
-    """UDA's consistency loss for attributes, each of which counts by itself.
-
-    Args:
-        weak_logits: ``(n, a)``; no gradient flows through them.
-        strong_logits: ``(n, a)``, other views of the same images.
-        temperature: sharpening: the target is ``σ(weak / temperature)``.
-        threshold: confidence ``max(p, 1 - p)`` above which an attribute counts, before sharpening.
-
-    Returns:
-        Losses ``(n,)``, means over all attributes with zeros for those that don't count, and which of them
-        count, bool ``(n, a)``.
-    """
-    target = weak_logits.detach().float()
-    confident = target.abs().sigmoid() > threshold
-    return (_elementwise_kl(target / temperature, strong_logits) * confident).mean(dim=1), confident
-
-
-def binary_fixmatch_loss(
-    weak_logits: Tensor, strong_logits: Tensor, threshold: float = 0.95
-) -> tuple[Tensor, Tensor]:
-    """FixMatch's consistency loss for attributes, each of which counts by itself.
-
-    Args:
-        weak_logits: ``(n, a)``; no gradient flows through them.
-        strong_logits: ``(n, a)``, other views of the same images.
-        threshold: confidence ``max(p, 1 - p)`` from which on an attribute counts.
-
-    Returns:
-        As :func:`binary_uda_loss`.
-    """
-    weak = weak_logits.detach().float()
-    confident = weak.abs().sigmoid() >= threshold
-    losses = F.binary_cross_entropy_with_logits(strong_logits.float(), (weak > 0).float(), reduction="none")
-    return (losses * confident).mean(dim=1), confident
-
-
-def _elementwise_kl(target_logits: Tensor, logits: Tensor) -> Tensor:
-    target_logits, logits = target_logits.float(), logits.float()
-    p = target_logits.sigmoid()
-    yes = F.logsigmoid(target_logits) - F.logsigmoid(logits)
-    no = F.logsigmoid(-target_logits) - F.logsigmoid(-logits)
-    return p * yes + (1 - p) * no
-
-
-class Outputs(abc.ABC):
-    """Losses, probabilities and accuracy of one kind of outputs; ``c`` is the number of outputs."""
-
-    @abc.abstractmethod
     def losses(self, logits: Tensor, y: Tensor, smoothing: float = 0.0, robustness: float = 0.0) -> Tensor:
-        """Losses on labels: ``(n,)`` of classes, ``(n, c)`` of attributes."""
+        """:func:`label_loss`, ``(n,)`` of classes, ``(n, c)`` of attributes; zero where there is no label."""
+        losses = label_loss(self.rows(logits), self.targets(y, logits.shape[1]), smoothing, robustness)
+        return self._shaped(losses, logits)
 
-    @abc.abstractmethod
     def known(self, logits: Tensor, y: Tensor) -> Tensor:
         """1 where there is a label, else 0, in the shape of :meth:`losses`."""
+        return self._shaped(self.targets(y, logits.shape[1]).sum(dim=1).sign(), logits)
 
-    @abc.abstractmethod
     def confidence(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Probability that the model gives to each label, without gradient, in the shape of :meth:`losses`."""
+        """:func:`label_confidence`, in the shape of :meth:`losses`."""
+        return self._shaped(label_confidence(self.rows(logits), self.targets(y, logits.shape[1])), logits)
 
-    @abc.abstractmethod
     def divergence(self, target_logits: Tensor, logits: Tensor) -> Tensor:
-        """``KL(p(target_logits) ‖ p(logits))`` of each example, ``(n,)``; of attributes the mean over them."""
+        """:func:`kl_divergence` of each example, ``(n,)``; of attributes the mean over them."""
+        return kl_divergence(self.rows(target_logits), self.rows(logits)).view(len(logits), -1).mean(dim=1)
 
-    @abc.abstractmethod
     def entropy(self, logits: Tensor) -> Tensor:
-        """Entropy of each prediction, ``(n,)``; of attributes the mean over them."""
+        """:func:`entropy` of each prediction, ``(n,)``; of attributes the mean over them."""
+        return entropy(self.rows(logits)).view(len(logits), -1).mean(dim=1)
 
-    @abc.abstractmethod
     def probabilities(self, logits: Tensor) -> Tensor:
         """Float32 ``(n, c)``."""
-
-
-class ClassOutputs(Outputs):
-    """One class an image; outputs are the logits of a softmax."""
-
-    def losses(self, logits: Tensor, y: Tensor, smoothing: float = 0.0, robustness: float = 0.0) -> Tensor:
-        """See :func:`~pl_privknn.students.losses.label_loss`."""
-        return label_loss(logits, y, smoothing, robustness)
-
-    def known(self, logits: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Outputs.known`."""
-        return target_distribution(y, logits.shape[1]).sum(dim=1).sign()
-
-    def confidence(self, logits: Tensor, y: Tensor) -> Tensor:
-        """See :func:`~pl_privknn.students.losses.label_confidence`."""
-        return label_confidence(logits, y)
-
-    def divergence(self, target_logits: Tensor, logits: Tensor) -> Tensor:
-        """See :func:`~pl_privknn.students.losses.kl_divergence`."""
-        return kl_divergence(target_logits, logits)
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        """See :func:`~pl_privknn.students.losses.entropy`."""
-        return entropy(logits)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """See :meth:`Outputs.probabilities`."""
         return logits.float().softmax(dim=1)
+
+    def _shaped(self, values: Tensor, logits: Tensor) -> Tensor:
+        return values
 
 
 class AttributeOutputs(Outputs):
-    """Attributes; each output is the logit of a Bernoulli variable of its own."""
+    """The same of attributes, each a problem of two classes: absent, with logit 0, and present, with its own."""
 
-    def losses(self, logits: Tensor, y: Tensor, smoothing: float = 0.0, robustness: float = 0.0) -> Tensor:
-        """See :func:`~pl_privknn.students.binary_losses.binary_loss`."""
-        return binary_loss(logits, y, smoothing, robustness)
+    def rows(self, logits: Tensor) -> Tensor:
+        """Logits ``(n · a, 2)``, attribute by attribute of each example."""
+        present = logits.float().flatten()
+        return torch.stack([torch.zeros_like(present), present], dim=1)
 
-    def known(self, logits: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Outputs.known`."""
-        return binary_targets(y, logits.shape[1])[1].float()
+    def targets(self, y: Tensor, num_outputs: int) -> Tensor:
+        """Attributes, 0 or 1 or probabilities, -1 where not known, as rows of two.
 
-    def confidence(self, logits: Tensor, y: Tensor) -> Tensor:
-        """See :func:`~pl_privknn.students.binary_losses.binary_confidence`."""
-        return binary_confidence(logits, y)
-
-    def divergence(self, target_logits: Tensor, logits: Tensor) -> Tensor:
-        """See :func:`~pl_privknn.students.binary_losses.binary_kl`."""
-        return binary_kl(target_logits, logits)
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        """See :func:`~pl_privknn.students.binary_losses.binary_entropy`."""
-        return binary_entropy(logits)
+        Raises:
+            ValueError: if the shape of ``y`` is not ``(n, num_outputs)``.
+        """
+        if y.ndim != 2 or y.shape[1] != num_outputs:
+            raise ValueError(
+                f"targets: shape {tuple(y.shape)}, {y.dtype}; want attributes of shape (n, {num_outputs})"
+            )
+        present = y.float().flatten()
+        return torch.stack([1 - present, present], dim=1) * (present >= 0).unsqueeze(1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """See :meth:`Outputs.probabilities`."""
         return logits.float().sigmoid()
 
+    def _shaped(self, values: Tensor, logits: Tensor) -> Tensor:
+        return values.view(logits.shape)
 
-TASKS: dict[str, Outputs] = {"multiclass": ClassOutputs(), "multilabel": AttributeOutputs()}
+
+TASKS: dict[str, Outputs] = {"multiclass": Outputs(), "multilabel": AttributeOutputs()}
 
 
 def accuracy_metric(task: str, num_classes: int) -> MulticlassAccuracy | AttributeAccuracy:

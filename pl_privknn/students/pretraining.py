@@ -11,8 +11,8 @@ from torch.nn import functional
 from pl_privknn._checks import check_int, check_positive
 from pl_privknn.argument_groups import as_group, plain_groups
 from pl_privknn.students.augment import StrongAugmentation
+from pl_privknn.students.base import StudentModule
 from pl_privknn.students.losses import LabelLoss
-from pl_privknn.students.module import StudentModule
 
 
 class SimCLRStudent(StudentModule):
@@ -34,7 +34,7 @@ class SimCLRStudent(StudentModule):
             configuration serves both stages.
         augment: of labelled images, not read either.
         task: of labels, not read either.
-        **kwargs: arguments of :class:`~pl_privknn.students.module.StudentModule`; ``augmentation`` holds for the
+        **kwargs: arguments of :class:`~pl_privknn.students.base.StudentModule`; ``augmentation`` holds for the
             views.
 
     Raises:

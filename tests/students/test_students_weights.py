@@ -11,7 +11,7 @@ from torch import nn
 
 from pl_privknn.networks import build_network
 from pl_privknn.students import FixMatchStudent, SupervisedStudent
-from pl_privknn.students.module import EMA, lr_factor
+from pl_privknn.students.base import EMA, lr_factor
 
 
 @pytest.fixture(scope="session")

@@ -59,13 +59,3 @@ def test_an_epoch_that_max_steps_ends_is_logged():
     noted, _, metrics = fit(80, max_epochs=-1, max_steps=13)
     assert len(noted) == 13
     assert float(metrics["train/loss"]) == pytest.approx(mean(noted[10:]), rel=1e-6)
-
-
-def test_a_training_begins_anew():
-    """What an interrupted epoch has left is not in the next training's mean."""
-    student = Noted(network="small_cnn", num_classes=3, image_size=8)
-    student.log_training({"loss": torch.tensor(1e9)}, 8)
-    data = DataLoader(TensorDataset(torch.rand(8, 1, 8, 8), torch.arange(8) % 3), 8)
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **TRAINS_ALONE)
-    trainer.fit(student, data)
-    assert float(trainer.callback_metrics["train/loss"]) < 100

@@ -10,18 +10,10 @@ from torch.distributions import Bernoulli, kl_divergence
 from torchmetrics.classification import MultilabelAccuracy
 
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
-from pl_privknn.students.losses import (
-    AttributeAccuracy,
-    binary_confidence,
-    binary_entropy,
-    binary_fixmatch_loss,
-    binary_kl,
-    binary_loss,
-    binary_targets,
-    binary_uda_loss,
-)
+from pl_privknn.students.losses import TASKS, AttributeAccuracy, fixmatch_loss, uda_loss
 from pl_privknn.students.vat import adversarial_direction
 
+OUTPUTS = TASKS["multilabel"]
 STUDENTS = [SupervisedStudent, VATStudent, UDAStudent, FixMatchStudent]
 
 
@@ -58,15 +50,13 @@ def stripes(n=300, seed=0):
 def test_cross_entropy_of_known_attributes():
     logits, targets = random_case()
     expected = F.binary_cross_entropy_with_logits(logits, targets.clamp(min=0).float(), reduction="none")
-    torch.testing.assert_close(binary_loss(logits, targets), torch.where(targets >= 0, expected, 0.0))
+    torch.testing.assert_close(OUTPUTS.losses(logits, targets), torch.where(targets >= 0, expected, 0.0))
     soft = torch.rand(7, 4)
     torch.testing.assert_close(
-        binary_loss(logits, soft, label_smoothing=0.2),
+        OUTPUTS.losses(logits, soft, smoothing=0.2),
         F.binary_cross_entropy_with_logits(logits, 0.8 * soft + 0.1, reduction="none"),
     )
-    target, known = binary_targets(targets, 4)
-    assert torch.equal(known, targets >= 0)
-    assert bool((target[~known] == 0).all())
+    assert torch.equal(OUTPUTS.known(logits, targets).bool(), targets >= 0)
 
 
 def test_robust_loss_is_the_generalised_cross_entropy():
@@ -75,17 +65,19 @@ def test_robust_loss_is_the_generalised_cross_entropy():
     p = logits.double().sigmoid()
     right = torch.where(targets == 1, p, 1 - p)
     for q in (0.3, 0.7, 1.0):
-        torch.testing.assert_close(binary_loss(logits, targets, robustness=q), ((1 - right**q) / q).float())
-    small = binary_loss(logits, targets, robustness=1e-6)
-    torch.testing.assert_close(small, binary_loss(logits, targets), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(binary_confidence(logits, targets), right.float())
+        torch.testing.assert_close(
+            OUTPUTS.losses(logits, targets, robustness=q), ((1 - right**q) / q).float()
+        )
+    small = OUTPUTS.losses(logits, targets, robustness=1e-6)
+    torch.testing.assert_close(small, OUTPUTS.losses(logits, targets), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(OUTPUTS.confidence(logits, targets), right.float())
 
 
 def test_losses_survive_extreme_logits():
     logits = torch.tensor([[200.0, -200.0, 200.0, -200.0]], requires_grad=True)
-    loss = binary_loss(logits, torch.tensor([[1, 0, 0, 1]]))
+    loss = OUTPUTS.losses(logits, torch.tensor([[1, 0, 0, 1]]))
     assert loss.tolist() == [[0.0, 0.0, 200.0, 200.0]]
-    total = loss.sum() + binary_entropy(logits).sum() + binary_kl(logits.detach(), logits).sum()
+    total = loss.sum() + OUTPUTS.entropy(logits).sum() + OUTPUTS.divergence(logits.detach(), logits).sum()
     total.backward()
     assert bool(logits.grad.isfinite().all())
 
@@ -93,18 +85,18 @@ def test_losses_survive_extreme_logits():
 def test_divergence_and_entropy_are_those_of_bernoulli_variables():
     logits, other = random_case(0)[0], random_case(1)[0]
     first, second = Bernoulli(logits=logits), Bernoulli(logits=other)
-    torch.testing.assert_close(binary_kl(logits, other), kl_divergence(first, second).mean(dim=1))
-    torch.testing.assert_close(binary_entropy(logits), first.entropy().mean(dim=1))
+    torch.testing.assert_close(OUTPUTS.divergence(logits, other), kl_divergence(first, second).mean(dim=1))
+    torch.testing.assert_close(OUTPUTS.entropy(logits), first.entropy().mean(dim=1))
 
 
 def test_uda_counts_each_confident_attribute_by_itself():
     weak = torch.tensor([[3.0, 0.5, -3.0]], requires_grad=True)
     strong = torch.tensor([[1.0, 1.0, 1.0]], requires_grad=True)
-    losses, confident = binary_uda_loss(weak, strong, temperature=0.5, threshold=0.8)
-    assert confident.tolist() == [[True, False, True]]
+    losses, confident = uda_loss(OUTPUTS.rows(weak), OUTPUTS.rows(strong), temperature=0.5, threshold=0.8)
+    assert confident.tolist() == [True, False, True]
     sharp, seen = Bernoulli(logits=weak.detach() / 0.5), Bernoulli(logits=strong.detach())
     each = kl_divergence(sharp, seen)[0]
-    assert float(losses) == pytest.approx(float(each[0] + each[2]) / 3, rel=1e-5)
+    assert float(losses.sum()) == pytest.approx(float(each[0] + each[2]), rel=1e-5)
     losses.sum().backward()
     assert weak.grad is None
     assert float(strong.grad[0, 1]) == 0
@@ -114,16 +106,16 @@ def test_uda_counts_each_confident_attribute_by_itself():
 def test_fixmatch_learns_hard_attributes():
     weak = torch.tensor([[4.0, 1.0, -4.0]])
     strong = torch.tensor([[0.3, 0.3, 0.3]])
-    losses, confident = binary_fixmatch_loss(weak, strong, threshold=0.95)
-    assert confident.tolist() == [[True, False, True]]
+    losses, confident = fixmatch_loss(OUTPUTS.rows(weak).softmax(dim=1), OUTPUTS.rows(strong), threshold=0.95)
+    assert confident.tolist() == [True, False, True]
     p = 1 / (1 + math.exp(-0.3))
-    assert float(losses) == pytest.approx(-(math.log(p) + math.log(1 - p)) / 3, rel=1e-6)
+    assert float(losses.sum()) == pytest.approx(-(math.log(p) + math.log(1 - p)), rel=1e-6)
 
 
 @pytest.mark.parametrize("targets", [torch.zeros(4), torch.zeros(4, 2), torch.zeros(4, 3, 1)])
 def test_targets_of_another_shape_are_refused(targets):
     with pytest.raises(ValueError, match="targets"):
-        binary_targets(targets, 3)
+        OUTPUTS.targets(targets, 3)
 
 
 def test_adversarial_direction_is_the_top_eigenvector_of_the_bernoulli_hessian():
@@ -136,7 +128,7 @@ def test_adversarial_direction_is_the_top_eigenvector_of_the_bernoulli_hessian()
     hessian = weight.T @ torch.diag(p * (1 - p)) @ weight / 3
     top = torch.linalg.eigh(hessian).eigenvectors[:, -1]
     found = adversarial_direction(
-        lambda at: at @ weight.T, x, logits, xi=1e-2, iterations=60, divergence_of=binary_kl
+        lambda at: at @ weight.T, x, logits, xi=1e-2, iterations=60, divergence_of=OUTPUTS.divergence
     )
     assert float((found[0] @ top).abs()) > 0.99
 
@@ -218,10 +210,10 @@ def test_vat_divergence_is_that_of_attributes():
     torch.manual_seed(1)
     worst = model.divergence(images, clean)
     step = torch.nn.functional.normalize(torch.randn(12, 64), dim=1).view_as(images)
-    at_random = binary_kl(clean.detach(), model.logits(images + 0.5 * step))
+    at_random = OUTPUTS.divergence(clean.detach(), model.logits(images + 0.5 * step))
     assert float(worst.mean()) > 2 * float(at_random.mean())
     parts = model.objective(images, torch.zeros(12, 3).long(), images)
-    assert float(parts["entropy"]) == pytest.approx(0.1 * float(binary_entropy(clean).mean()), rel=1e-5)
+    assert float(parts["entropy"]) == pytest.approx(0.1 * float(OUTPUTS.entropy(clean).mean()), rel=1e-5)
 
 
 def test_what_needs_classes_is_refused():
