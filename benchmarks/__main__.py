@@ -14,30 +14,18 @@ from benchmarks.record import Measured, store
 
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
-    "accounting": "time of the accountant beside dp-accounting",
-    "attack_faults": "which faults attacks find, for every method at ε 1 and 2",
-    "attacks": "attacks on every method: measured lower bounds on ε, and whether half the noise is noticed",
-    "compare": "a comparison of methods (privknn compare), all of its runs",
-    "config": "one training configuration over several seeds",
-    "extractors": "features of images: linear and ten-neighbour accuracy, speed",
+    "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
     "ind_knn_accuracy": "Ind-KNN and its rival on one stream of queries",
     "ind_knn_speed": "Ind-KNN beside the bare matrix product",
-    "labelling": "Private-kNN's labelling beside the bare matrix product",
     "membership": "membership inference on students and on a network trained on private records",
-    "multilabel_rules": "rules that turn noisy sums into attributes",
     "noisy_sgd": "NoisySGD beside Opacus' loop",
-    "pate_figures": "partitions of PATE: consensus, labels, students",
-    "pate_speed": "stacked teachers beside teachers trained one after another",
     "private_training": "PrivateTraining: accuracy, what each addition gains, speed beside Opacus' loop",
-    "pretraining": "features of a first stage on public images",
-    "reverse_knn": "reverse kNN: speed, smoothing",
-    "reverse_knn_local": "reverse kNN under local and shuffle privacy",
-    "scale": "what a round costs a process that holds a shard, for 10⁹ records",
+    "runs": "one training configuration over several seeds, or a comparison of methods",
+    "scale": "what a round costs a process that holds a shard, for 10⁹ records; memory beside a large table",
     "speed": "labelling, HOG, an epoch, the exact ε and the import, as ratios of processor seconds",
     "statistics": "head and student of a teacher that releases statistics, at several values of ε",
-    "student_parts": "what each part of a student gains behind released gradients",
     "students": "students with 1,000 labels, and with wrong labels",
-    "table_memory": "memory of a labelling round whose private table is larger than it",
+    "teachers": "labels that teachers release: PATE, reverse kNN, attributes; features without privacy",
     "updates": "Ind-KNN and NoisySGD while records come and go",
 }
 #: Options that say where things lie or which are measured, and change no figure.
@@ -55,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "render", help="write tables and plots of what is stored; --check compares", add_help=False
     )
     name = parser.parse_known_args(words[:1])[0].name_of_benchmark
-    module = importlib.import_module(f"benchmarks.{'pages' if name == 'render' else name}")
+    module = importlib.import_module(f"benchmarks.{name}")
     own = argparse.ArgumentParser(
         prog=f"{parser.prog} {name}",
         description=module.__doc__,

@@ -1,8 +1,11 @@
-"""What an attacker really gets from every method, at several values of ε, and whether half the noise is noticed.
+"""What an attacker really gets from every method, at several values of ε, and which faults that shows.
 
-Each part is one method at one ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with noise of
-the half scale under the same charges. A part that is stored already is not measured again, so the command may be
-stopped and started.
+* ``methods``: each method at each ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with half
+  the noise under the same charges.
+* ``faults``: each method with each fault that fits it, at ε 1 and 2 with three seeds. Where a fault of the size that
+  was asked for is not found with all seeds, larger ones are tried until one is.
+
+A part that is stored already is not measured again, so the command may be stopped and started.
 """
 
 from __future__ import annotations
@@ -13,22 +16,32 @@ import functools
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from benchmarks.faulty import LessNoise
-from benchmarks.record import ROOT, Measured, entries
+from benchmarks import faulty
+from benchmarks.faulty_noise import LessNoise
+from benchmarks.record import ROOT, Measured, entries, markdown
 from pl_privknn.attacks.attack import attack_labeler, attack_training
 from pl_privknn.attacks.configuration import target_of_config
+from pl_privknn.attacks.guessing import SHARES, Guesses, epsilon_of_guesses
+from pl_privknn.attacks.many_runs import STUDENTS
+from pl_privknn.attacks.one_run import STUDENT_RUNS
 from pl_privknn.attacks.training_configuration import training_of_config
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.comparison.trainings import is_training
 from pl_privknn.documents import read_configuration
 from pl_privknn.planning.configuration_plan import plan_with_setting
 from pl_privknn.planning.setting_search import Calibrate
+from pl_privknn.privacy.auditing.lower_bound import epsilon_lower_bound
 from pl_privknn.privacy.noise import SeededNoise
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NONE = "none"
 _QUERIES = 100
 _LABELER = "labeling.labeler.init_args"
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}
@@ -66,36 +79,38 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 #: A guarantee holds for every table; of these methods a part of the private and the public images is enough.
 FEWER_IMAGES = {"num_private": 3000, "num_public": 1000}
 _WHOLE = "reverse kNN, Fashion-MNIST"
-#: Their noise is not continuous, so :class:`~benchmarks.faulty.LessNoise` leaves it as it is.
+#: Their noise is not continuous, so :class:`~benchmarks.faulty_noise.LessNoise` leaves it as it is.
 WHOLE_NUMBERS = tuple(name for name in METHODS if "local" in name or "shuffle" in name)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 2.0, 8.0])
+    parser.add_argument("--only", nargs="+", choices=["methods", "faults"], default=["methods", "faults"])
     parser.add_argument("--canaries", type=int, default=3000)
     parser.add_argument("--runs", type=int, default=3000)
     parser.add_argument("--root", default=None, help="folder of Fashion-MNIST")
     parser.add_argument("--workers", type=int, default=2, help="attacks at a time, of one thread each")
-    parser.add_argument("--again", action="store_true", help="measure what is stored, too")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part for each method and ε, as each is done."""
-    stored = {} if options.again else entries("attacks")
-    wanted = [
-        (method, epsilon)
-        for epsilon in options.epsilons
-        for method in options.methods
-        if _part(method, epsilon) not in stored
-    ]
+    """What is not stored, as each is done."""
+    size = options.canaries, options.runs
+    jobs: list[tuple[Any, ...]] = []
+    if "methods" in options.only:
+        wanted = [(method, epsilon) for epsilon in (1.0, 2.0, 8.0) for method in METHODS]
+        stored = entries("attacks")
+        jobs += [(_attacked, *one, *size, options.root) for one in wanted if _part(*one) not in stored]
+    if "faults" in options.only:
+        stored = entries("attack_faults")
+        faults = [(NONE, method) for method in faulty.METHODS]
+        faults += [(fault, method) for fault, (methods, _) in faulty.FAULTS.items() for method in methods]
+        for fault, method in faults:
+            for epsilon in (1.0, 2.0):
+                if (part := f"{method}, {fault}, ε {epsilon:g}") not in stored:
+                    jobs.append((_found, part, method, fault, epsilon, *size))
     # Processes of their own: their threads would share one interpreter, and seconds are told of each attack.
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as workers:
-        asked = [
-            workers.submit(_attacked, *one, options.canaries, options.runs, options.root) for one in wanted
-        ]
-        for done in as_completed(asked):
+        for done in as_completed([workers.submit(*job) for job in jobs]):
             yield done.result()
 
 
@@ -121,6 +136,34 @@ def _attacked(method: str, epsilon: float, canaries: int, runs: int, root: str |
         "half_noise": attack(noise=LessNoise(2.0, SeededNoise(1))).to_dict(),
     }
     return Measured(figures, seeds=[0, 1], part=_part(method, epsilon), settings=settings)
+
+
+def _found(part: str, method: str, fault: str, epsilon: float, canaries: int, runs: int) -> Measured:
+    """With how many seeds a fault is found, and the size of which it is found with all."""
+    torch.set_num_threads(1)
+    seeds, settings = (1, 2, 3), {"canaries": canaries, "runs": runs}
+    name = None if fault == NONE else fault
+    sizes = (1.0,) if name is None else faulty.sizes_of(method, fault)
+
+    def found(size: float, seed: int) -> bool:
+        return faulty.attack(method, epsilon, SeededNoise(seed), name, size, **settings).violated
+
+    first = sum(found(sizes[0], seed) for seed in seeds)
+    enough: float | None = sizes[0]
+    if name is not None and first < len(seeds):
+        enough = next((size for size in sizes[1:] if all(found(size, seed) for seed in seeds)), None)
+    figures = {
+        "method": method,
+        "fault": fault,
+        "epsilon": epsilon,
+        "delta": faulty.DELTA,
+        **stated(SEEDED),
+        "size": sizes[0],
+        "found": first,
+        "of": len(seeds),
+        "size_found": enough,
+    }
+    return Measured(figures, list(seeds), part, settings, "attack_faults")
 
 
 def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str, Any]:
@@ -166,3 +209,117 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
         plan_with_setting(document, name, wanted, epsilon).parameters[wanted.parameter], 4
     )
     return document
+
+
+def table() -> str:
+    """One line a method and ε."""
+    found = [one["results"] for one in entries("attacks").values()]
+    lines = []
+    for one in sorted(found, key=lambda each: (each["method"], each["wanted"])):
+        honest, fault = one["honest"], one["half_noise"]
+        size = honest["canaries"] if honest["form"] == "one_run" else honest["runs"]
+        estimate = honest["epsilon_estimate"]
+        breach = honest["smallest_breach"]
+        cells = [
+            one["method"],
+            f"{honest['epsilon']:.2f}",
+            honest["released"],
+            f"{size:,} canaries" if honest["form"] == "one_run" else f"2 × {size:,} runs",
+            _cell(honest, "epsilon_lower", size),
+            "–" if estimate is None else f"{estimate:.2f}" + ("" if honest["gaussian"] else " *"),
+            _cell(honest, "epsilon_lower_labels", size),
+            _cell(honest, "epsilon_lower_student", _student_size(honest)),
+            "–" if breach is None else f"{breach:g}" if "breach_power" in honest else f"({breach:g})",
+            "–" if one["method"] in WHOLE_NUMBERS else "yes" if fault["violated"] else "no",
+        ]
+        lines.append(cells)
+    seen = ["bound from what is seen", "by way of μ", "from labels", "from students"]
+    header = ["method", "ε", "seen", "size", *seen, "smallest breach", "half the noise found"]
+    return markdown(header, lines)
+
+
+def faults_table() -> str:
+    """One line a method and fault, with a cell for each ε."""
+    found = [one["results"] for one in entries("attack_faults").values()]
+    epsilons = sorted({one["epsilon"] for one in found})
+    rows: dict[tuple[str, str], dict[float, str]] = {}
+    for one in sorted(found, key=lambda each: (faulty.METHODS.index(each["method"]), each["fault"] != NONE)):
+        name = one["fault"] if one["size"] == 1 else f"{one['fault']}, {one['size']:g} times"
+        cell = f"{one['found']} of {one['of']}"
+        if one["fault"] == NONE:
+            name = "none"
+        elif one["size_found"] is None:
+            cell += "" if one["size"] == 1 else "; not at any size"
+        elif one["size_found"] != one["size"]:
+            cell += f"; all at {one['size_found']:g} times"
+        rows.setdefault((one["method"], name), {})[one["epsilon"]] = cell
+    lines = [[*who, *(cells.get(epsilon, "–") for epsilon in epsilons)] for who, cells in rows.items()]
+    return markdown(["method", "fault", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines)
+
+
+def _cell(honest: dict[str, Any], name: str, size: int) -> str:
+    if honest[name] is None:
+        return "–"
+    # Canaries of their own places are judged as so many runs, half of them on either side.
+    form, count = ("many_runs", size // 2) if honest["labeler"] == "IndKNN" else (honest["form"], size)
+    return f"{honest[name]:.2f} ({least_shown(form, count, honest['delta']):.2f})"
+
+
+def _student_size(honest: dict[str, Any]) -> int:
+    if honest["form"] == "many_runs":
+        return min(STUDENTS, honest["runs"])
+    return honest["canaries"] * min(STUDENT_RUNS, honest["runs"]) // honest["runs"]
+
+
+@functools.cache
+def least_shown(form: str, size: int, delta: float) -> float:
+    """The least ε, to 0.01, at which randomised response would give a bound above 0 with so many canaries or runs."""
+    for step in range(1, 2000):
+        epsilon = step / 100
+        right = 1 / (1 + np.exp(-epsilon))
+        if form == "one_run":
+            made = tuple(round(share * size) for share in SHARES)
+            guesses = Guesses(size, made, tuple(int(count * right) for count in made))
+            shown = epsilon_of_guesses(guesses, delta=delta, confidence=0.95)
+        else:
+            runs = np.arange(size + 1)
+            present, absent = (np.diff(np.floor(runs * share)) for share in (right, 1 - right))
+            shown = epsilon_lower_bound(present, absent, delta=delta, confidence=0.95)
+        if shown > 0:
+            return epsilon
+    return float("inf")
+
+
+def figure() -> Figure:
+    """Bounds beside stated ε, on white so that both themes show them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(8, 4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(drawn)
+    axes = drawn.add_subplot()
+    found = [one["results"] for one in entries("attacks").values()]
+    methods = sorted({one["method"] for one in found})
+    families = list(dict.fromkeys(method.removesuffix(", Fashion-MNIST") for method in methods))
+    for method in methods:
+        # A bound of 0 has no place on an axis of logarithms.
+        points = sorted(
+            (one["honest"]["epsilon"], one["honest"]["epsilon_lower"] or float("nan"))
+            for one in found
+            if one["method"] == method
+        )
+        number, other = (
+            families.index(method.removesuffix(", Fashion-MNIST")),
+            method.endswith(", Fashion-MNIST"),
+        )
+        style = {"color": f"C{number}", "marker": "osv^D<>ph*"[number % 10], "label": method}
+        axes.plot(
+            *zip(*points, strict=True), "--" if other else "-", fillstyle="none" if other else None, **style
+        )
+    axes.plot([1, 8], [1, 8], ":", color="black", label="stated")
+    axes.set(xscale="log", yscale="log", xlabel="stated ε", ylabel="measured lower bound on ε")
+    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
+    axes.minorticks_off()
+    drawn.legend(loc="outside right upper", fontsize="small")
+    return drawn

@@ -1,22 +1,24 @@
-"""Who was in the private table? Attacks by likelihood ratios (LiRA) on students, and on a network that saw it.
+"""Membership inference by shadow runs (LiRA: Carlini et al. 2022) on students, and on a network that saw the records.
 
 Each shadow run has its own half of the 1,000 private digits. Three networks of the same kind, one hidden layer on the
 pixels, see of it: labels of 100 public images by reverse kNN at ε; labels by the same votes without noise; the
 private images with their labels. The attack knows the private labels, the coins of all other runs, and each
-network's probabilities. One part a network; what is stored is not measured again.
+network's probabilities: how sure a model is of a record's label is compared with all other models, those that saw it
+and those that did not. One part a network; what is stored is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from benchmarks.lira import confidences, likelihood_ratios, true_positive_rates
-from benchmarks.record import Measured, entries
+from benchmarks.record import Measured, entries, markdown
 from pl_privknn.attacks.student import train_networks
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import DigitsDataModule
@@ -25,6 +27,11 @@ from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing.ledger import FreeLedger
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+Coins = NDArray[np.bool_]
 PARTS = {
     "private": "student of a private teacher",
     "without noise": "the same without noise",
@@ -38,12 +45,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
     parser.add_argument("--runs", type=int, default=64)
     parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--again", action="store_true", help="measure what is stored, too")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """One part for each kind of network."""
-    stored = {} if options.again else entries("membership")
+    stored = entries("membership")
     data = DigitsDataModule()
     data.setup("fit")
     private, labels = next(data.private_batches(len(data.private)))
@@ -91,3 +97,82 @@ def _labels(
     teacher = ReverseKNN(epsilon=epsilon, noise_source=SeededNoise(run))
     teacher.fit(features, labels, 10)
     return teacher.label(queries, FreeLedger()).labels if noisy else teacher.counts(queries).argmax(dim=1)
+
+
+def confidences(log_probabilities: ArrayLike) -> Floats:
+    """Logits log p − log(1 − p) of probabilities given by logarithms; they spread like Gaussians, p does not."""
+    told = np.minimum(np.asarray(log_probabilities, dtype=np.float64), -1e-12)
+    return np.asarray(told - np.log(-np.expm1(told)))
+
+
+def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
+    """Log-likelihood ratios of all records in all runs, each from the other runs alone.
+
+    What models say of a record that they saw, and of one that they did not, is taken to be Gaussian, with means of
+    the record's own and two variances that all records share (which is better than their own for few runs).
+
+    Args:
+        sure: confidences in the records' labels, ``(runs, records)``.
+        members: whether the record was in the run's table, ``(runs, records)``.
+
+    Returns:
+        ``(runs, records)``; larger speaks for membership.
+
+    Raises:
+        ValueError: for a record of which fewer than two runs have, or lack, it.
+    """
+    sure, members = np.asarray(sure, dtype=np.float64), np.asarray(members, dtype=bool)
+    found = np.zeros_like(sure)
+    for side, sign in ((members, 1.0), (~members, -1.0)):
+        counts = side.sum(axis=0)
+        if sure.shape != side.shape or np.any(counts < 2):
+            raise ValueError(f"members: shape {side.shape}; want two runs with and two without each record")
+        totals = np.where(side, sure, 0.0).sum(axis=0)
+        means = totals / counts
+        variance = (np.where(side, sure - means, 0.0) ** 2).sum() / (counts - 1).sum()
+        # The run itself is left out of its mean.
+        others = (totals - np.where(side, sure, 0.0)) / (counts - side)
+        found += sign * (-((sure - others) ** 2) / (2 * variance) - 0.5 * np.log(variance))
+    return found
+
+
+def true_positive_rates(scores: ArrayLike, members: ArrayLike, rates: ArrayLike) -> Floats:
+    """The share of members above the threshold that lets through each share of the others.
+
+    Args:
+        scores: larger speaks for membership; any shape.
+        members: bool, of the same shape.
+        rates: false-positive rates in [0, 1].
+    """
+    values, there = np.ravel(scores), np.ravel(members).astype(bool)
+    away, here = np.sort(values[~there])[::-1], np.sort(values[there])
+    most = np.floor(np.asarray(rates, dtype=np.float64) * len(away)).astype(int)
+    limits = np.append(away, -np.inf)[most]
+    return np.asarray((len(here) - np.searchsorted(here, limits, side="right")) / len(here))
+
+
+def table() -> str:
+    """One line a network."""
+    lines = []
+    for part, one in entries("membership").items():
+        found = one["results"]
+        name = PARTS[part] + (f", ε = {found['epsilon']:g}" if found["epsilon"] else "")
+        rates = [f"{100 * found['tpr_at_fpr'][str(rate)]:.2f} %" for rate in RATES]
+        lines.append([name, f"{found['accuracy']:.3f}", *rates])
+    return markdown(["attacked", "test accuracy", "TPR at FPR 0.1 %", "TPR at FPR 1 %"], lines)
+
+
+def figure() -> Figure:
+    """The curves of all parts, on white so that both themes show them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(drawn)
+    axes = drawn.add_subplot()
+    for part, one in entries("membership").items():
+        axes.plot(one["results"]["fpr"], one["results"]["tpr"], label=PARTS[part])
+    axes.plot([1e-3, 1], [1e-3, 1], "--", color="gray", label="guessing")
+    axes.set(xscale="log", yscale="log", xlabel="false-positive rate", ylabel="true-positive rate")
+    axes.legend()
+    return drawn

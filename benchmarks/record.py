@@ -1,4 +1,4 @@
-"""Stored results: one file a benchmark in ``results/``, with one entry a measurement.
+"""Stored results: one file a benchmark in ``results/``, with one entry a measurement; and how tables show them.
 
 An entry names what made it, so that nobody takes an old figure for one of today's code::
 
@@ -16,11 +16,15 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pl_privknn._files import write_durably
+from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -62,6 +66,47 @@ def results(name: str, part: str = "all") -> Any:
 def names() -> list[str]:
     """Benchmarks with stored results."""
     return sorted(path.stem for path in RESULTS.glob("*.json"))
+
+
+def runs() -> dict[str, list[dict[str, Any]]]:
+    """Summaries of training runs by name, in order of seeds."""
+    return {
+        name: [one["results"] for one in parts.values()]
+        for name, parts in ((name, entries(name)) for name in names())
+        if all(part.startswith("seed ") for part in parts)
+    }
+
+
+def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    """A table of Markdown."""
+    titles = list(header)
+    rows = [titles, ["---"] * len(titles), *lines]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in rows)
+
+
+def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
+    """A table, and what the marks in it mean."""
+    return "\n\n".join([table, *footnotes(named)])
+
+
+def spread(values: Iterable[float | None]) -> str:
+    """Mean and sample standard deviation; a dash where a value is missing."""
+    known = list(values)
+    if not known or None in known:
+        return "–"
+    mean = f"{statistics.mean(known):.3f}"
+    return f"{mean} ± {statistics.stdev(known):.3f}" if len(known) > 1 else mean
+
+
+def epsilon_of(summaries: list[dict[str, Any]]) -> str:
+    """The largest ε of the seeds, marked by the weakest guarantee."""
+    epsilons = [summary["epsilon"] for summary in summaries]
+    return "none" if epsilons[0] is None else f"{max(epsilons):.3g}{mark(guarantee(summaries))}"
+
+
+def guarantee(summaries: list[dict[str, Any]]) -> Guarantee:
+    """The weakest guarantee of the seeds; unconditional where no private record was used, so there is no ε."""
+    return weakest(guarantee_of(summary) for summary in summaries if summary["epsilon"] is not None)
 
 
 def store(name: str, measured: Measured, settings: dict[str, Any]) -> None:

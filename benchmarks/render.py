@@ -1,156 +1,138 @@
-"""README.md's tables of measured results, and the plots of comparisons.
+"""Write the tables and plots of stored results into README.md and docs/.
 
-They are made from stored results alone, so they can't differ from what was measured.
+Each table stands between ``<!-- NAME: rendered by benchmarks/render.py -->`` and ``<!-- end of NAME -->`` and is made
+from files of ``benchmarks/results/`` alone, those of the papers by the accountant, so that none can differ from what
+was measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.record import DOCS, ROOT, entries, names
+from benchmarks import attacks, ind_knn_report, membership, papers
+from benchmarks.record import (
+    DOCS,
+    ROOT,
+    entries,
+    epsilon_of,
+    explained,
+    guarantee,
+    markdown,
+    names,
+    results,
+    runs,
+    spread,
+)
+from pl_privknn.comparison import markdown_table
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
+from pl_privknn.comparison.plot import digest_of, draw, explain
 from pl_privknn.comparison.results import Result, in_order, result_from
-from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import weakest
 
-README = ROOT / "README.md"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PLOTS = DOCS / "guides"
-START, END = "<!-- results: rendered by benchmarks/render.py -->", "<!-- end of results -->"
-COMPARE_START = "<!-- comparisons: rendered by benchmarks/render.py -->"
-COMPARE_END = "<!-- end of comparisons -->"
-COMPARISON = "compare_"
 TITLES = {
     "compare_fashion_mnist": "Fashion-MNIST, 60,000 private records",
     "compare_fashion_mnist_attributes": "Attributes of Fashion-MNIST, 60,000 private records",
-    "compare_digits": "Digits, 1,000 private records",
 }
-HEADER = (
-    "| run | data | teacher | ε | δ | answered | label accuracy | student's test accuracy | seeds |\n"
-    "|---|---|---|---|---|---|---|---|---|"
-)
+RUN = ("run", "data", "teacher", "ε", "δ", "answered", "label accuracy", "student's test accuracy", "seeds")
 
 
-def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
-    """A table of Markdown."""
-    names = list(header)
-    rows = [names, ["---"] * len(names), *lines]
-    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in rows)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`render`."""
+    parser.add_argument("--check", action="store_true", help="change nothing; 1 where a page or plot is old")
 
 
-def runs() -> dict[str, list[dict[str, Any]]]:
-    """Summaries of training runs by name, in order of seeds: what ``python -m benchmarks config`` stored."""
-    stored = {name: entries(name) for name in names() if not name.startswith(COMPARISON)}
-    return {
-        name: [one["results"] for one in parts.values()]
-        for name, parts in stored.items()
-        if all(part.startswith("seed ") for part in parts)
-    }
+def render(options: argparse.Namespace) -> int:
+    """Render all pages and plots, or name those that differ from what is stored."""
+    old = update(fresh(), write=not options.check)
+    if options.check:
+        old += [f"docs/guides/{plot}" for plot in old_plots()]
+        for page in old:
+            print(f"{page} is not up to date; run python -m benchmarks render")
+        return int(bool(old))
+    draw_comparisons()
+    for place, figure in (
+        (PLOTS / "attack.svg", attacks.figure()),
+        (PLOTS / "membership.svg", membership.figure()),
+        (DOCS / "methods" / "reverse_knn_local.png", local_figure()),
+    ):
+        _save(figure, place)
+    ind_knn_report.draw()
+    return 0
 
 
-def comparisons() -> dict[str, list[Result]]:
-    """Stored comparisons by name: what ``python -m benchmarks compare`` stored."""
-    return {name: comparison(name) for name in names() if name.startswith(COMPARISON)}
+def fresh(pages: Iterable[str] | None = None) -> dict[Path, str]:
+    """Pages, by default all, as the stored results say."""
+    found = {}
+    for page in dict.fromkeys(where for where, _, _ in TABLES) if pages is None else pages:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name, make in [(name, make) for where, name, make in TABLES if where == page]:
+            text = with_table(text, name, make(), page)
+        found[ROOT / page] = text
+    return found if pages is not None else {**found, **ind_knn_report.fresh()}
+
+
+def with_table(text: str, name: str, table: str, page: str) -> str:
+    """A page's text with one table replaced."""
+    start, end = f"<!-- {name}: rendered by benchmarks/render.py -->", f"<!-- end of {name} -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise SystemExit(f"{page}: want one line {start!r} and one line {end!r} after it")
+    before, rest = text.split(start)
+    return f"{before}{start}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def update(pages: dict[Path, str], write: bool) -> list[str]:
+    """Pages that differ from what they should say, brought up to date if so wanted."""
+    old = [page for page, text in pages.items() if page.read_text(encoding="utf-8") != text]
+    for page in old if write else []:
+        page.write_text(pages[page], encoding="utf-8")
+    return [str(page.relative_to(ROOT)) for page in old]
+
+
+def _save(figure: Figure, place: Path) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": place.name}):  # the same file each time
+        figure.savefig(place, dpi=110, metadata={"Date": None} if place.suffix == ".svg" else None)
+
+
+# -- comparisons -------------------------------------------------------------------------------------------------
 
 
 def comparison(name: str) -> list[Result]:
-    """The runs of one."""
-    return in_order(_result(name, one) for one in entries(name).values())
+    """The runs of a stored comparison."""
+    found = []
+    for part, entry in entries(name).items():
+        values = {**entry["results"], **entry["settings"], "versions": entry["versions"]}
+        found.append(result_from({**values, "seed": entry["seeds"][0]}, f"{name}, {part}"))
+    return in_order(found)
 
 
-def _result(name: str, entry: dict[str, Any]) -> Result:
-    values = {
-        **entry["results"],
-        **entry["settings"],
-        "seed": entry["seeds"][0],
-        "versions": entry["versions"],
-    }
-    return result_from(values, f"{name}, {entry['part']}")
+def comparisons() -> dict[str, list[Result]]:
+    """The comparisons that README.md shows, by name."""
+    return {name: comparison(name) for name in names() if name.startswith("compare_")}
 
 
-def spread(values: list[float | None]) -> str:
-    """Mean and sample standard deviation."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return "–"
-    if len(known) == 1:
-        return f"{known[0]:.3f}"
-    return f"{statistics.mean(known):.3f} ± {statistics.stdev(known):.3f}"
-
-
-def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
-    """A table, and what the marks in it mean."""
-    return "\n\n".join([table, *footnotes(named)])
-
-
-def epsilon_of(summaries: list[dict[str, Any]]) -> str:
-    """The largest ε of the seeds, marked by the weakest guarantee."""
-    epsilons = [summary["epsilon"] for summary in summaries]
-    return "none" if epsilons[0] is None else f"{max(epsilons):.3g}{mark(guarantee(summaries))}"
-
-
-def guarantee(summaries: list[dict[str, Any]]) -> Guarantee:
-    """The weakest guarantee of the seeds; unconditional where no private record was used, so there is no ε."""
-    return weakest(guarantee_of(summary) for summary in summaries if summary["epsilon"] is not None)
-
-
-def row(name: str, summaries: list[dict[str, Any]]) -> str:
-    """One line of the table."""
-    first = summaries[0]
-    answered = "–"
-    if first.get("queried"):
-        answered = f"{statistics.mean(s['answered'] for s in summaries):.0f} of {first['queried']}"
-    cells = [
-        name,
-        first["data"].removesuffix("DataModule"),
-        first.get("labeler", first["student"]),
-        epsilon_of(summaries),
-        f"{first['delta']:g}" if first.get("delta") else "–",
-        answered,
-        spread([summary.get("label_accuracy") for summary in summaries]),
-        spread([summary["test_accuracy"] for summary in summaries]),
-        str(len(summaries)),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    """The whole table as Markdown."""
-    lines = [HEADER, *[row(name, summaries) for name, summaries in found.items()]]
-    return explained("\n".join(lines), ((name, guarantee(summaries)) for name, summaries in found.items()))
-
-
-def compared(name: str, results: list[Result]) -> str:
-    """A comparison's plot and table as Markdown."""
-    from pl_privknn.comparison import markdown_table
-
-    picture = f"![test accuracy against ε: {name}](docs/guides/{name}.svg)"
-    return f"{picture}\n\n{markdown_table(results)}"
-
-
-def with_part(text: str, start: str, end: str, rendered: str) -> str:
-    """README's text with the part between two marks replaced."""
-    if text.count(start) != 1 or text.count(end) != 1:
-        raise SystemExit(f"{README.name}: want one line {start!r} and one line {end!r} after it")
-    before, rest = text.split(start)
-    _, after = rest.split(end)
-    return f"{before}{start}\n{rendered}\n{end}{after}"
-
-
-def rendered(text: str) -> str:
-    """README's text with all its tables fresh."""
-    text = with_part(text, START, END, table(runs()))
-    if not (found := comparisons()) and COMPARE_START not in text:
-        return text
-    return with_part(text, COMPARE_START, COMPARE_END, "\n\n".join(compared(*each) for each in found.items()))
+def compared() -> str:
+    """Plots and tables of all comparisons."""
+    parts = []
+    for name, found in comparisons().items():
+        picture = f"![test accuracy against ε: {name}](docs/guides/{name}.svg)"
+        parts += [picture, markdown_table(found)]
+    return "\n\n".join(parts)
 
 
 def old_plots() -> list[str]:
     """Plots of comparisons that don't show the stored results."""
-    from pl_privknn.comparison.plot import digest_of
-
-    plots = {PLOTS / f"{name}.svg": digest_of(results) for name, results in comparisons().items()}
+    plots = {PLOTS / f"{name}.svg": digest_of(found) for name, found in comparisons().items()}
     return [
         plot.name
         for plot, digest in plots.items()
@@ -160,12 +142,365 @@ def old_plots() -> list[str]:
 
 def draw_comparisons() -> None:
     """Each comparison into ``docs/guides/<its name>.svg`` and ``.png``."""
-    from pl_privknn.comparison.plot import draw
-
-    for name, results in comparisons().items():
-        draw(results, PLOTS / name, TITLES.get(name))
+    for name, found in comparisons().items():
+        draw(found, PLOTS / name, TITLES.get(name))
 
 
-def fresh() -> dict[Path, str]:
-    """README.md as the stored results say."""
-    return {README: rendered(README.read_text(encoding="utf-8"))}
+# -- runs of one configuration -----------------------------------------------------------------------------------
+
+
+def run_row(name: str, summaries: list[dict[str, Any]]) -> list[object]:
+    """The cells of a run, under :data:`RUN`."""
+    first, answered = summaries[0], "–"
+    if first.get("queried"):
+        answered = f"{statistics.mean(s['answered'] for s in summaries):.0f} of {first['queried']}"
+    return [
+        name,
+        first["data"].removesuffix("DataModule"),
+        first.get("labeler", first["student"]),
+        epsilon_of(summaries),
+        f"{first['delta']:g}" if first.get("delta") else "–",
+        answered,
+        spread(summary.get("label_accuracy") for summary in summaries),
+        spread(summary["test_accuracy"] for summary in summaries),
+        len(summaries),
+    ]
+
+
+def run_table(chosen: Iterable[str] | None = None, keep: Iterable[int] = range(len(RUN))) -> str:
+    """Some columns of some runs; all of them by default."""
+    found, kept = runs(), list(keep)
+    shown = list(found if chosen is None else chosen)
+    lines = [[run_row(name, found[name])[i] for i in kept] for name in shown]
+    return explained(
+        markdown([RUN[i] for i in kept], lines), ((name, guarantee(found[name])) for name in shown)
+    )
+
+
+def curator() -> str:
+    """Runs of reverse kNN with a curator."""
+    chosen = [name for name in runs() if name.startswith("fashion_mnist_reverse_knn_eps")]
+    return run_table(chosen, [0, 3, 6, 7, 8])
+
+
+_SAME_QUERIES = (
+    "fashion_mnist_pate",
+    "fashion_mnist_private_knn_one_round_uda",
+    "fashion_mnist_reverse_knn_random_queries",
+)
+_ATTRIBUTE_RUNS = {
+    "knn": "Private-kNN, τ = 3, 1,000 answers",
+    "pate": "PATE, 500 linear teachers, τ = 3, 200 answers",
+    "reverse_knn": "reverse kNN, r = 5, 200 clusters, one release",
+    "statistics": "released gradients, six releases, all images",
+    "nonprivate": "none: true attributes of 5,000 images",
+}
+
+
+def attribute_runs() -> str:
+    """Whole runs on attributes."""
+    found = {what: runs()[f"fashion_mnist_attributes_{name}"] for name, what in _ATTRIBUTE_RUNS.items()}
+    header = ["teacher", "ε", "mean attribute accuracy of labels", "of the student, on test images", "seeds"]
+    lines = [
+        [
+            what,
+            epsilon_of(seeds),
+            *(spread(s.get(key) for s in seeds) for key in ("label_accuracy", "test_accuracy")),
+            len(seeds),
+        ]
+        for what, seeds in found.items()
+    ]
+    return explained(markdown(header, lines), ((what, guarantee(seeds)) for what, seeds in found.items()))
+
+
+# -- teachers ----------------------------------------------------------------------------------------------------
+
+
+def smoothing() -> str:
+    """What asking about means and smoothing counts do to labels of reverse kNN."""
+    found = results("reverse_knn", "labels")
+    lines = [
+        [
+            f"{one['epsilon']:g}{mark(guarantee_of(one))}",
+            one["queries"],
+            one["ask"],
+            "of the nearest query" if one["spread"] == "nearest" else "smoothed",
+            f"{one['label_accuracy']:.3f} ± {one['label_accuracy_deviation']:.3f}",
+        ]
+        for one in found
+    ]
+    table = markdown(["ε", "queries", "asked about", "counts", "label accuracy"], lines)
+    return explained(table, (("", guarantee_of(one)) for one in found))
+
+
+def local() -> str:
+    """Label accuracy of reverse kNN without a curator."""
+    shown = ("0.1", "0.2", "0.4", "0.6", "1.0")
+    lines, found = [], results("reverse_knn_local")
+    whole = guarantee_of(found)
+    for clusters, curves in found["curves"].items():
+        for name, points in curves.items():
+            cells = [points] * len(shown) if isinstance(points, float) else [points[e]["mean"] for e in shown]
+            lines.append([clusters, name.replace("_", " "), *(f"{cell:.3f}" for cell in cells)])
+    table = markdown(["clusters", "protocol", *(f"ε {e}{mark(whole)}" for e in shown)], lines)
+    return explained(table, [("", whole)])
+
+
+def local_figure() -> Figure:
+    """The same against ε, a panel for each number of clusters."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    found = results("reverse_knn_local")
+    whole = guarantee_of(found)
+    explain(figure, footnotes([("", whole)]))
+    for axes, (title, curves) in zip(figure.subplots(1, 2), found["curves"].items(), strict=True):
+        for name, points in curves.items():
+            if isinstance(points, float):
+                axes.axhline(points, color="gray", linestyle="--", label=name)
+                continue
+            x = [float(epsilon) for epsilon in points]
+            axes.plot(x, [point["mean"] for point in points.values()], marker=".", label=name)
+        axes.set(xlabel=f"ε{mark(whole)}", ylabel="label accuracy", title=f"{title}, k = 1")
+        axes.legend(fontsize="small")
+    return figure
+
+
+def attribute_rules() -> str:
+    """Accuracies of rules for attributes, of 1,000 answers; the best of each line is bold."""
+    found = results("multilabel_rules")
+    whole, lines = guarantee_of(found), []
+    for row in found["rows"]:
+        if row["answers"] == 1000:
+            cells = [f"{value:.3f}" for value in row["accuracy"].values()]
+            best = f"{max(row['accuracy'].values()):.3f}"
+            head = [f"{row['tau']:g}", f"{row['noise_multiplier']:g}", f"{row['epsilon']:.2f}{mark(whole)}"]
+            lines.append([*head, *(f"**{cell}**" if cell == best else cell for cell in cells)])
+    header = ["τ", "σ / sensitivity", "ε of 1,000 answers", *found["rows"][0]["accuracy"]]
+    return explained(markdown(header, lines), [("", whole)])
+
+
+def attribute_reverse() -> str:
+    """Accuracies of reverse kNN on attributes by r and ε."""
+    found = results("multilabel_rules")
+    rows: dict[float | None, dict[float, float]] = {}
+    for row in found["reverse"]:
+        rows.setdefault(row["tau"], {})[row["epsilon"]] = row["accuracy"]
+    header = ["r", *(f"ε = {epsilon:g}{mark(guarantee_of(found))}" for epsilon in next(iter(rows.values())))]
+    lines = [
+        ["no clipping" if tau is None else f"{tau:g}", *(f"{value:.3f}" for value in row.values())]
+        for tau, row in rows.items()
+    ]
+    return explained(markdown(header, lines), [("", guarantee_of(found))])
+
+
+def extractors() -> str:
+    """Accuracy and speed of features."""
+    lines = [
+        [
+            name,
+            one["width"],
+            f"{one['linear']:.3f}",
+            f"{one['neighbors']:.3f}",
+            f"{one['seconds_to_learn']:.0f}",
+            f"{one['images_per_second']:,}",
+            f"{one['load']:.0f}",
+        ]
+        for name, one in ((name, entry["results"]) for name, entry in entries("extractors").items())
+    ]
+    header = ["features", "numbers", "linear model", "ten neighbours", "seconds to learn", "images a second"]
+    return markdown([*header, "load"], lines)
+
+
+def statistics_teacher() -> str:
+    """Head, student and their mean; each with the number of its runs."""
+    rows: dict[tuple[bool, int, str, float], list[dict[str, Any]]] = {}
+    for entry in entries("statistics").values():
+        settings, found = entry["settings"], entry["results"]
+        student = settings.get("student", "on pixels")
+        where = not settings.get("imagenet_weights"), settings["split_seed"], student, found["epsilon"]
+        rows.setdefault(where, []).append(found)
+    lines, named = [], []
+    for (own, split, student, epsilon), seeds in sorted(rows.items()):
+        weak = weakest(guarantee_of(one) for one in seeds)
+        named.append((f"ε = {epsilon:g}", weak))
+        cells = []
+        for name in ("label_accuracy", "head", "student", "mean"):
+            known = [one[name] for one in seeds if name in one]
+            cells.append(f"{spread(known)} ({len(known)})" if known else "–")
+        features = "the public images" if own else "these and ImageNet"
+        lines.append([features, split, student, f"{epsilon:g}{mark(weak)}", *cells])
+    kinds = ["label accuracy (runs)", "head (runs)", "its accuracy (runs)", "mean with head (runs)"]
+    return explained(markdown(["features know", "split", "student", "ε", *kinds], lines), named)
+
+
+# -- students and training ---------------------------------------------------------------------------------------
+
+
+def students(kind: str, header: str) -> str:
+    """Students with 1,000 labels, or ways to deal with wrong labels."""
+    prefix = f"{kind}: "
+    found = {
+        name.removeprefix(prefix): one["results"]
+        for name, one in entries("students").items()
+        if name.startswith(prefix)
+    }
+    lines = [
+        [who, f"{one['accuracy']:.3f} ± {one['deviation']:.3f}", len(one["accuracies"])]
+        for who, one in found.items()
+    ]
+    table = markdown([header, "test accuracy", "seeds"], lines)
+    if kind == "unlabeled":  # true labels of public images
+        return table
+    return explained(table, ((who, guarantee_of(one)) for who, one in found.items()))
+
+
+def opacus() -> str:
+    """NoisySGD beside Opacus' loop."""
+    lines, named = [], []
+    for one in results("noisy_sgd")["rows"]:
+        for who, name in (("opacus", "Opacus' loop"), ("ours", "`NoisySGD`")):
+            run = one[who]
+            marked = mark(guarantee_of(run))
+            named.append((name, guarantee_of(run)))
+            tight = run.get("epsilon_pld", run.get("epsilon_prv"))
+            lines.append(
+                [
+                    one["clipping"],
+                    name,
+                    f"{run['epsilon_rdp']:.4f}{marked}",
+                    f"{tight:.4f}{marked}",
+                    f"{run['accuracy']:.3f} ± {run['accuracy_deviation']:.3f}",
+                    f"{run['examples_per_second']:,.0f}",
+                    "1" if who == "opacus" else f"{one['speed_ratio']:.2f}",
+                ]
+            )
+    header = ["clipping", "loop", "ε (RDP)", "ε (PRV / PLD)", "test accuracy", "examples a second", "ratio"]
+    return explained(markdown(header, lines), named)
+
+
+def private_training() -> str:
+    """Settings of PrivateTraining; each with the number of its runs."""
+    rows: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for part, entry in entries("private_training").items():
+        if not part.startswith("speed"):
+            asked = float(part.rpartition(", seed")[0].rpartition("ε ")[2])
+            rows.setdefault((entry["settings"]["setting"], asked), []).append(entry["results"])
+    lines, named = [], []
+    for (name, asked), found in sorted(rows.items()):
+        weak = weakest(guarantee_of(one) for one in found)
+        named.append((f"{name}, ε = {asked:g}", weak))
+        lines.append(
+            [
+                name,
+                f"{asked:g}{mark(weak)}",
+                found[0]["steps"],
+                f"{found[0]['noise_multiplier']:.3g}",
+                *(spread(one[key] for one in found) for key in ("public_accuracy", "test_accuracy")),
+                len(found),
+            ]
+        )
+    header = ["setting", "ε", "steps", "σ", "accuracy on public images", "test accuracy", "seeds"]
+    return explained(markdown(header, lines), named)
+
+
+# -- scale and speed ---------------------------------------------------------------------------------------------
+
+
+def scaled() -> str:
+    """What a round takes at 10⁹ records in so many processes; an extrapolation."""
+    from benchmarks.scale import PROCESSES, RECORDS, TEACHERS, K
+
+    stored = entries("scale")
+    settings = next(iter(stored.values()))["settings"]
+    d, m, share = settings["dimensions"], settings["queries"], RECORDS // PROCESSES
+    lines = []
+    for name, teacher in TEACHERS.items():
+        found = stored[name]["results"]
+        seconds = found["seconds_a_round"] + share * found["seconds_a_record"]
+        sent = found["bytes_sent_a_round"]
+        lines.append(
+            [
+                f"`{name}`",
+                teacher.settings,
+                f"{4 * share * teacher.table(d) / 1e9:.1f}",
+                f"{share * products / 1e12:.3g}" if (products := teacher.products(d, m)) else "–",
+                f"{sent / 1e6:.3g} MB" if sent >= 1e6 else f"{sent / 1e3:.3g} kB",
+                f"{seconds / 3600:.2g}",
+                f"{1e6 * found['seconds_a_record']:.3g}, {found['seconds_a_round']:.2g}",
+            ]
+        )
+    header = ["teacher", "settings", "table, GB", "products, TFLOP", "sent a round"]
+    table = markdown([*header, "processor hours of a process", "µs a record, s a round"], lines)
+    merging = PROCESSES * stored["merging"]["results"]["seconds_a_query_and_shard"]
+    return (
+        f"{table}\n\nBeside that global rank 0 merges the candidates of `PrivateKNN`: "
+        f"{16 * K * PROCESSES / 1e6:.1f} MB and {merging:.2g} processor seconds a query and release."
+    )
+
+
+def memory() -> str:
+    """What a labelling round takes of its own, and the table that it need not hold."""
+    lines = [
+        [
+            f"`{name}`",
+            f"{one['settings']['records']:,} x {one['settings']['dimensions']:,}",
+            f"{one['results']['table_mb']:,} MB",
+            one["settings"]["queries"],
+            f"{one['results']['peak_mb_of_its_own']:,} MB",
+        ]
+        for name, one in entries("table_memory").items()
+    ]
+    return markdown(["teacher", "private features", "their table", "queries", "peak of its own"], lines)
+
+
+def speeds() -> str:
+    """What is measured beside what, where it is stored."""
+    from benchmarks.speed import ROWS
+
+    found = {name: one["results"] for name, one in entries("speed").items()}
+    lines = [
+        [wanted.what, wanted.beside, wanted.aim, ratio(found[name]), f"{found[name]['load']:.0f}"]
+        for name, wanted in ROWS.items()
+        if name in found
+    ]
+    return markdown(["what", "beside", "aim", "ratio of processor seconds", "load"], lines)
+
+
+def ratio(found: dict[str, Any]) -> str:
+    """A ratio with its range, and the seconds of a command."""
+    between = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
+    clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
+    seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
+    return f"{found['ratio']:.2f}{between}{clock}{seconds}"
+
+
+#: Page, name of the table, what makes it.
+TABLES: list[tuple[str, str, Callable[[], str]]] = [
+    ("README.md", "comparisons", compared),
+    ("README.md", "results", run_table),
+    ("docs/guides/attack.md", "attacks", attacks.table),
+    ("docs/guides/attack.md", "attack faults", attacks.faults_table),
+    ("docs/guides/attack.md", "membership", membership.table),
+    ("docs/guides/comparison.md", "second split", lambda: markdown_table(comparison("second_split"))),
+    ("docs/guides/private_training.md", "private training", private_training),
+    ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),
+    ("docs/methods/multilabel.md", "rules", attribute_rules),
+    ("docs/methods/multilabel.md", "reverse", attribute_reverse),
+    ("docs/methods/multilabel.md", "runs", attribute_runs),
+    ("docs/methods/noisy_sgd.md", "opacus", opacus),
+    ("docs/methods/pate.md", "same queries", partial(run_table, _SAME_QUERIES, [2, 3, 5, 6, 7, 8])),
+    ("docs/methods/reverse_knn.md", "curator", curator),
+    ("docs/methods/reverse_knn.md", "smoothing", smoothing),
+    ("docs/methods/reverse_knn.md", "local", local),
+    ("docs/methods/statistics.md", "extractors", extractors),
+    ("docs/methods/statistics.md", "statistics", statistics_teacher),
+    ("docs/methods/students.md", "students", partial(students, "unlabeled", "student")),
+    ("docs/methods/students.md", "noisy labels", partial(students, "noise", "labels and loss")),
+    ("docs/scale.md", "scale", scaled),
+    ("docs/scale.md", "table memory", memory),
+    ("docs/scale.md", "speed", speeds),
+    *((page, name, partial(papers.table, page, name)) for page, name in papers.PLACES),
+]

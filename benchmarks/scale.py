@@ -1,24 +1,38 @@
-"""What a round costs a process that holds a shard, for every teacher that takes shards; and what 10⁹ records cost.
+"""What a labelling round costs at scale: seconds and bytes of a process with a shard, memory beside a large table.
 
 A round of one process is measured at two sizes of its shard, in processor seconds of one thread; a straight line
-through them gives seconds a round and seconds a record. Bytes are counted at the collectives of two shards. Features
-are drawn at random: extracting them is not part of it, nor is waiting for the network.
+through them gives seconds a round and seconds a record, for 10⁹ records. Bytes are counted at the collectives of two
+shards. Features are drawn at random: extracting them is not part of it, nor is waiting for the network.
+
+Memory (``--only memory``) is what a round takes of its own, beside files that the system may drop from memory at any
+time: the peak of anonymous memory, from before the data module is made to the end of the fit. The private embeddings
+lie in a mapped file, teachers with a table have it mapped from a scratch file, and each round has its own process.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measured, entries
-from pl_privknn import Gaussian
+from benchmarks.record import Measured
+from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
 from pl_privknn._processes import Shard
+from pl_privknn.callbacks.labeling_round import TableMemory
+from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import (
     PATE,
     ClassSums,
@@ -43,6 +57,9 @@ RECORDS, PROCESSES = 10**9, 1000
 THRESHOLD = 0.075
 #: Shards whose candidates are merged, and queries at a time, where merging is measured.
 MERGED, AT_ONCE = 200, 10
+MEMORY = "memory"
+#: From so much on a table is mapped from a file, where memory is measured.
+LIMIT_GB = 0.5
 
 
 class Scaled(NamedTuple):
@@ -95,57 +112,55 @@ TEACHERS = {
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One measurement a teacher, and one of merging the candidates of Private-kNN's shards."""
+    """One measurement a teacher, one of merging the candidates of Private-kNN's shards, and those of memory."""
     torch.set_num_threads(1)
-    sizes = sorted(options.records)
-    features = torch.randn(sizes[-1], options.dimensions, generator=torch.Generator().manual_seed(0))
+    features = torch.randn(
+        max(options.records), options.dimensions, generator=torch.Generator().manual_seed(0)
+    )
     queries = torch.randn(options.queries, options.dimensions, generator=torch.Generator().manual_seed(1))
     settings = {name: getattr(options, name) for name in ("records", "dimensions", "queries", "repeat")}
-    for name, teacher in TEACHERS.items():
-        if name not in options.only:
-            continue
-        shared = InShards([teacher.make() for _ in range(2)])
-        _round(
-            shared, features[: min(sizes[0], 2000)], queries
-        )  # what is done once in a process is done then
-        seconds: dict[int, list[float]] = {size: [] for size in sizes}
-        for _ in range(options.repeat):
-            for size in sizes:
-                seconds[size].append(
-                    _spent(functools.partial(_round, teacher.make(), features[:size], queries))
-                )
-        least = {size: min(found) for size, found in seconds.items()}
-        slope = max(0.0, (least[sizes[-1]] - least[sizes[0]]) / (sizes[-1] - sizes[0]))
-        sent = [member.shard.exchange.sent for member in shared.members if member.shard is not None]
-        yield Measured(
-            {
-                "seconds_a_record": slope,
-                "seconds_a_round": max(0.0, least[sizes[0]] - slope * sizes[0]),
-                "bytes_sent_a_round": max(sent),
-                "processor_seconds": seconds,
-            },
-            [0],
-            name,
-            settings,
-        )
-    if "PrivateKNN" not in options.only:
-        return
-    one, many = (_merge(features[:1000], queries[:AT_ONCE], shards) for shards in (1, MERGED))
-    yield Measured(
-        {"seconds_a_query_and_shard": (many - one) / (MERGED - 1) / AT_ONCE, "shards": MERGED},
-        [0],
-        "merging",
-        settings,
-    )
+    for name in options.only:
+        if name == MEMORY:
+            yield from memory(options)
+        else:
+            yield Measured(_line(name, features, queries, options), [0], name, settings)
+    if "PrivateKNN" in options.only:
+        one, many = (_merge(features[:1000], queries[:AT_ONCE], shards) for shards in (1, MERGED))
+        merging = {"seconds_a_query_and_shard": (many - one) / (MERGED - 1) / AT_ONCE, "shards": MERGED}
+        yield Measured(merging, [0], "merging", settings)
+
+
+def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namespace) -> dict[str, Any]:
+    shared = InShards([TEACHERS[name].make() for _ in range(2)])
+    few, many = sorted(options.records)
+    _round(shared, features[: min(few, 2000)], queries)  # what is done once in a process is done then
+    seconds: dict[int, list[float]] = {few: [], many: []}
+    for _ in range(options.repeat):
+        for size, found in seconds.items():
+            teacher = TEACHERS[name].make()
+            found.append(_spent(functools.partial(_round, teacher, features[:size], queries)))
+    slope = max(0.0, (min(seconds[many]) - min(seconds[few])) / (many - few))
+    return {
+        "seconds_a_record": slope,
+        "seconds_a_round": max(0.0, min(seconds[few]) - slope * few),
+        "bytes_sent_a_round": max(
+            member.shard.exchange.sent for member in shared.members if member.shard is not None
+        ),
+        "processor_seconds": seconds,
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
+    names = [*TEACHERS, MEMORY]
     parser.add_argument("--records", type=int, nargs=2, default=[10_000, 40_000], help="of a process")
     parser.add_argument("--dimensions", type=int, default=1296)
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=list(TEACHERS), default=list(TEACHERS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument(
+        "--folder", default=None, help="on a disk with room for two tables of 5 GB, for memory"
+    )
 
 
 def _spent(work: Callable[[], object]) -> float:
@@ -156,10 +171,9 @@ def _spent(work: Callable[[], object]) -> float:
 
 def _round(teacher: Labeler, features: Tensor, queries: Tensor) -> None:
     teacher.noise_source = SeededNoise(0)
-    labels = torch.arange(len(features)) % CLASSES
     if isinstance(teacher, UsesPublicFeatures):
         teacher.fit_public(queries)
-    teacher.fit(features, labels, CLASSES)
+    teacher.fit(features, torch.arange(len(features)) % CLASSES, CLASSES)
     teacher.label(queries, FreeLedger())
 
 
@@ -192,35 +206,101 @@ def _merge(features: Tensor, queries: Tensor, shards: int) -> float:
     return min(_spent(functools.partial(found.votes, ranked)) for _ in range(3))
 
 
-def table() -> str:
-    """What a round takes at 10⁹ records in so many processes, as Markdown; an extrapolation."""
-    stored = entries("scale")
-    settings = next(iter(stored.values()))["settings"]
-    d, m, share = settings["dimensions"], settings["queries"], RECORDS // PROCESSES
-    lines = [
-        f"| teacher | settings | table, GB | products, TFLOP | sent a round | processor hours of a process "
-        f"| µs a record, s a round |\n|{' --- |' * 7}"
-    ]
-    for name, teacher in TEACHERS.items():
-        found = stored[name]["results"]
-        seconds = found["seconds_a_round"] + share * found["seconds_a_record"]
-        cells = [
-            f"`{name}`",
-            teacher.settings,
-            f"{4 * share * teacher.table(d) / 1e9:.1f}",
-            f"{share * products / 1e12:.3g}" if (products := teacher.products(d, m)) else "–",
-            _bytes(found["bytes_sent_a_round"]),
-            f"{seconds / 3600:.2g}",
-            f"{1e6 * found['seconds_a_record']:.3g}, {found['seconds_a_round']:.2g}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    merging = stored["merging"]["results"]["seconds_a_query_and_shard"]
-    first = (
-        f"Beside that global rank 0 merges the candidates of `PrivateKNN`: {16 * K * PROCESSES / 1e6:.1f} MB and "
-        f"{merging * PROCESSES:.2g} processor seconds a query and release."
+# -- memory ------------------------------------------------------------------------------------------------------
+
+
+def memory(options: argparse.Namespace) -> Iterator[Measured]:
+    """One measurement a teacher, of 1,000,000 records and 200 queries."""
+    folder = Path(tempfile.mkdtemp(prefix="privknn-", dir=options.folder))
+    records, queries = 1_000_000, 200
+    teachers: dict[str, Labeler] = {
+        "reverse_knn": ReverseKNN(1, 1.0),
+        "private_knn": PrivateKNN(300, 0.15),
+        # About one record of 100 is so near to a query, of features drawn from [0, 1), 1,296 of them.
+        "ind_knn": IndKNN(0.77, 0.8, epsilon=1.0),
+    }
+    settings = {
+        "limit_gb": LIMIT_GB,
+        "records": records,
+        "dimensions": options.dimensions,
+        "queries": queries,
+    }
+    try:
+        write(folder, records, options.dimensions)
+        for name, teacher in teachers.items():
+            with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,)) as process:
+                job = process.submit(peak_of_labelling, folder / name, folder, teacher, queries)
+                peak = job.result()[0]
+            table = 4 * records * options.dimensions
+            result = {"peak_mb_of_its_own": round(peak / 1e6), "table_mb": round(table / 1e6)}
+            yield Measured(result, [0], name, {**settings, "threads": 1}, "table_memory")
+    finally:
+        shutil.rmtree(folder)
+
+
+def write(folder: Path, records: int, dimensions: int, public: int = 400) -> None:
+    """Write tables of private and public embeddings, drawn from [0, 1) with a seed."""
+    generator = np.random.default_rng(0)
+    shape = (records, dimensions)
+    table = np.lib.format.open_memmap(folder / "private.npy", "w+", np.float32, shape)
+    for start in range(0, len(table), 10_000):
+        part = table[start : start + 10_000]
+        part[:] = generator.random(part.shape, np.float32)
+    np.save(folder / "public.npy", generator.random((public, dimensions), np.float32))
+
+
+def peak_of_labelling(
+    run: Path, folder: Path, teacher: Labeler, queries: int, limit_gb: float | None = LIMIT_GB
+) -> tuple[int, list[int]]:
+    """Fit a student with labels of the teacher, of ``private.npy`` and ``public.npy`` in the folder.
+
+    Returns:
+        Bytes of its own that it took at its peak, and the labels of the public examples, -1 where there is none.
+    """
+    least = peak = _anonymous_bytes()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, _anonymous_bytes())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    records, dimensions = np.load(folder / "private.npy", mmap_mode="r").shape
+    data = EmbeddingsDataModule(
+        folder / "private.npy",
+        torch.arange(records) % CLASSES,
+        folder / "public.npy",
+        num_classes=CLASSES,
     )
-    return "\n".join([*lines, "", first])
+    labeling = PrivateLabeler(
+        teacher,
+        epochs_per_round=1,
+        queries_per_round=queries,
+        features=torch.nn.Flatten(),
+        files={"run_dir": run},
+        memory=TableMemory(limit_gb=limit_gb, scratch=folder),
+        progress=False,
+    )
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(dimensions, CLASSES))
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        default_root_dir=run,
+        callbacks=[labeling],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(SupervisedStudent(network=network, num_classes=CLASSES), data)
+    done.set()
+    watcher.join()
+    return peak - least, data.public.labels.tolist()
 
 
-def _bytes(count: int) -> str:
-    return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
+def _anonymous_bytes() -> int:
+    """Memory of this process that no file backs; Linux tells."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])

@@ -114,7 +114,7 @@ LONG: dict[str, tuple[str, ...]] = {
     # Files of more than one model; that of the head is always made.
     "cli/test_export.py": ("test_the_file_is_the_model_that_was_released[mean]",),
     # The accountant at the papers' sizes; small cases are compared with brute force.
-    "documentation/test_papers.py": ("test_pages_show_what_the_accountant_computes", "test_the_figure_is_drawn"),
+    "documentation/test_papers.py": ("test_the_figure_is_drawn",),
     "privacy/accounting/test_exact.py": tuple(
         f"test_papers_parameters[{name}]"
         for name in ("8192 screenings", "8192 sampled screenings", "mnist", "mnist, sensitivity 1", "svhn", "cifar")

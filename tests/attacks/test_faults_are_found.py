@@ -6,7 +6,7 @@ not found at the size that was asked for is found at the larger one that the tab
 
 import pytest
 
-from benchmarks.attack_faults import NONE
+from benchmarks.attacks import NONE
 from benchmarks.faulty import FAULTS, METHODS, TRAININGS, attack
 from benchmarks.record import entries
 from pl_privknn.privacy.noise import SeededNoise

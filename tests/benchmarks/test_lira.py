@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from benchmarks.lira import confidences, likelihood_ratios, true_positive_rates
+from benchmarks.membership import confidences, likelihood_ratios, true_positive_rates
 from pl_privknn.attacks.student import train_networks
 
 RATES = np.array([0.001, 0.01, 0.1, 0.5])

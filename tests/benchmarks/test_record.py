@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import compare, record
+from benchmarks import record, runs
 from benchmarks.record import Measured
 
 FIELDS = ["part", "commit", "machine", "versions", "seeds", "settings", "results"]
@@ -107,13 +107,13 @@ def test_commit_is_that_of_the_code_and_tells_changes(tmp_path, monkeypatch):
 
 
 def test_comparison_begun_by_other_code_is_not_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "commit", lambda: {"hash": "a" * 40, "from": "run", "modified": False})
-    compare._begin(tmp_path / "new")
-    compare._begin(tmp_path / "new")  # the same code goes on
-    monkeypatch.setattr(compare, "commit", lambda: {"hash": "b" * 40, "from": "run", "modified": False})
+    monkeypatch.setattr(runs, "commit", lambda: {"hash": "a" * 40, "from": "run", "modified": False})
+    runs.begin(tmp_path / "new")
+    runs.begin(tmp_path / "new")  # the same code goes on
+    monkeypatch.setattr(runs, "commit", lambda: {"hash": "b" * 40, "from": "run", "modified": False})
     with pytest.raises(SystemExit, match="begun by other code"):
-        compare._begin(tmp_path / "new")
+        runs.begin(tmp_path / "new")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "results").mkdir()
     with pytest.raises(SystemExit, match="unknown code"):
-        compare._begin(tmp_path / "old")
+        runs.begin(tmp_path / "old")

@@ -3,10 +3,8 @@
 import argparse
 import inspect
 
-import pytest
-
 import pl_privknn.labelers
-from benchmarks import record, scale
+from benchmarks import record, render, scale
 from pl_privknn.labelers.base import Labeler
 
 
@@ -49,13 +47,8 @@ def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
     entry = record.entries("scale")["ClassSums"]
     entry["results"] |= {"seconds_a_record": 36e-6, "seconds_a_round": 36.0}
     stored = {**record.entries("scale"), "ClassSums": entry}
-    monkeypatch.setattr(scale, "entries", lambda name: stored)
-    row = next(line for line in scale.table().splitlines() if "ClassSums" in line)
+    monkeypatch.setattr(render, "entries", lambda name: stored)
+    row = next(line for line in render.scaled().splitlines() if "ClassSums" in line)
     assert [cell.strip() for cell in row.strip("|").split("|")][2:] == [
         "0.0", "0.00016", "0.72 kB", "0.02", "36, 36",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("count", "shown"), [(2400, "2.4 kB"), (9_600_000, "9.6 MB")])
-def test_bytes_in_words(count, shown):
-    assert scale._bytes(count) == shown

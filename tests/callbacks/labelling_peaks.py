@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from forked import in_child
 
-from benchmarks.table_memory import CLASSES, peak_of_labelling, write
+from benchmarks.scale import CLASSES, peak_of_labelling, write
 from pl_privknn.labelers import IndKNN, PrivateKNN, ReverseKNN
 from pl_privknn.neighbors import search
 from pl_privknn.privacy.mechanisms import Gaussian

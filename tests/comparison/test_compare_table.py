@@ -160,22 +160,19 @@ def test_labels_are_moved_apart_in_their_order_and_no_further_than_needed(count)
 def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatch):
     stored = {"compare_made": made_results()}
     monkeypatch.setattr(render, "comparisons", lambda: stored)
-    monkeypatch.setattr(render, "runs", dict)
     monkeypatch.setattr(render, "PLOTS", tmp_path)
-    marks = (render.START, render.END, render.COMPARE_START, render.COMPARE_END)
-    text = render.rendered("before\n" + "\n".join(marks) + "\nafter")
-    assert "docs/guides/compare_made.svg" in text
-    assert "| *best* | A (C † is ahead) | B |  |" in text
-    assert render.rendered(text) == text
-    with pytest.raises(SystemExit, match="comparisons"):
-        render.rendered("\n".join(marks[:2]))
+    table = render.compared()
+    assert "docs/guides/compare_made.svg" in table
+    assert "| *best* | A (C † is ahead) | B |  |" in table
     assert render.old_plots() == ["compare_made.svg"]
     render.draw_comparisons()
     assert render.old_plots() == []
     first = stored["compare_made"][0]
     stored["compare_made"][0] = result_from({**first.values, "test_accuracy": 0.1}, "made")
     assert render.old_plots() == ["compare_made.svg"]
-    assert render.rendered(text) != text
+    assert render.compared() != table
+    with pytest.raises(SystemExit, match="want one line '<!-- results: rendered"):
+        render.with_table("no marks", "results", table, "README.md")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare_*.yaml")), ids=lambda path: path.stem)

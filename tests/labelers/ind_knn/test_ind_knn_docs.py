@@ -9,22 +9,22 @@ from benchmarks import ind_knn_accuracy as accuracy
 from benchmarks import ind_knn_features as features
 from benchmarks import ind_knn_linear as linear
 from benchmarks import ind_knn_report as report
-from benchmarks import pages
+from benchmarks import render
 from benchmarks.record import results
 from pl_privknn.testing import FreeLedger
 
 
 def test_a_changed_figure_is_noticed(tmp_path, monkeypatch):
     text = report.PAGE.read_text(encoding="utf-8")
-    assert pages.update(report, write=False) == []
+    assert render.update(report.fresh(), write=False) == []
     begin = text.index("<!-- speed:")
     changed = text[:begin] + text[begin:].replace(" ms |", " s |", 1)
     assert changed != text
     (tmp_path / "ind_knn.md").write_text(changed, encoding="utf-8")
     monkeypatch.setattr(report, "PAGE", tmp_path / "ind_knn.md")
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
-    assert pages.update(report, write=False) == ["ind_knn.md"]
-    assert pages.update(report, write=True) == ["ind_knn.md"]
+    monkeypatch.setattr(render, "ROOT", tmp_path)
+    assert render.update(report.fresh(), write=False) == ["ind_knn.md"]
+    assert render.update(report.fresh(), write=True) == ["ind_knn.md"]
     assert (tmp_path / "ind_knn.md").read_text(encoding="utf-8") == text
 
 
