@@ -50,6 +50,7 @@ _KILLED_WRITER = (
 )
 #: Hash "before" the first row.
 GENESIS = "0" * 64
+_WAL_BYTE = 18  # of an SQLite file's header: 2 where the file is written ahead
 #: How an SQLite file begins.
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
@@ -113,6 +114,11 @@ class RowStore:
         an empty file at ``path`` is not mistaken for a new ledger.
         """
         path = Path(path)
+        if path.is_symlink() and not path.exists():
+            raise FileNotFoundError(
+                f"the ledger {path} is a link to {os.readlink(path)}, where there is no file; mount what it leads "
+                "to, or, for a new ledger, remove the link or give another path"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(FileLock(f"{path}.lock"), path):
             if not path.exists():
@@ -149,6 +155,7 @@ class RowStore:
                 raise LedgerCorrupt(
                     f"{self.path} was moved, deleted or replaced while it was open; put it back and open it again"
                 )
+            _refuse_wal(self.path)
             with _translated(self.path, "written", "Nothing was charged."):
                 self._db.execute("BEGIN IMMEDIATE")
                 self._appended = None
@@ -240,6 +247,7 @@ class RowStore:
         self._thread = threading.RLock()
         self._lock = FileLock(f"{self.path}.lock")
         self._file = _identity(self.path)
+        _refuse_wal(self.path)
         self._connect("ro" if self.readonly else "rw")
 
     def _start_after_fork(self) -> None:
@@ -296,6 +304,18 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         return store.read_after(0, GENESIS)
     finally:
         store.close()
+
+
+def _refuse_wal(path: Path) -> None:
+    """Refuse a file whose newest rows may lie in another one beside it, so that a copy of it would forget charges."""
+    with path.open("rb") as file:
+        version = file.read(_WAL_BYTE + 1)[_WAL_BYTE:]
+    if version == b"\x02":
+        raise LedgerCorrupt(
+            f"{path} was turned to write-ahead logging by another program, and its newest charges may lie in "
+            f"{path.name}-wal; where that file still lies beside it, run: sqlite3 {path.name} 'PRAGMA "
+            "journal_mode=DELETE'. A copy that was made without it is not to be used"
+        )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The ledger's file: what is found out, and what reading it leaves."""
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ledger_setup import G, charged, fill, needs_fork
+from ledger_setup import PROTECTED, G, charged, fill, needs_fork
 
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
@@ -208,6 +209,44 @@ def test_file_that_is_moved_or_put_back_while_open(path, tmp_path):
     with pytest.raises((LedgerCorrupt, OSError)):
         run.charge(G)
     assert audit_ledger(path)["rows"] == 5
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced_by_a_new_ledger(path, tmp_path):
+    link, target = tmp_path / "link.sqlite", tmp_path / "share" / "ledger.sqlite"
+    link.symlink_to(target)
+    with pytest.raises(FileNotFoundError, match=r"link to .*share.*mount what it leads to"):
+        Ledger(link)
+    assert link.is_symlink()
+    assert not target.parent.exists()
+    target.parent.mkdir()
+    Ledger(target).run("a").charge(G, **PROTECTED)
+    assert charged(link) == 1
+
+
+def test_a_ledger_that_another_program_writes_ahead_is_refused(tmp_path):
+    path, copied = tmp_path / "ledger.sqlite", tmp_path / "copied.sqlite"
+    open_run = Ledger(path).run("a")
+    open_run.charge(G, **PROTECTED)
+
+    def mode(wanted):
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute(f"PRAGMA journal_mode={wanted}")
+
+    mode("WAL")
+    shutil.copy(path, copied)
+    for act in (
+        lambda: open_run.charge(G, **PROTECTED),
+        lambda: Ledger(path),
+        lambda: Ledger.open_readonly(path),
+        lambda: Ledger(copied),
+        lambda: audit_ledger(copied, exact=False),
+    ):
+        with pytest.raises(LedgerCorrupt, match=r"write-ahead logging.*PRAGMA journal_mode=DELETE"):
+            act()
+    open_run.ledger.close()
+    mode("DELETE")  # the remedy
+    Ledger(path).run("a").charge(G, **PROTECTED)
+    assert charged(path) == 2
 
 
 def test_full_disk_charges_nothing_and_the_ledger_goes_on(path):
