@@ -23,7 +23,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-# What make test leaves out, see tests/long_tests.py.
+# What make test leaves out for its seconds: tests marked long, which have quicker siblings.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long
 

@@ -9,7 +9,6 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest  # noqa: E402 - the settings above must come first
 import torch  # noqa: E402
-from long_tests import is_long, unknown  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -28,14 +27,12 @@ def pytest_make_parametrize_id(config, val, argname):
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are chosen by -m
-def pytest_collection_modifyitems(config, items):
-    """Mark what is long; a name of that list that no test has is an error."""
+def pytest_collection_modifyitems(items):
+    """``@pytest.mark.long("one", "two")`` marks a test's cases of these names alone; without names it marks all."""
     for item in items:
-        if is_long(item.nodeid):
-            item.add_marker("long")
-    whole_files = not any("::" in argument for argument in config.args)
-    if whole_files and (missing := unknown([item.nodeid for item in items])):
-        raise pytest.UsageError(f"tests/long_tests.py: no test is named {missing[0]}")
+        mark = item.get_closest_marker("long")
+        if mark is not None and mark.args and item.callspec.id not in mark.args:
+            item.own_markers = [other for other in item.own_markers if other.name != "long"]
 
 
 def pytest_addoption(parser):

@@ -67,6 +67,7 @@ def test_messages_of_clients():
     assert attacked(stated, canaries=1000).violated
 
 
+@pytest.mark.long
 def test_an_honest_labeler_is_accused_in_the_stated_share_of_repetitions():
     """200 repetitions at 90 %, 100 canaries each: more than 20 + 4.5 deviations has a probability below 1e-4."""
     subject = table(ReverseKNN(epsilon=1.0))
@@ -77,6 +78,7 @@ def test_an_honest_labeler_is_accused_in_the_stated_share_of_repetitions():
     assert accused <= 20 + 4.5 * 18**0.5
 
 
+@pytest.mark.long("12.0")
 @pytest.mark.parametrize("sigma", [12.0, 7.0])  # ε 2.2 and 4.2 for 20 queries
 def test_private_knn_in_many_runs(sigma):
     subject = table(PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(sigma)))
@@ -129,6 +131,7 @@ def test_what_other_records_add_to_a_release_is_taken_out():
     assert np.abs(one.scores).max() > 0.01
 
 
+@pytest.mark.long("sgd")
 @pytest.mark.parametrize("labeler", ["statistics", "sgd"])
 def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
     if labeler == "statistics":
@@ -199,6 +202,7 @@ def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
     assert labeler.state_dir == tmp_path / "budgets"
 
 
+@pytest.mark.long
 def test_the_smallest_breach_is_found_about_as_often_as_stated(monkeypatch):
     """In 40 attacks; fewer than 34 finds have a probability below 1 % at a power of 95 %."""
     subject = table(ReverseKNN(epsilon=1.0))
@@ -210,6 +214,7 @@ def test_the_smallest_breach_is_found_about_as_often_as_stated(monkeypatch):
     assert sum(attacked(subject, smaller, seed, canaries=1000).violated for seed in seeds) >= 34
 
 
+@pytest.mark.long
 def test_many_honest_runs_are_accused_in_the_stated_share_of_repetitions():
     """200 repetitions at 90 %, 200 runs a side; see the one-run form above."""
     subject = table(PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.0)))

@@ -62,6 +62,7 @@ def claim_of(epsilon, rate=RATE, steps=STEPS):
     return Alone(mechanism, torch.ones(steps, 3000), np.zeros(3000), np.zeros(3000)), stated, trade_off(plan)
 
 
+@pytest.mark.long("1.0")
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_an_honest_training_is_accused_in_the_stated_share_of_repetitions(epsilon):
     """200 repetitions at 90 %, 300 canaries: more than 20 + 4.5 deviations has a probability below 1e-4."""

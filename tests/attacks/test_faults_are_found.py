@@ -56,6 +56,7 @@ def test_faults_of_reverse_knn(part):
     assert is_found(part, STORED[part]["size_found"]) == (STORED[part]["fault"] != NONE)
 
 
+@pytest.mark.long
 @of_methods(*(name for name in METHODS if name != QUICK))
 def test_faults_of_all_other_methods(part):
     assert is_found(part, STORED[part]["size_found"]) == (STORED[part]["fault"] != NONE)

@@ -93,6 +93,7 @@ def test_a_missing_or_older_ledger_is_refused(tmp_path):
         fit(make(), tmp_path, **resume)
 
 
+@pytest.mark.long
 def test_command_line_and_resume(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [

@@ -111,6 +111,7 @@ def warm(tmp_path_factory):
     fit_student(tmp_path_factory.mktemp("warm"), TEACHERS["private_knn"](), 0.15, private=60, public=24)
 
 
+@pytest.mark.long("guided_pate", "reverse_knn", "noisy_sgd_teacher")
 @pytest.mark.parametrize("name", TEACHERS)
 def test_a_killed_run_ends_at_the_promised_epsilon(tmp_path, name, request):
     whole = tmp_path / "whole"

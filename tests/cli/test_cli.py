@@ -119,6 +119,7 @@ def test_fast_dev_run_leaves_nothing(tmp_path):
     assert not list(Path("runs").rglob("*.sqlite"))
 
 
+@pytest.mark.long
 def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):
     # W&B's process takes relative paths from where it was started, perhaps by an earlier test in another folder.
     importlib.import_module("wandb").teardown()

@@ -41,6 +41,15 @@ def test_config_is_printed(capsys):
     assert "labeling:" in capsys.readouterr().out
 
 
+@pytest.mark.long(
+    "digits_guided_pate",
+    "digits_ind_knn",
+    "digits_noisy_sgd_teacher",
+    "digits_reverse_knn_local",
+    "digits_reverse_knn_shuffle",
+    "digits_simclr",
+    "digits_statistics",
+)
 @pytest.mark.parametrize("config", DIGITS, ids=lambda path: path.stem)
 def test_digits_config_runs(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -152,6 +152,7 @@ def _said_by_hand(folder, student, released, images):
         return head if released == "head" else (head + student(images).softmax(1)) / 2
 
 
+@pytest.mark.long("mean")
 @needs_fork
 @pytest.mark.parametrize("released", ["head", "mean"])
 def test_the_file_is_the_model_that_was_released(run, released, capsys):

@@ -32,6 +32,7 @@ from pl_privknn.privacy.noisy_steps import PaidSteps
 from pl_privknn.privacy.verification import audit_ledger
 
 
+@pytest.mark.long
 def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     (tmp_path / "broken_teacher.py").write_text(
         "from pl_privknn import PrivateKNN\n"
@@ -202,6 +203,7 @@ def test_a_stop_of_a_run_in_this_process_stops_the_comparison(monkeypatch, capsy
     assert {result("sgd", epsilon)["starts"] for epsilon in (4, 8)} == {1, 2}
 
 
+@pytest.mark.long
 def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
     beside = (
         tmp_path / "beside"
@@ -250,6 +252,7 @@ def test_folder_of_another_configuration_is_refused(capsys):
         assert words[-1] in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_wandb_has_a_run_each_in_one_group_with_its_ledger(tmp_path):
     # W&B's process takes relative paths from where it was started, perhaps by an earlier test in another folder.
     importlib.import_module("wandb").teardown()

@@ -175,6 +175,7 @@ def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatc
         render.with_table("no marks", "results", table, "README.md")
 
 
+@pytest.mark.long("compare_fashion_mnist")
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare_*.yaml")), ids=lambda path: path.stem)
 def test_shipped_comparison_is_understood(path, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -264,6 +264,7 @@ def test_digits_refuse_splits_that_do_not_work(arguments):
         DigitsDataModule(**arguments)
 
 
+@pytest.mark.long
 def test_import_adds_nothing_heavy_to_that_of_lightning():
     code = (
         "import sys, pytorch_lightning; before = set(sys.modules); import pl_privknn.datamodules; "

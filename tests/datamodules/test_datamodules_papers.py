@@ -40,6 +40,7 @@ BY_PERSON = {
 }  # fmt: skip
 
 
+@pytest.mark.long("svhn", "market_by_person")
 @pytest.mark.parametrize(
     ("data", "arguments", "labeler"),
     [

@@ -164,6 +164,7 @@ REVERSE = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("pate-words1", "nonprivate-words3")
 @pytest.mark.parametrize(
     ("config", "words"), [("knn", KNN), ("pate", PATE), ("reverse_knn", REVERSE), ("nonprivate", [])]
 )

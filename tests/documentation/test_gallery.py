@@ -25,6 +25,7 @@ def test_every_script_has_a_test_and_percent_cells():
         assert lines[1].startswith("# # ")
 
 
+@pytest.mark.long
 def test_bring_your_own_data(run, capsys):
     scope = run("bring_your_own_data")
     assert scope["accuracy"] > 0.6  # ten classes: chance is 0.1
@@ -42,6 +43,7 @@ def test_write_your_own_labeler(run):
     assert 0.9 < scope["moved"] <= 1 + 1e-5
 
 
+@pytest.mark.long
 def test_read_the_plot(run, tmp_path):
     scope = run("read_the_plot")
     assert scope["status"] == 0

@@ -64,6 +64,7 @@ def first(tmp_path_factory):
     return folder, printed
 
 
+@pytest.mark.long
 def test_own_arrays_become_a_first_private_model(first):
     folder, printed = first
     summary = json.loads((folder / "runs/first/summary.json").read_text(encoding="utf-8"))
@@ -76,6 +77,7 @@ def test_own_arrays_become_a_first_private_model(first):
         assert (folder / "runs/first" / name).is_file()
 
 
+@pytest.mark.long
 def test_an_auditor_finds_three_forgeries(first):
     folder, _ = first
     printed = walk("audit.sh", folder, "runs/first")
@@ -84,6 +86,7 @@ def test_an_auditor_finds_three_forgeries(first):
     assert printed.count("the summary follows from the ledger") == 1
 
 
+@pytest.mark.long
 def test_a_teacher_of_ones_own_runs_from_the_shell(tmp_path):
     (tmp_path / "nearest_centroid.py").write_text(blocks("own_labeler.md", "python")[0], encoding="utf-8")
     printed = walk("own_teacher.sh", tmp_path)

@@ -34,6 +34,7 @@ def wheel(tmp_path_factory):
     return built
 
 
+@pytest.mark.long
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     package = ROOT / "pl_privknn"
     folders = [package, *(package / name for name in LINKED)]

@@ -62,6 +62,7 @@ def test_worst_vote_count_is_the_threshold_at_small_orders_and_far_from_it_at_la
     np.testing.assert_allclose(table.max(axis=0), script.pairs_rdp(log_p, log_q, orders), rtol=1e-12)
 
 
+@pytest.mark.long
 def test_the_figure_is_drawn(script, tmp_path):
     script.draw(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

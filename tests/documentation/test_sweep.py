@@ -77,6 +77,7 @@ def config_of(folder):
     return {item.key: json.loads(item.value_json) for update in updates for item in update}
 
 
+@pytest.mark.long
 def test_runs_of_the_sweep_are_grouped_by_what_was_swept(agent):
     import wandb
 

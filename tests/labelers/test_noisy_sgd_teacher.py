@@ -137,6 +137,7 @@ def test_every_step_is_paid_before_its_noise_and_nothing_else():
     assert len({words for words, _ in drawn}) == len(drawn)
 
 
+@pytest.mark.long("0.5-0.02-40-2")
 @pytest.mark.parametrize(("epsilon", "rate", "steps", "rounds"), [(1.0, 0.1, 50, 1), (0.5, 0.02, 40, 2)])
 def test_target_is_met_and_agrees_with_opacus(epsilon, rate, steps, rounds):
     teacher = NoisySGDTeacher(sampling_rate=rate, steps=steps, epsilon=epsilon, rounds=rounds)

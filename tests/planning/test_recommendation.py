@@ -28,6 +28,7 @@ def accuracy(teacher, records, data="."):
     return summary["test_accuracy"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("teacher", "least"), [("reverse-knn", 0.95), ("private-knn", 0.85)])
 def test_recommendations_on_real_digits(teacher, least, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -35,6 +36,7 @@ def test_recommendations_on_real_digits(teacher, least, tmp_path, monkeypatch):
     assert accuracy(teacher, 8000) >= least
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("teacher", "least"), [("reverse-knn", 0.85), ("private-knn", 0.5)])
 def test_recommendations_on_the_digits_of_scikit_learn(teacher, least, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

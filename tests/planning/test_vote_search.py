@@ -103,6 +103,7 @@ def arrays(tmp_path, monkeypatch):
     return members
 
 
+@pytest.mark.long("own.npz")
 @pytest.mark.parametrize("path", ["own.npz", "own"])
 def test_init_writes_a_configuration_that_runs(path, arrays, capsys):
     words = ["init", "--data", path, "--epsilon", "1", "--private-records", "60"]

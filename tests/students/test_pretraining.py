@@ -34,6 +34,7 @@ def neighbour_accuracy(extractor, data):
     return float((truth[similarity.argmax(dim=1)] == truth).float().mean())
 
 
+@pytest.mark.long
 def test_training_reads_no_label_and_leaves_a_checkpoint_of_features(tmp_path):
     pl.seed_everything(0)
     data = DigitsDataModule(batch_size=32, unlabeled_batch_size=64)

@@ -58,6 +58,7 @@ def test_supervised_student_learns_the_digits(digits, tmp_path):
     assert results["test/accuracy"] > 0.95
 
 
+@pytest.mark.long
 def test_vat_beats_labels_alone_on_the_digits(digits, tmp_path):
     # 50 labels and 950 images without. Over seeds 0 to 5 VAT was better by 0.00 to 0.14, by 0.06 in the mean.
     def accuracy(student, seed):

@@ -49,6 +49,7 @@ def verdicts(kind, **faults):
     return {row["scene"]: row["verdict"] for row in rows}
 
 
+@pytest.mark.long("PrivateKNN", "IndKNN")
 @pytest.mark.parametrize("kind", SCENES, ids=lambda kind: kind.__name__)
 def test_honest_labelers_pass_and_half_the_noise_is_found(kind):
     assert set(verdicts(kind).values()) == {"OK"}

@@ -221,6 +221,7 @@ class NoiseOfAShard(ReverseKNN):
         return decide(noisy.double(), self.noise.deviation, 0.0, True, max_answers)
 
 
+@pytest.mark.long
 def test_audits_run_through_shards(monkeypatch):
     assert verdicts(ReverseKNN, 3) == {"counts": "OK"}
     assert verdicts(NoiseOfAShard, 3) == {"counts": "VIOLATED"}

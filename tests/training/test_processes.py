@@ -91,6 +91,7 @@ def train_together(who, folder, count):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
+@pytest.mark.long("callback-4")
 @needs_fork
 @pytest.mark.parametrize(("who", "count"), [("callback", 2), ("network", 2), ("head", 2), ("callback", 4)])
 def test_several_processes_train_as_one_and_pay_as_one(tmp_path, who, count):

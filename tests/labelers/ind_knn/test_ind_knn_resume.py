@@ -126,6 +126,7 @@ def again(folder):
     teacher().join_run(folder / "run.private" / run, ledger.run(run))
 
 
+@pytest.mark.long
 def test_the_command_line_continues_and_refuses_in_one_line(tmp_path, capsys):
     from pl_privknn.cli.main import main
 

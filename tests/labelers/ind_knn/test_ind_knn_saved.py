@@ -165,6 +165,7 @@ def run_until(folder, log, event):
     return is_killed(live)
 
 
+@pytest.mark.long("1")
 @pytest.mark.usefixtures("_no_waiting")
 @needs_fork
 @pytest.mark.parametrize("every", [1, 7])

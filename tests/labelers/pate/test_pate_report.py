@@ -72,6 +72,7 @@ def test_example_of_the_documentation_prints_what_it_says(capsys):
     assert capsys.readouterr().out.split() == re.findall(r"# ([\d.]+)$", code.rstrip())
 
 
+@pytest.mark.long("fashion_mnist_pate")
 @pytest.mark.parametrize(
     "name", ["digits_pate", "digits_guided_pate", "fashion_mnist_pate", "fashion_mnist_guided_pate"]
 )

@@ -72,6 +72,7 @@ def test_shares_of_all_clients_add_up_to_the_noise():
         assert drawn.double().var() == pytest.approx(noise.variance, rel=0.1)
 
 
+@pytest.mark.long
 def test_calibration_keeps_the_target_and_wastes_little():
     mechanism = calibrated_shares(1.0, 1e-5, 1)
     assert 0.97 < account([Charge(mechanism)], delta=1e-5, adjacency="replace_one").epsilon <= 1.0
@@ -85,6 +86,7 @@ def records(n):
     return (torch.randint(4, (n, 1), generator=generator), torch.randint(3, (n, 1), generator=generator))
 
 
+@pytest.mark.long("shares")
 @pytest.mark.parametrize("kind", ["single", "shares"])
 def test_messages_are_shuffled_objects_with_the_distribution_of_the_simulation(kind):
     nearest, labels = records(50)
@@ -114,6 +116,7 @@ def clusters():
     return torch.eye(3)[labels] * 5 + torch.rand(3000, 3, generator=generator), labels
 
 
+@pytest.mark.long("shuffle-collision")
 @pytest.mark.parametrize(
     "settings",
     [

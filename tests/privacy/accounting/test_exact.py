@@ -338,6 +338,9 @@ def charges_of(case: str) -> list[Charge]:
     return charges
 
 
+@pytest.mark.long(
+    "8192 screenings", "8192 sampled screenings", "mnist", "mnist, sensitivity 1", "svhn", "cifar"
+)
 @pytest.mark.parametrize("case", CASES)
 def test_papers_parameters(case):
     *_, floor, value = CASES[case]

@@ -221,6 +221,7 @@ SWAPPED = {"others": 16, "labels": [0] * 16, "num_classes": 2}
 SCREENED = {"others": 8, "labels": [1, 1, 0, 0, 0, 0, 0, 0], "num_classes": 2}
 
 
+@pytest.mark.long("discrete", "argmax", "screening", "screening-unsampled")
 @pytest.mark.parametrize(
     ("labeler", "table"),
     [
@@ -249,6 +250,7 @@ def test_private_knn_with_half_the_noise_is_found():
     assert result.verdict == "VIOLATED"
 
 
+@pytest.mark.long
 def test_private_knn_accounted_with_sensitivity_one_is_found():
     """Only an arg-max is seen, which tells 0.8 of what the votes would: σ/√2 shows against σ, by a little."""
     count = 10
@@ -283,6 +285,7 @@ def reverse_knn_experiment(labeler):
     return experiment
 
 
+@pytest.mark.long("discrete_laplace-True", "discrete_laplace-False")
 @pytest.mark.parametrize("soft", [True, False])
 @pytest.mark.parametrize("noise", [Laplace(1.0), DiscreteLaplace(1.0), Gaussian(1.5)], ids=lambda m: m.kind)
 def test_reverse_knn_stays_under_its_claim(noise, soft):

@@ -41,6 +41,7 @@ class Payer:
         return self.notes.read_text().split().count(word)
 
 
+@pytest.mark.long("first charge-before", "first charge-after", "third charge-before", "third charge-half")
 @pytest.mark.parametrize("kill", ["before", "half", "after"])
 @pytest.mark.parametrize("rows", [0, 2], ids=["first charge", "third charge"])
 def test_a_charge_that_is_killed_at_any_call_is_whole_or_absent(folder, kill, rows):
@@ -70,6 +71,7 @@ def test_a_charge_that_is_killed_at_any_call_is_whole_or_absent(folder, kill, ro
 FAULTS = itertools.product(("ENOSPC", "EIO", "EDQUOT"), (False, True))
 
 
+@pytest.mark.long("EIO-False", "EIO-True", "ENOSPC-True", "EDQUOT-False", "EDQUOT-True")
 @pytest.mark.parametrize(("error", "lasting"), FAULTS)
 def test_a_disk_that_fails_loses_no_charge(folder, error, lasting):
     payer = Payer(folder, 3)
