@@ -1,0 +1,258 @@
+"""``import lightning as L`` beside ``import pytorch_lightning as pl``: Trainers, modules and loggers of either."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+import pytorch_lightning
+import torch
+import yaml
+from report_setup import CLASSES, SIDE, small_data
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, RunFiles, RunReport
+from pl_privknn.cli.main import main
+from pl_privknn.labelers import PrivateKNN
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students import SupervisedStudent, VATStudent
+
+lightning = pytest.importorskip("lightning.pytorch")
+PACKAGES = [pytorch_lightning, lightning]
+ROOT = Path(__file__).resolve().parents[2]
+
+# Before the package is there, after it, and where the other name is not installed.
+IMPORTS = {
+    "lightning": "import lightning as {}\n{}",
+    "lightning, last": "{1}\nimport lightning as {0}\n",
+    "pytorch_lightning, alone": "import sys\nsys.modules['lightning'] = None\nimport pytorch_lightning as {}\n{}",
+}
+
+
+def _readme(imports):
+    """README's example with that import, shortened, with noise from a seed."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = [
+        block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "PrivateLabeler(" in block
+    ]
+    code = code.replace("epochs_per_round=12", "epochs_per_round=1").replace("max_epochs=24", "max_epochs=2")
+    head, rest = code.split("\n\n", 1)
+    others = head.replace("import pytorch_lightning as pl\n", "")
+    assert others != head
+    rest = rest.replace(
+        "labeling = ", "teacher.noise_source = SeededNoise(1)\ntorch.manual_seed(0)\nlabeling = "
+    )
+    return (
+        IMPORTS[imports].format("pl", others)
+        + "\nimport json, torch\nfrom pl_privknn.privacy.noise import SeededNoise\n"
+        + rest
+        + "\nprint(json.dumps([labeling.epsilon, data.public.table.labels.tolist()]))\n"
+    )
+
+
+def test_the_readmes_example_is_the_same_under_both_names(tmp_path):
+    found = {}
+    for place, imports in enumerate(IMPORTS):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        run = subprocess.run(
+            [sys.executable, "-c", _readme(imports)], cwd=folder, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *sys.path]))},
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr[-3000:]
+        found[imports] = json.loads(run.stdout.splitlines()[-1])
+    epsilon, labels = found["lightning"]
+    assert epsilon == pytest.approx(2.38, abs=0.2)
+    assert sum(label >= 0 for label in labels) > 20
+    assert all(each == [epsilon, labels] for each in found.values())
+
+
+def _trainer(package, folder, **kwargs):
+    options = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    options |= {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+    return package.Trainer(**(options | kwargs), default_root_dir=folder)
+
+
+def _labeling(folder, **kwargs):
+    return PrivateLabeler(
+        PrivateKNN(5, 0.8, None, Gaussian(4.0), SeededNoise(1)),
+        epochs_per_round=1,
+        queries_per_round=8,
+        features=nn.Flatten(),
+        budget=LabelingBudget(delta=1e-4),
+        files=RunFiles(run_dir=folder),
+        progress=False,
+        **kwargs,
+    )
+
+
+def _student():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES))
+    return SupervisedStudent(network=network, num_classes=CLASSES)
+
+
+def _foreign(package):
+    """A module for our batches and for tuples that knows nothing of us, a data module, and a callback."""
+
+    class Module(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES))
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch["labeled"] if isinstance(batch, dict) else batch
+            return F.cross_entropy(self.network(x), y)
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            self.log("val/accuracy", (self.network(x).argmax(1) == y).float().mean())
+
+        test_step = validation_step
+
+        def predict_step(self, batch, batch_idx):
+            return self.network(batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Data(package.LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(torch.rand(8, 1, SIDE, SIDE), torch.arange(8) % CLASSES), 4)
+
+        def val_dataloader(self):
+            return self.train_dataloader()
+
+    class Steps(package.Callback):
+        def __init__(self):
+            self.ends = []
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.ends.append(batch_idx)
+
+    return Module(), Data(), Steps()
+
+
+@pytest.mark.parametrize("logger", PACKAGES)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_labelled_run_and_its_summary(package, logger, tmp_path):
+    steps = _foreign(package)[2]
+    labeling, report = _labeling(tmp_path), RunReport(tmp_path, show=False)
+    loggers = [
+        logger.loggers.CSVLogger(tmp_path, "", ""),
+        logger.loggers.TensorBoardLogger(tmp_path, "tb", ""),
+    ]
+    trainer = _trainer(package, tmp_path, logger=loggers, callbacks=[labeling, report, steps])
+    student, data = _student(), small_data()
+    trainer.fit(student, data)
+    (result,) = trainer.test(student, data, verbose=False)
+    assert steps.ends
+    assert report.summary["test_accuracy"] == pytest.approx(result["test/accuracy"])
+    assert report.summary["versions"][package.__name__] == package.__version__
+    assert report.summary["epsilon"] == labeling.epsilon > 0
+    assert f"{labeling.epsilon}"[:6] in (tmp_path / "metrics.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("first", "second"), [PACKAGES, PACKAGES[::-1]])
+def test_a_run_goes_on_under_the_other_name(first, second, tmp_path):
+    def fit(package, epochs, checkpoint=None):
+        labeling, student, data = _labeling(tmp_path, rounds=2), _student(), small_data()
+        trainer = _trainer(package, tmp_path, max_epochs=epochs, callbacks=[labeling])
+        trainer.fit(student, data, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return data.public.table.labels, student
+
+    before, _ = fit(first, 1)
+    after, student = fit(second, 2, tmp_path / "last.ckpt")
+    assert torch.equal(after[before >= 0], before[before >= 0])
+    assert int((after >= 0).sum()) > int((before >= 0).sum()) > 0
+    assert student.trainer.current_epoch == 2
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_module_of_either_package_learns_from_our_data_module(package, tmp_path):
+    module, _, steps = _foreign(package)
+    data = small_data()
+    data.train_on_truth = True
+    trainer = _trainer(package, tmp_path, callbacks=[steps])
+    trainer.fit(module, datamodule=data)
+    assert steps.ends == [0, 1, 2]
+    assert 0 <= trainer.validate(module, data, verbose=False)[0]["val/accuracy"] <= 1
+    assert 0 <= trainer.test(module, data, verbose=False)[0]["val/accuracy"] <= 1
+    assert torch.cat(trainer.predict(module, data)).shape == (30, CLASSES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_loaders_of_our_data_module_by_themselves(package, tmp_path):
+    module, _, steps = _foreign(package)
+    data = small_data()
+    data.train_on_truth = True
+    data.setup("fit")
+    _trainer(package, tmp_path, callbacks=[steps]).fit(module, data.train_dataloader(), data.val_dataloader())
+    assert steps.ends == [0, 1, 2]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_foreign_module_with_its_own_data_and_our_report(package, tmp_path):
+    module, data, steps = _foreign(package)
+    report = RunReport(tmp_path, show=False)
+    _trainer(package, tmp_path, callbacks=[report, steps]).fit(module, datamodule=data)
+    assert report.summary["guarantee"] == "none"
+    assert 0 <= report.summary["val_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_trainers_see_the_hooks_that_a_student_overrides_and_no_others(package, tmp_path):
+    def hooks(of, made):
+        is_overridden = of.utilities.model_helpers.is_overridden
+        names = [name for name in dir(of.LightningModule) if not name.startswith("_")]
+        functions = [name for name in names if isinstance(getattr(of.LightningModule, name), FunctionType)]
+        own = {name for name in functions if is_overridden(name, made)}
+        return own - {"load_from_checkpoint"}  # made anew whenever it is looked up
+
+    student = VATStudent(network="small_cnn", image_size=SIDE)
+    student.trainer = _trainer(package, tmp_path)
+    found = hooks(package, student)
+    assert {"training_step", "configure_optimizers", "forward"} <= found
+    assert not found & {"train_dataloader", "configure_sharded_model", "configure_model"}
+    other = VATStudent(network="small_cnn", image_size=SIDE)
+    assert found == hooks(pytorch_lightning, other)
+
+
+def test_a_configuration_names_a_module_of_lightning(tmp_path, monkeypatch, capsys):
+    (tmp_path / "their_module.py").write_text(
+        "import lightning as L\nimport torch\n\n\n"
+        "class Theirs(L.LightningModule):\n"
+        "    def __init__(self, width: int = 4):\n"
+        "        super().__init__()\n"
+        "        self.network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(400, 10))\n\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        x, y = batch['labeled'] if isinstance(batch, dict) else batch\n"
+        "        return torch.nn.functional.cross_entropy(self.network(x), y)\n\n"
+        "    test_step = training_step\n\n"
+        "    def configure_optimizers(self):\n"
+        "        return torch.optim.SGD(self.parameters(), lr=0.1)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "data": {"class_path": "DigitsDataModule", "init_args": {"train_on_truth": True}},
+        "model": {"class_path": "their_module.Theirs"},
+        "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False},
+    }
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert main(["fit", "--config", "theirs.yaml", "--labeling.labeler", "null"]) == 0, (
+        capsys.readouterr().err
+    )
+    folder = Path(capsys.readouterr().out.splitlines()[-1])
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["student"], summary["guarantee"]) == ("Theirs", "none")
+    assert "lightning.pytorch" in summary["versions"]
