@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,17 @@ from torch import Tensor
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.store import transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY,
+    assignment TEXT,           -- of each public example the position of the query whose answer it takes, a JSON list
+    spread BLOB,
+    ask_means INTEGER NOT NULL,
+    deviation REAL             -- of the noise on the scores
+);
 CREATE TABLE IF NOT EXISTS queries (
     round INTEGER NOT NULL,
     position INTEGER NOT NULL,
@@ -27,15 +35,9 @@ CREATE TABLE IF NOT EXISTS queries (
     released INTEGER NOT NULL DEFAULT 0,
     label INTEGER NOT NULL DEFAULT -1,
     soft TEXT,
+    score TEXT,                -- the released noisy counts, a JSON list
     PRIMARY KEY (round, position)
 );
-CREATE TABLE IF NOT EXISTS scores (
-    round INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    score TEXT NOT NULL,       -- the released noisy counts of a query, a JSON list
-    PRIMARY KEY (round, position)
-);
-CREATE TABLE IF NOT EXISTS spreads (round INTEGER PRIMARY KEY, value BLOB NOT NULL);
 """
 
 
@@ -65,13 +67,9 @@ class LabelStore:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        try:
+        with _readable(self.path):
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            raise LabelStoreError(
-                f"{self.path} is not a label store ({error}); use another folder"
-            ) from error
         self._claim(fingerprint)
 
     def _claim(self, fingerprint: dict[str, Any]) -> None:
@@ -109,7 +107,7 @@ class LabelStore:
 
     def rounds(self) -> int:
         """Number of rounds whose queries have been written down."""
-        return int(self._db.execute("SELECT COUNT(DISTINCT round) FROM queries").fetchone()[0])
+        return int(self._db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0])
 
     def select(
         self,
@@ -130,33 +128,38 @@ class LabelStore:
             ask_means: likewise.
         """
         rows = [(round_index, position, int(example)) for position, example in enumerate(examples)]
-        with self._transaction():
+        stored = None if assignment is None else json.dumps(assignment.tolist())
+        blob = None if spread is None else spread.to_bytes()
+        with transaction(self._db):
+            self._db.execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, NULL)", (round_index, stored, blob, ask_means)
+            )
             self._db.executemany("INSERT INTO queries (round, position, example) VALUES (?, ?, ?)", rows)
-            if assignment is not None:
-                self.set_meta(f"assignment {round_index}", assignment.tolist())
-            if spread is not None:
-                self._db.execute("INSERT INTO spreads VALUES (?, ?)", (round_index, spread.to_bytes()))
-            if ask_means:
-                self.set_meta(f"means {round_index}", True)
 
     def selected(self, round_index: int) -> list[int] | None:
         """The queries of a round in order, or None where the round has not been selected."""
-        rows = self._db.execute(
-            "SELECT example FROM queries WHERE round = ? ORDER BY position", (round_index,)
-        ).fetchall()
-        if not rows and self._spread(round_index) is None:
+        if self._of_round(round_index, "round") is None:
             return None
-        return [row[0] for row in rows]
+        statement = "SELECT example FROM queries WHERE round = ? ORDER BY position"
+        return [row[0] for row in self._db.execute(statement, (round_index,))]
 
     def selections(self, rounds: int) -> tuple[Selection, ...]:
         """What the first ``rounds`` rounds asked about, without their spreads."""
         found = []
         for index in range(rounds):
             examples = torch.tensor(self.selected(index) or [], dtype=torch.int64)
-            stored = self.get_meta(f"assignment {index}")
-            assignment = None if stored is None else torch.tensor(stored, dtype=torch.int64)
-            found.append(Selection(examples, assignment, ask_means=bool(self.get_meta(f"means {index}"))))
+            assignment = self._assignment(index)
+            places = None if assignment is None else torch.tensor(assignment, dtype=torch.int64)
+            found.append(Selection(examples, places, ask_means=bool(self._of_round(index, "ask_means"))))
         return tuple(found)
+
+    def _of_round(self, round_index: int, column: str) -> Any:
+        row = self._db.execute(f"SELECT {column} FROM rounds WHERE round = ?", (round_index,)).fetchone()
+        return None if row is None else row[0]
+
+    def _assignment(self, round_index: int) -> list[int] | None:
+        stored = self._of_round(round_index, "assignment")
+        return None if stored is None else json.loads(stored)
 
     def open_positions(self, round_index: int, charges_now: int) -> list[int]:
         """Positions of a round that may still be asked.
@@ -180,7 +183,7 @@ class LabelStore:
 
     def mark_asked(self, round_index: int, positions: Sequence[int], charges_now: int) -> None:
         """Note durably that a batch is about to be asked."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.executemany(
                 "UPDATE queries SET asked_at = ? WHERE round = ? AND position = ?",
                 [(charges_now, round_index, position) for position in positions],
@@ -189,24 +192,23 @@ class LabelStore:
 
     def put(self, round_index: int, positions: Sequence[int], release: Release) -> None:
         """Commit the answers of a batch, with their noisy counts where the teacher releases them."""
-        soft: list[str | None] = [None] * len(positions)
-        if release.soft is not None:
-            soft = [json.dumps([float(value) for value in row]) for row in release.soft]
+        nothing: list[str | None] = [None] * len(positions)
         labels = [_stored(label) for label in release.labels]
-        with self._transaction():
+        soft = nothing if release.soft is None else [json.dumps(row) for row in release.soft.tolist()]
+        scores = nothing
+        if release.scores is not None and release.score_deviation is not None:
+            known = torch.isfinite(release.scores).all(dim=1).tolist()
+            rows = zip(release.scores.double().tolist(), known, strict=True)
+            scores = [json.dumps(row) if finite else None for row, finite in rows]
+        with transaction(self._db):
             self.set_meta("in_flight", False)
             self._db.executemany(
-                "UPDATE queries SET released = 1, label = ?, soft = ? WHERE round = ? AND position = ?",
-                [(labels[i], soft[i], round_index, position) for i, position in enumerate(positions)],
+                "UPDATE queries SET released = 1, label = ?, soft = ?, score = ? WHERE round = ? AND position = ?",
+                [(labels[i], soft[i], scores[i], round_index, place) for i, place in enumerate(positions)],
             )
-            if release.scores is not None and release.score_deviation is not None:
-                known = torch.isfinite(release.scores).all(dim=1).tolist()
-                scores = [json.dumps(row.tolist()) for row in release.scores.double()]
-                self._db.executemany(
-                    "INSERT INTO scores VALUES (?, ?, ?)",
-                    [(round_index, position, scores[i]) for i, position in enumerate(positions) if known[i]],
-                )
-                self.set_meta(f"deviation {round_index}", release.score_deviation)
+            if release.scores is not None:
+                statement = "UPDATE rounds SET deviation = ? WHERE round = ?"
+                self._db.execute(statement, (release.score_deviation, round_index))
 
     def answers(self, rounds: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Labels of public examples after the first ``rounds`` rounds; a later round overrides an earlier.
@@ -216,7 +218,7 @@ class LabelStore:
             attributes were released) and soft labels (float32, shape ``(n, c)``) or None. Refused and lost
             queries are left out.
         """
-        found: dict[int, tuple[int | str, str | list[float] | None]] = {}
+        found: dict[int, tuple[Any, Any]] = {}
         for index in range(rounds):
             spread = self._spread(index)
             if spread is not None and (spread_answers := self._spread_answers(index, spread)):
@@ -226,18 +228,18 @@ class LabelStore:
                 "SELECT position, example, label, soft FROM queries "
                 "WHERE released = 1 AND label >= 0 AND round = ?",
                 (index,),
-            ).fetchall()
-            assignment = self.get_meta(f"assignment {index}")
+            )
+            read = [(*row[:2], _restored(row[2]), _restored(row[3])) for row in rows]
+            assignment = self._assignment(index)
             if assignment is None:
-                found.update({example: (label, soft) for _, example, label, soft in rows})
+                found.update({example: (label, soft) for _, example, label, soft in read})
             else:
-                answer = {position: (label, soft) for position, _, label, soft in rows}
+                answer = {position: (label, soft) for position, _, label, soft in read}
                 found.update({i: answer[query] for i, query in enumerate(assignment) if query in answer})
         examples = sorted(found)
-        labels = torch.tensor([_restored(found[example][0]) for example in examples], dtype=torch.int64)
-        soft = None
-        if examples and all(found[example][1] is not None for example in examples):
-            soft = torch.tensor([_restored_soft(found[example][1]) for example in examples])
+        labels = torch.tensor([found[example][0] for example in examples], dtype=torch.int64)
+        rows_of = [found[example][1] for example in examples]
+        soft = torch.tensor(rows_of) if rows_of and None not in rows_of else None
         return torch.tensor(examples, dtype=torch.int64), labels, soft
 
     def has_spread(self, round_index: int) -> bool:
@@ -245,26 +247,22 @@ class LabelStore:
         return self._spread(round_index) is not None
 
     def _spread(self, round_index: int) -> Spread | None:
-        row = self._db.execute("SELECT value FROM spreads WHERE round = ?", (round_index,)).fetchone()
-        return None if row is None else Spread.from_bytes(row[0])
+        stored = self._of_round(round_index, "spread")
+        return None if stored is None else Spread.from_bytes(stored)
 
     def _spread_answers(self, round_index: int, spread: Spread) -> dict[int, tuple[int, list[float]]]:
         """Label and probabilities of each public example, from the noisy counts of the rounds up to this one."""
-        starts = [0]
-        for index in range(round_index + 1):
-            starts.append(starts[-1] + len(self.selected(index) or []))
         rows = self._db.execute(
-            "SELECT round, position, score FROM scores WHERE round <= ?", (round_index,)
+            "SELECT score, deviation FROM queries JOIN rounds USING (round) WHERE round <= ? "
+            "ORDER BY round, position",
+            (round_index,),
         ).fetchall()
-        if not rows:
+        if not (known := [place for place, (score, _) in enumerate(rows) if score is not None]):
             return {}
-        values = torch.tensor([json.loads(score) for _, _, score in rows], dtype=torch.float64)
-        places = [starts[index] + position for index, position, _ in rows]
-        noise = {index: float(self.get_meta(f"deviation {index}")) for index in {row[0] for row in rows}}
-        scores = torch.full((starts[-1], values.shape[1]), torch.nan, dtype=torch.float64)
-        deviations = torch.ones(starts[-1], dtype=torch.float64)
-        scores[places] = values
-        deviations[places] = torch.tensor([noise[index] for index, _, _ in rows], dtype=torch.float64)
+        values = torch.tensor([json.loads(rows[place][0]) for place in known], dtype=torch.float64)
+        scores = torch.full((len(rows), values.shape[1]), torch.nan, dtype=torch.float64)
+        scores[known] = values
+        deviations = torch.tensor([1.0 if sigma is None else sigma for _, sigma in rows], dtype=torch.float64)
         labels, soft = label_by_spread(spread, scores, deviations)
         answers = zip(labels.tolist(), soft.tolist(), strict=True)
         return {i: (label, row) for i, (label, row) in enumerate(answers) if label >= 0}
@@ -284,7 +282,7 @@ class LabelStore:
             LabelStoreError: if this store is older than the ledger.
         """
         head = self.get_meta("ledger_head")
-        if head is None:  # a store of an earlier version
+        if head is None:  # nothing was stated yet
             return
         noted = ledger.check_head(head, str(self.path))
         unknown = ledger.charges_after(run_id, noted)
@@ -317,9 +315,6 @@ class LabelStore:
         """Close the file."""
         self._db.close()
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
-
 
 def _stored(label: Tensor) -> int | str:
     """A class, or a row of attributes as text: SQLite orders every text after -1, which means refused."""
@@ -328,25 +323,16 @@ def _stored(label: Tensor) -> int | str:
     return json.dumps(label.tolist()) if bool((label >= 0).any()) else -1
 
 
-def _restored(stored: int | str) -> int | list[int]:
+def _restored(stored: Any) -> Any:
     return json.loads(stored) if isinstance(stored, str) else stored
 
 
-def _restored_soft(stored: str | list[float] | None) -> list[float]:
-    return json.loads(stored) if isinstance(stored, str) else stored or []
-
-
-class _Transaction:
-    """``BEGIN IMMEDIATE`` … ``COMMIT``, or ``ROLLBACK`` on an error."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise LabelStoreError(f"{path} is not a label store ({error}); use another folder") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,20 +367,18 @@ class StoredLabels(LabelStore):
         self.path = path
         self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
-            self.get_meta("run_id")
-        except sqlite3.DatabaseError as error:
+            with _readable(path):
+                self.get_meta("run_id")
+        except LabelStoreError:
             self._db.close()
-            raise LabelStoreError(f"{path} is not a label store ({error}); give another file") from error
+            raise
 
     def queries(self) -> list[Query]:
         """All queries in the order in which they were, or would have been, asked."""
         rows = self._db.execute(
             "SELECT round, example, asked_at IS NOT NULL, released, label >= 0 FROM queries ORDER BY round, position"
         )
-        return [
-            Query(place, example, _state(bool(asked), bool(released), bool(answered)))
-            for place, example, asked, released, answered in rows
-        ]
+        return [Query(place, example, _state(*marks)) for place, example, *marks in rows]
 
 
 def _state(asked: bool, released: bool, answered: bool) -> str:

@@ -82,8 +82,8 @@ def released(folder):
     if not (folder / "labels.sqlite").exists():
         return weights
     with sqlite3.connect(folder / "labels.sqlite") as store:
-        labels = store.execute("SELECT label, soft FROM queries ORDER BY round, position").fetchall()
-        return weights, labels, store.execute("SELECT score FROM scores ORDER BY round, position").fetchall()
+        statement = "SELECT label, soft, score FROM queries ORDER BY round, position"
+        return weights, store.execute(statement).fetchall()
 
 
 def masked_summary(summary):
@@ -116,11 +116,10 @@ def masked_ledger(path):
 def masked_labels(path):
     with sqlite3.connect(path) as store:
         tables = store.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-        asked = store.execute("SELECT round, position, example, asked_at, released FROM queries").fetchall()
-        scored = store.execute("SELECT round, position FROM scores").fetchall()
-        spread = store.execute("SELECT round, value FROM spreads").fetchall()
+        statement = "SELECT round, position, example, asked_at, released, score IS NULL FROM queries"
+        asked, rounds = store.execute(statement).fetchall(), store.execute("SELECT * FROM rounds").fetchall()
         meta = dict(store.execute("SELECT key, value FROM meta").fetchall())
-    return tables, asked, scored, spread, without(meta, OF_ITS_OWN)
+    return tables, asked, rounds, without(meta, OF_ITS_OWN)
 
 
 def masked_checkpoint(value):

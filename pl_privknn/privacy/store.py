@@ -156,16 +156,9 @@ class RowStore:
                     f"{self.path} was moved, deleted or replaced while it was open; put it back and open it again"
                 )
             _refuse_wal(self.path)
-            with _translated(self.path, "written", "Nothing was charged."):
-                self._db.execute("BEGIN IMMEDIATE")
+            with _translated(self.path, "written", "Nothing was charged."), transaction(self._db):
                 self._appended = None
-                try:
-                    yield
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    if self._db.in_transaction:  # some failures have rolled back already
-                        self._db.execute("ROLLBACK")
-                    raise
+                yield
             if self._appended is not None:
                 for note in self.witnesses:
                     note(self._appended)
@@ -290,6 +283,19 @@ class RowStore:
                 f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has: "
                 "somebody has changed it"
             )
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All that the block writes, or nothing; durable when it ends, as far as the connection syncs."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # some failures have rolled back already
+            db.execute("ROLLBACK")
+        raise
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
