@@ -24,18 +24,14 @@ import torch
 from benchmarks import faulty
 from benchmarks.faulty_noise import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
-from pl_privknn.attacks.attack import attack_labeler, attack_training
-from pl_privknn.attacks.configuration import target_of_config
-from pl_privknn.attacks.guessing import SHARES, Guesses, epsilon_of_guesses
-from pl_privknn.attacks.many_runs import STUDENTS
-from pl_privknn.attacks.one_run import STUDENT_RUNS
-from pl_privknn.attacks.training_configuration import training_of_config
+from pl_privknn.auditing.bounds import SHARES, Guesses, epsilon_lower_bound, epsilon_of_guesses
+from pl_privknn.auditing.releases import attack_labeler, target_of_config
+from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.comparison.trainings import is_training
 from pl_privknn.documents import read_configuration
 from pl_privknn.planning.configuration_plan import plan_with_setting
 from pl_privknn.planning.setting_search import Calibrate
-from pl_privknn.privacy.auditing.lower_bound import epsilon_lower_bound
 from pl_privknn.privacy.noise import SeededNoise
 
 if TYPE_CHECKING:
@@ -225,15 +221,14 @@ def table() -> str:
             f"{honest['epsilon']:.2f}",
             honest["released"],
             f"{size:,} canaries" if honest["form"] == "one_run" else f"2 × {size:,} runs",
-            _cell(honest, "epsilon_lower", size),
+            _cell(one, "epsilon_lower", size),
             "–" if estimate is None else f"{estimate:.2f}" + ("" if honest["gaussian"] else " *"),
-            _cell(honest, "epsilon_lower_labels", size),
-            _cell(honest, "epsilon_lower_student", _student_size(honest)),
+            _cell(one, "epsilon_lower_labels", size),
             "–" if breach is None else f"{breach:g}" if "breach_power" in honest else f"({breach:g})",
             "–" if one["method"] in WHOLE_NUMBERS else "yes" if fault["violated"] else "no",
         ]
         lines.append(cells)
-    seen = ["bound from what is seen", "by way of μ", "from labels", "from students"]
+    seen = ["bound from what is seen", "by way of μ", "from labels"]
     header = ["method", "ε", "seen", "size", *seen, "smallest breach", "half the noise found"]
     return markdown(header, lines)
 
@@ -257,18 +252,13 @@ def faults_table() -> str:
     return markdown(["method", "fault", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines)
 
 
-def _cell(honest: dict[str, Any], name: str, size: int) -> str:
+def _cell(one: dict[str, Any], name: str, size: int) -> str:
+    honest = one["honest"]
     if honest[name] is None:
         return "–"
     # Canaries of their own places are judged as so many runs, half of them on either side.
-    form, count = ("many_runs", size // 2) if honest["labeler"] == "IndKNN" else (honest["form"], size)
+    form, count = ("many_runs", size // 2) if one["method"].startswith("Ind-KNN") else (honest["form"], size)
     return f"{honest[name]:.2f} ({least_shown(form, count, honest['delta']):.2f})"
-
-
-def _student_size(honest: dict[str, Any]) -> int:
-    if honest["form"] == "many_runs":
-        return min(STUDENTS, honest["runs"])
-    return honest["canaries"] * min(STUDENT_RUNS, honest["runs"]) // honest["runs"]
 
 
 @functools.cache

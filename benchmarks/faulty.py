@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.faulty_noise import LessNoise, SharedNoise
 from benchmarks.small_training import small_training
 from pl_privknn import Gaussian
-from pl_privknn.attacks.attack import Attacked, attack_labeler, attack_training
-from pl_privknn.attacks.many_runs import GivenParts
-from pl_privknn.attacks.target import Target
-from pl_privknn.attacks.training import TrainingTarget
+from pl_privknn.auditing import Audit, Target, attack_labeler
+from pl_privknn.auditing.releases import GivenParts, small_target
+from pl_privknn.auditing.training import TrainingTarget, attack_training
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
@@ -134,18 +132,6 @@ TRAININGS = ("NoisySGD", "PrivateTraining")
 METHODS = (*LABELERS, *TRAININGS)
 
 
-def table(labeler: Labeler, rounds: int = 1) -> Target:
-    """A labeler with a small table."""
-    generator = torch.Generator().manual_seed(3)
-    public = torch.eye(QUERIES) + 0.01 * torch.randn(QUERIES, QUERIES, generator=generator)
-    features = torch.randn(RECORDS, QUERIES, generator=generator)
-    labels = torch.randint(0, CLASSES, (RECORDS,), generator=generator)
-    plan = labeler.plan(QUERIES, QUERIES, CLASSES, rounds=1)
-    return Target(
-        labeler, features, labels, public, public, CLASSES, rounds, None, plan, DELTA, labeler.adjacencies[0]
-    )
-
-
 def attack(
     method: str,
     epsilon: float,
@@ -153,7 +139,7 @@ def attack(
     fault: str | None = None,
     size: float = 2.0,
     **settings: int,
-) -> Attacked:
+) -> Audit:
     """Attack a method, with a fault or as it is.
 
     Args:
@@ -164,15 +150,12 @@ def attack(
         size: of the fault.
         **settings: ``canaries`` and ``runs``.
     """
-    # A verdict needs neither students nor the smallest breach.
     made: Any = (
-        small_training(method, epsilon, DELTA) if method in TRAININGS else table(LABELERS[method](epsilon))
+        small_training(method, epsilon, DELTA)
+        if method in TRAININGS
+        else small_target(LABELERS[method](epsilon))
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch("pl_privknn.attacks.verdicts._smallest", return_value=None))
-        for module, nothing in (("one_run", np.zeros(1000)), ("many_runs", (np.zeros(200), np.zeros(200)))):
-            place = f"pl_privknn.attacks.{module}._of_students"
-            stack.enter_context(mock.patch(place, mock.Mock(return_value=nothing)))
         if fault == "less noise" and method == "reverse kNN, local":  # chance answers are its noise
             made = dataclasses.replace(made, labeler=LABELERS[method](epsilon * size))
         elif fault == "less noise" and method == "reverse kNN, shuffle":
@@ -184,8 +167,8 @@ def attack(
         elif fault is not None:
             made = stack.enter_context(_FAULTS[fault](made, method, epsilon, size))
         if isinstance(made, TrainingTarget):
-            return attack_training(made, noise=noise, canaries=settings.get("canaries", 3000))
-        return attack_labeler(made, noise=noise, **settings)  # type: ignore[arg-type]
+            return attack_training(made, noise=noise, breach=False, canaries=settings.get("canaries", 3000))
+        return attack_labeler(made, noise=noise, breach=False, **settings)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -10,16 +10,16 @@ and those that did not. One part a network; what is stored is not measured again
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.record import Measured, entries, markdown
-from pl_privknn.attacks.student import train_networks
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
@@ -176,3 +176,46 @@ def figure() -> Figure:
     axes.set(xscale="log", yscale="log", xlabel="false-positive rate", ylabel="true-positive rate")
     axes.legend()
     return drawn
+
+
+def train_networks(
+    vectors: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    hidden: int = 32,
+    steps: int = 60,
+    rate: float = 0.03,
+) -> Callable[[Tensor], Tensor]:
+    """Train networks with one hidden layer on the same vectors, each on its own row of labels.
+
+    Args:
+        vectors: float32 ``(q, d)``.
+        labels: int64 ``(r, q)``; -1 where a network does not see the vector.
+        num_classes: number of classes.
+        hidden: width of the hidden layer.
+        steps: of Adam, each on all vectors.
+        rate: learning rate.
+
+    Returns:
+        Function from vectors ``(n, d)`` to log-probabilities ``(r, n, c)``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(vectors.shape[1], hidden), (hidden, num_classes)]
+    start = [torch.randn(*size, generator=generator) / size[0] ** 0.5 for size in sizes]
+    # All start alike: what differs between networks are their labels.
+    parameters = [weights.repeat(len(labels), 1, 1).requires_grad_() for weights in start]
+    optimizer = torch.optim.Adam(parameters, lr=rate)
+
+    def told(rows: Tensor) -> Tensor:
+        return (rows @ parameters[0]).relu() @ parameters[1]
+
+    with torch.enable_grad():
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(
+                told(vectors).flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum"
+            )
+            (loss / len(vectors)).backward()
+            optimizer.step()
+    return lambda rows: told(rows).detach().log_softmax(dim=2)

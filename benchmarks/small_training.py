@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from pl_privknn.attacks.training import TrainingTarget
+from pl_privknn.auditing.training import TrainingTarget
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.training import PrivateTraining

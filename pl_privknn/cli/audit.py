@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli import privacy as cli_privacy
-from pl_privknn.cli.attack import add_attack, run_attack
+from pl_privknn.cli.training_words import importable
+
+if TYPE_CHECKING:
+    from pl_privknn.auditing import Audit
+    from pl_privknn.labelers.base import Labeler
+    from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 _EXITS = (
     "exit status: 0 where everything holds; 1 where a claim is violated (a figure of the summary does not follow "
-    "from the ledger, the budget is passed, an empirical audit found more than was claimed); 2 where a file is "
-    "missing, damaged or rewritten, or the command line is wrong"
+    "from the ledger, the budget is passed, an empirical audit or an attack found more than was claimed); 2 where a "
+    "file is missing, damaged or rewritten, or the command line is wrong"
 )
 
 
@@ -37,21 +41,50 @@ def add_audit(commands: Any) -> None:
     audit.add_argument("--head", default=None, help="head hash noted earlier: the ledger must contain it")
     audit.add_argument("--json", action="store_true", help="print one JSON object")
     audit.add_argument("--export", metavar="FILE", default=None, help="also write the ledger as JSON")
-    cli_privacy.add_empirical(audit)
-    add_attack(audit)
+    audit.add_argument(
+        "--adjacency", choices=["add_remove", "replace_one"], default=None, help="that has to be kept"
+    )
+    group = audit.add_argument_group("empirical audits: lower bounds on ε that are measured")
+    group.add_argument(
+        "--empirical",
+        action="store_true",
+        help="run each mechanism of a ledger or a JSON list of records many times, with and without a record",
+    )
+    group.add_argument(
+        "--labeler",
+        action="append",
+        metavar="CLASS",
+        help="instead of a ledger: attack a class of labelers on a small table; one of ours such as PrivateKNN, the "
+        "import path of your own, or all of ours; may be repeated",
+    )
+    group.add_argument(
+        "--attack",
+        metavar="CONFIG",
+        default=None,
+        help="attack the labeler, or the private training, of a configuration on its own data, as suits it",
+    )
+    group.add_argument(
+        "--trials",
+        type=int,
+        default=None,
+        help="runs on either side (50000 of a mechanism, 3000 of a labeler)",
+    )
+    group.add_argument("--canaries", type=int, default=None, help="of a one-run attack, at least (3000)")
+    group.add_argument(
+        "--runs", type=int, default=None, help="on either side, of the other form (3000, or 300)"
+    )
+    group.add_argument("--confidence", type=float, default=None, help="of lower bounds (0.95)")
+    group.add_argument("--seed", type=int, default=None, help="reproducible noise instead of the system's")
     audit.set_defaults(run=run_audit)
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
     """Audit what was named; 1 where a claim is violated."""
     if parsed.attack is not None:
-        return run_attack(parsed)
-    files = [Path(file) for file in parsed.files]
+        return _run_attack(parsed)
     if parsed.empirical:
-        if len(files) > 1:
-            raise ValueError(f"--empirical takes one file, not {len(files)}; leave {files[1]} out")
-        parsed.ledger = str(files[0]) if files else None
-        return cli_privacy.run_empirical(parsed)
+        return _run_empirical(parsed)
+    files = [Path(file) for file in parsed.files]
     if not files or parsed.labeler is not None:
         raise ValueError("name the ledger's file; --labeler belongs to --empirical")
     if len(files) > 2:
@@ -93,7 +126,7 @@ def print_figures(report: dict[str, Any]) -> None:
     """Print the plain figures of a report, one a line."""
     width = max(len(name) for name in report)
     for name, value in report.items():
-        if not isinstance(value, list | dict):
+        if value is not None and not isinstance(value, list | dict):
             print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
 
 
@@ -126,3 +159,147 @@ def _print_checks(checks: list[dict[str, Any]]) -> None:
 def _short(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 14 else f"{text[:13]}…"
+
+
+# ---------------------------------------------------------------------------- empirical audits
+
+
+def _settings(parsed: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The named options that were given, and the noise."""
+    from pl_privknn.privacy.noise import SeededNoise
+
+    given = {name: getattr(parsed, name) for name in (*names, "confidence")}
+    given["noise"] = None if parsed.seed is None else SeededNoise(parsed.seed)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _run_attack(parsed: argparse.Namespace) -> int:
+    """Attack a configuration."""
+    if parsed.files or parsed.empirical or parsed.labeler is not None:
+        raise ValueError(
+            f"--attack {parsed.attack} takes a configuration alone; leave the ledger and --empirical out"
+        )
+    from pl_privknn.auditing.releases import attack_labeler, target_of_config
+    from pl_privknn.auditing.training import attack_training, training_of_config
+    from pl_privknn.comparison.trainings import is_training
+    from pl_privknn.documents import read_configuration
+
+    document = read_configuration(parsed.attack)
+    if not isinstance(document, dict):
+        raise ValueError(f"{parsed.attack}: there is no labeling section, so there is nothing to attack")
+    with importable([parsed.attack]):
+        if not is_training(document):
+            target = target_of_config(document, parsed.attack)
+            found = attack_labeler(target, **_settings(parsed, "canaries", "runs"))
+        elif parsed.runs is not None:
+            raise ValueError(f"--runs {parsed.runs}: a training is attacked in one run; give --canaries")
+        else:
+            training = training_of_config(document, parsed.attack)
+            found = attack_training(training, **_settings(parsed, "canaries"))
+    if parsed.json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False))
+        return int(found.violated)
+    print_figures(found.to_dict())
+    if found.smallest_breach is None:
+        print("nothing found says little: not even noise 16 times too small would surely have been noticed")
+    elif not found.violated:
+        print(
+            f"nothing found: noise {found.smallest_breach:g} times too small would have been noticed in "
+            f"{found.breach_power:.0%} of such attacks"
+        )
+    return int(found.violated)
+
+
+def _run_empirical(parsed: argparse.Namespace) -> int:
+    """Audit the mechanisms of a list or ledger, or classes of labelers."""
+    from pl_privknn.auditing import audit_records
+
+    if parsed.head is not None:
+        raise ValueError("--head belongs to the audit of a ledger's rows; leave it or --empirical out")
+    if len(parsed.files) > 1:
+        raise ValueError(f"--empirical takes one file, not {len(parsed.files)}; leave {parsed.files[1]} out")
+    if (not parsed.files) == (parsed.labeler is None):
+        raise ValueError("give either a ledger's file or --labeler, for instance --labeler PrivateKNN")
+    settings = _settings(parsed, "trials", "runs", "canaries")
+    if parsed.labeler is not None:
+        if parsed.adjacency is not None:
+            raise ValueError("--adjacency belongs to a ledger or list; labelers are audited under their own")
+        if parsed.delta is not None:
+            settings["delta"] = parsed.delta
+        rows = [found.to_dict() for found in _audited_labelers(parsed.labeler, **settings)]
+    else:
+        charges, delta, adjacency = _claims(Path(parsed.files[0]), parsed.delta, parsed.adjacency)
+        rows = audit_records(charges, delta=delta, adjacency=adjacency, **settings)
+    violated = any(row.get("violated", False) for row in rows)
+    if parsed.json:
+        print(json.dumps({"violated": violated, "audits": rows}, ensure_ascii=False))
+        return int(violated)
+    print(f"{'what':32} {'releases':>14} {'claimed ε':>10} {'empirical ε':>12}  verdict")
+    for row in rows:
+        if "releases" in row:
+            size = f"{row['releases']} of {row['recorded']}"
+        else:
+            size = f"{row['runs']} runs" if row["canaries"] == 1 else f"{row['canaries']} canaries"
+        bound = row.get("epsilon_estimate" if row.get("gaussian") else "epsilon_lower")
+        empirical = "" if bound is None else f"{bound:.4f}"
+        print(f"{row['subject']:32} {size:>14} {row['epsilon']:10.4f} {empirical:>12}  {row['verdict']}")
+    print(f"at δ={rows[0]['delta']:g}, {rows[0].get('adjacency', 'add_remove')}")
+    return int(violated)
+
+
+def _audited_labelers(names: list[str], **settings: Any) -> list[Audit]:
+    from pl_privknn.auditing.releases import SETTINGS, audit_labeler
+
+    kinds = {kind.__name__: kind for kind in SETTINGS}
+    chosen = list(kinds) if "all" in names else names
+    return [
+        found
+        for name in chosen
+        for found in audit_labeler(
+            kinds.get(name) or labeler_class(f"--labeler {name}"), breach=False, **settings
+        )
+    ]
+
+
+def labeler_class(given: str) -> type[Labeler]:
+    """The class of labelers that the last word of ``given`` names: one of ours, or an import path.
+
+    Raises:
+        ValueError: naming what was given, for anything else.
+    """
+    import importlib
+
+    from pl_privknn import labelers
+    from pl_privknn.labelers.base import Labeler
+
+    name = given.split()[-1]
+    module, _, attribute = name.rpartition(".")
+    with importable(["."]):
+        try:
+            found = getattr(importlib.import_module(module) if module else labelers, attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{given} must be a labeler of ours, such as PrivateKNN, or an import path ({error})"
+            ) from error
+    if not (isinstance(found, type) and issubclass(found, Labeler)):
+        raise ValueError(f"{given} is no class derived from Labeler")
+    return found
+
+
+def _claims(
+    path: Path, delta: float | None, adjacency: Adjacency | None
+) -> tuple[list[Charge], float, Adjacency]:
+    """What a list of records says, or what a ledger has charged."""
+    from pl_privknn.privacy.accounting.accountant import read_records
+    from pl_privknn.privacy.verification import epsilon_of_file, read_releases
+
+    # A bad file, δ or adjacency is refused here as by ``privknn epsilon``.
+    report = epsilon_of_file(path, delta, adjacency, exact=False)
+    if "runs" in report:
+        records = [record for run in report["runs"].values() for record in run["charged"]]
+        charges = read_records(records)
+    else:
+        charges = list(read_releases(path).charges)
+    if not charges:
+        raise ValueError(f"{path} holds no charged release, so there is nothing to run")
+    return charges, report["delta"], report["adjacency"]

@@ -1,18 +1,14 @@
-"""``privknn plan`` and ``privknn audit --empirical``."""
+"""``privknn plan``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pl_privknn.planning import Plan
-    from pl_privknn.privacy.mechanisms import Adjacency, Charge
-
-_ADJACENCIES = ["add_remove", "replace_one"]
 
 
 def add_plan(commands: Any, words: Sequence[str]) -> None:
@@ -176,96 +172,3 @@ def _print_plan(plan: Plan) -> None:
     for line in (*map(str, plan.utility), *(f"WARNING {text}" for text in hopeless(plan.utility))):
         print(f"# {line}")
     print(plan.yaml(), end="")
-
-
-def add_empirical(audit: argparse.ArgumentParser) -> None:
-    """Add the options of the empirical audit to ``privknn audit``."""
-    group = audit.add_argument_group("empirical audit")
-    group.add_argument(
-        "--empirical",
-        action="store_true",
-        help="run each mechanism of a ledger or a JSON list of records many times, with and without a record",
-    )
-    group.add_argument(
-        "--labeler",
-        action="append",
-        metavar="CLASS",
-        help="instead of a ledger: run a whole labeler so, for instance PrivateKNN, or all; may be repeated",
-    )
-    group.add_argument(
-        "--trials",
-        type=int,
-        default=None,
-        help="runs on either side (50000 of a mechanism, 4000 of a labeler)",
-    )
-    group.add_argument("--confidence", type=float, default=0.999, help="of each verdict (0.999)")
-    group.add_argument("--adjacency", choices=_ADJACENCIES, default=None, help="that has to be kept")
-    group.add_argument("--seed", type=int, default=None, help="reproducible noise instead of the system's")
-
-
-def run_empirical(parsed: argparse.Namespace) -> int:
-    """Run the empirical audit; 1 where a claim was violated."""
-    from pl_privknn.privacy.auditing.worst_pairs import audit_records
-    from pl_privknn.privacy.noise import SeededNoise
-
-    if parsed.head is not None:
-        raise ValueError("--head belongs to the audit of a ledger's rows; leave it or --empirical out")
-    if (parsed.ledger is None) == (parsed.labeler is None):
-        raise ValueError("give either a ledger's file or --labeler, for instance --labeler PrivateKNN")
-    settings: dict[str, Any] = {
-        "confidence": parsed.confidence,
-        "noise": None if parsed.seed is None else SeededNoise(parsed.seed),
-    }
-    if parsed.trials is not None:
-        settings["trials"] = parsed.trials
-    if parsed.labeler is not None:
-        if parsed.adjacency is not None:
-            raise ValueError("--adjacency belongs to a ledger or list; labelers are audited under add_remove")
-        delta, adjacency = 1e-5 if parsed.delta is None else parsed.delta, "add_remove"
-        rows = _audited_labelers(parsed.labeler, delta=delta, **settings)
-    else:
-        charges, delta, adjacency = _claims(Path(parsed.ledger), parsed.delta, parsed.adjacency)
-        rows = audit_records(charges, delta=delta, adjacency=adjacency, **settings)
-    violated = any(row.get("violated", False) for row in rows)
-    if parsed.json:
-        report = {"delta": delta, "adjacency": adjacency, "violated": violated, "audits": rows}
-        print(json.dumps(report, ensure_ascii=False))
-        return int(violated)
-    print(f"{'what':32} {'releases':>12} {'claimed ε':>10} {'empirical ε':>12}  verdict")
-    for row in rows:
-        name = row.get("mechanism") or f"{row['labeler']}, {row['scene']}"
-        releases = f"{row['releases']} of {row.get('recorded', row['releases'])}"
-        empirical = f"{row['empirical']:.4f}" if "empirical" in row else ""
-        print(f"{name:32} {releases:>12} {row['claimed']:10.4f} {empirical:>12}  {row['verdict']}")
-    trials = next((row["trials"] for row in rows if "trials" in row), 0)
-    print(f"at δ={delta:g}, {adjacency}; {trials} runs with and without the record")
-    return int(violated)
-
-
-def _audited_labelers(names: list[str], **settings: Any) -> list[dict[str, Any]]:
-    from pl_privknn.testing.audit import SCENES, audit_labeler
-
-    kinds = {kind.__name__: kind for kind in SCENES}
-    if unknown := [name for name in names if name not in (*kinds, "all")]:
-        raise ValueError(f"--labeler {unknown[0]} must be one of {', '.join(kinds)}, or all")
-    chosen = list(kinds) if "all" in names else names
-    return [row for name in chosen for row in audit_labeler(kinds[name], **settings)]
-
-
-def _claims(
-    path: Path, delta: float | None, adjacency: Adjacency | None
-) -> tuple[list[Charge], float, Adjacency]:
-    """What a list of records says, or what a ledger has charged."""
-    from pl_privknn.privacy.accounting.accountant import read_records
-    from pl_privknn.privacy.verification import epsilon_of_file, read_releases
-
-    # A bad file, δ or adjacency is refused here as by ``privknn epsilon``.
-    report = epsilon_of_file(path, delta, adjacency, exact=False)
-    if "runs" in report:
-        records = [record for run in report["runs"].values() for record in run["charged"]]
-        charges = read_records(records)
-    else:
-        charges = list(read_releases(path).charges)
-    if not charges:
-        raise ValueError(f"{path} holds no charged release, so there is nothing to run")
-    return charges, report["delta"], report["adjacency"]

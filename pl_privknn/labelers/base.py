@@ -382,6 +382,16 @@ class HasCanaries(Labeler):
         """
         return None
 
+    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
+        """**Private.** The mean of :meth:`exact_votes` over so many samples of records, where these are sampled."""
+        return self.exact_votes(queries)
+
+    def label_repeatedly(
+        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
+    ) -> Release:
+        """:meth:`label` of the queries, ``times`` times one after another; what they share may be done once."""
+        return self.label(queries.repeat(times, 1), ledger, max_answers)
+
     @classmethod
     def knows_votes(cls) -> bool:
         """Whether :meth:`exact_votes` is known of this class."""
@@ -407,8 +417,3 @@ def canaries_of(labeler: Labeler, public: Tensor, num_classes: int) -> Canaries:
     if isinstance(labeler, HasCanaries):
         return labeler.canaries(public, num_classes)
     return hub(public, num_classes)
-
-
-def votes_of(labeler: Labeler, queries: Tensor) -> Tensor | None:
-    """**Private.** See :meth:`HasCanaries.exact_votes`; None of other labelers."""
-    return labeler.exact_votes(queries) if isinstance(labeler, HasCanaries) else None

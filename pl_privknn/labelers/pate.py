@@ -383,6 +383,12 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
             )
         return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
 
+    def label_repeatedly(
+        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
+    ) -> Release:
+        """:meth:`label` of the queries, ``times`` times one after another; teachers say the same each time."""
+        return self.release(self.votes(queries).repeat(times, 1), ledger, max_answers)
+
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """One record, and questions about its place."""
         return (at_one_place if self.attributes is None else hub)(public, num_classes)

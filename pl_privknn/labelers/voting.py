@@ -319,12 +319,14 @@ class NeighborVoting(HasCanaries):
         """One record, and questions about its place."""
         return (at_one_place if self.attributes is None else hub)(public, num_classes)
 
-    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor:
-        """**Private.** The mean of what noise is added to over so many samples of the records, float64 ``(m, c)``.
+    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
+        """**Private.** The mean of the votes over so many samples of the records, float64 ``(m, c)``.
 
         For audits. A record moves it otherwise than the votes of all records, since the neighbour whose place it
         takes is farther away where some are not drawn.
         """
+        if self.sampling_rate == 1:
+            return self.exact_votes(queries)
         votes = self._votes_of(queries, samples, noise.bernoulli)
         return votes.view(samples, len(queries), -1).double().mean(dim=0)
 

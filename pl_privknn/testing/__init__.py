@@ -1,6 +1,5 @@
-"""For tests of private teachers: a free ledger, a check of what a labeler promises, an audit of what it releases."""
+"""For tests of private teachers: a free ledger, and a check of what a labeler promises."""
 
-from pl_privknn.testing.audit import audit_labeler
 from pl_privknn.testing.check import CheckReport, check_labeler
 from pl_privknn.testing.drawing_methods import DrawingMethod, Entered
 from pl_privknn.testing.errors import LabelerCheckError
@@ -15,6 +14,5 @@ __all__ = [
     "LabelerCheckError",
     "Pair",
     "Table",
-    "audit_labeler",
     "check_labeler",
 ]

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import norm
 
 from benchmarks.membership import confidences, likelihood_ratios, true_positive_rates
-from pl_privknn.attacks.student import train_networks
+from benchmarks.membership import train_networks
 
 RATES = np.array([0.001, 0.01, 0.1, 0.5])
 

@@ -18,9 +18,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.labelers.reverse_knn import decide
-from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.testing import LabelerCheckError, audit_labeler, check_labeler
-from pl_privknn.testing.scenes import SCENES
+from pl_privknn.testing import LabelerCheckError, check_labeler
 
 ROOT2 = 2**0.5
 STREAM = "stream of gaussian releases (sum of squares of move / sigma)"
@@ -170,7 +168,17 @@ class CountedAtFirst(IndKNN):
         others.turn = twice
 
 
+class NoiseOfAShard(ReverseKNN):
+    """The first process draws its share of the noise alone, as if others drew theirs."""
+
+    def release(self, counts, ledger, max_answers=None):
+        noise = self.paid(ledger, self.noise, 1, "counts")
+        noisy = Laplace(self.noise.scale / 3).add_noise(counts, noise)
+        return decide(noisy.double(), self.noise.deviation, 0.0, True, max_answers)
+
+
 FAULTS = {
+    "noise of a shard": (lambda: NoiseOfAShard(2, 1.0), "draws with Laplace.*, which was not charged"),
     "votes many times": (lambda: VotesManyTimes(0.5, 2.0, **BUDGETS), f"moves {STREAM[:10]}"),
     "votes for nothing": (lambda: VotesForNothing(0.5, 2.0, **BUDGETS), f"moves {STREAM[:10]}"),
     "counted at first": (lambda: CountedAtFirst(0.5, 2.0, **BUDGETS), f"moves {STREAM[:10]}"),
@@ -202,33 +210,3 @@ def test_faults_of_shards_are_caught(name):
 def test_what_looks_at_all_records_in_one_process_is_refused():
     with pytest.raises(ValueError, match=r"shards=2: ReverseKNN with these settings looks at .* shards=1"):
         check_labeler(ReverseKNN(1, 1.0, trust="local"), shards=2)
-
-
-# ---------------------------------------------------------------------------- audits
-
-
-def verdicts(kind, shards, trials=1000):
-    rows = audit_labeler(kind, trials=trials, noise=SeededNoise(1), shards=shards)
-    return {row["scene"]: row["verdict"] for row in rows}
-
-
-class NoiseOfAShard(ReverseKNN):
-    """The first process draws its share of the noise alone, as if others drew theirs."""
-
-    def release(self, counts, ledger, max_answers=None):
-        noise = self.paid(ledger, self.noise, 1, "counts")
-        noisy = Laplace(self.noise.scale / 3).add_noise(counts, noise)
-        return decide(noisy.double(), self.noise.deviation, 0.0, True, max_answers)
-
-
-@pytest.mark.long
-def test_audits_run_through_shards(monkeypatch):
-    assert verdicts(ReverseKNN, 3) == {"counts": "OK"}
-    assert verdicts(NoiseOfAShard, 3) == {"counts": "VIOLATED"}
-    assert verdicts(IndKNN, 2, 300) == {"stream": "OK"}
-    assert verdicts(VotesManyTimes, 2, 300) == {"stream": "VIOLATED"}
-    # The record in question is the last one, in the last shard. One scene is enough here.
-    counts = SCENES[PrivateKNN][0]
-    monkeypatch.setitem(SCENES, PrivateKNN, [counts])
-    assert verdicts(PrivateKNN, 3) == {"counts": "OK"}
-    assert verdicts(DoubledRate, 3) == {"counts": "VIOLATED"}

@@ -6,7 +6,7 @@ import torch
 from grouped import grouped
 from ind_knn_literal import Literal
 
-from pl_privknn.attacks.target import Target
+from pl_privknn.auditing import Target
 from pl_privknn.init_arguments import as_section
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.labeler import IndKNN

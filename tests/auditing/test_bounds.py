@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from pl_privknn.attacks.alone import Alone
-from pl_privknn.attacks.events import refutes_at_midpoint, refutes_event
+from pl_privknn.auditing.bounds import refutes_at_midpoint, refutes_event
+from pl_privknn.auditing.releases import IndependentCanaries
 from pl_privknn.labelers.canaries import SampledEvidence
 from pl_privknn.privacy import Charge, trade_off
 from pl_privknn.privacy.accounting.accountant import account
@@ -59,7 +59,11 @@ def claim_of(epsilon, rate=RATE, steps=STEPS):
     mechanism = step_mechanism(noise_for_steps(epsilon, DELTA, rate, steps), 1.0, rate)
     plan = [Charge(mechanism, steps)]
     stated = account(plan, delta=DELTA, exact=False).epsilon
-    return Alone(mechanism, torch.ones(steps, 3000), np.zeros(3000), np.zeros(3000)), stated, trade_off(plan)
+    return (
+        IndependentCanaries(mechanism, torch.ones(steps, 3000), np.zeros(3000), np.zeros(3000)),
+        stated,
+        trade_off(plan),
+    )
 
 
 @pytest.mark.long("1.0")
@@ -67,7 +71,9 @@ def claim_of(epsilon, rate=RATE, steps=STEPS):
 def test_an_honest_training_is_accused_in_the_stated_share_of_repetitions(epsilon):
     """200 repetitions at 90 %, 300 canaries: more than 20 + 4.5 deviations has a probability below 1e-4."""
     ideal, stated, claim = claim_of(epsilon)
-    few = Alone(ideal.mechanism, ideal.lengths[:, :300], ideal.scores[:300], ideal.suspected[:300])
+    few = IndependentCanaries(
+        ideal.mechanism, ideal.lengths[:, :300], ideal.scores[:300], ideal.suspected[:300]
+    )
     random, accused = np.random.default_rng(1), 0
     for _ in range(200):
         again, present = few.again(1.0, random)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pl_privknn.cli.main import main
-from pl_privknn.privacy.auditing.lower_bound import (
-    audit,
+from pl_privknn.auditing import audit, audit_records
+from pl_privknn.auditing.bounds import (
     claimed_profile,
     epsilon_lower_bound,
     lower_probability,
     mu_lower_bound,
     upper_probability,
 )
-from pl_privknn.privacy.auditing.worst_pairs import audit_records, experiment_of
+from pl_privknn.auditing.releases import experiment_of
+from pl_privknn.cli.main import main
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, DiscreteLaplace, FixedTotal, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
@@ -77,7 +77,7 @@ def test_the_profile_is_that_of_literal_enumeration(count):
 def test_lists_are_audited_one_by_one_and_together():
     charges = [Charge(Gaussian(8.0), 2), Charge(FixedTotal(0.2)), Charge(Laplace(4.0), 1_000_000)]
     rows = audit_records(charges, trials=2000, noise=SeededNoise(15))
-    assert [row["mechanism"] for row in rows] == ["gaussian", "fixed_total", "laplace", "all of them"]
+    assert [row["subject"] for row in rows] == ["gaussian", "fixed_total", "laplace", "all of them"]
     assert [row["verdict"] for row in rows] == ["OK", "NOT DRAWN", "OK", "OK"]
     assert rows[2]["releases"] == 2500
     assert rows[2]["recorded"] == 1_000_000
@@ -98,7 +98,7 @@ def test_the_command_agrees_with_honest_noise(records, capsys):
     assert main(["audit", str(records), *COMMAND, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert not report["violated"]
-    assert report["audits"][0]["claimed"] == pytest.approx(mu_epsilon(ROOT2 / 4, 1e-5), rel=1e-3)
+    assert report["audits"][0]["epsilon"] == pytest.approx(mu_epsilon(ROOT2 / 4, 1e-5), rel=1e-3)
     assert main(["audit", str(records), *COMMAND]) == 0
     assert "OK" in capsys.readouterr().out
 

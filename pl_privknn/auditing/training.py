@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,19 @@ import torch
 from torch import Tensor
 
 from pl_privknn import _lightning as pl
-from pl_privknn.attacks.alone import Alone
-from pl_privknn.attacks.one_run import Floats, Scored
+from pl_privknn._checks import check_int, check_open_unit
+from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, judge
+from pl_privknn.auditing.releases import CANARIES, IndependentCanaries
+from pl_privknn.comparison.spec import SpecError
+from pl_privknn.comparison.trainings import made_data, made_training, trains_itself
+from pl_privknn.configuration import ConfigurationError
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
 from pl_privknn.labelers.canaries import Evidence, SampledEvidence
-from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.nested_settings import get
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.private_side import silenced
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.training_run import TrainingRun
@@ -57,51 +63,67 @@ class TrainingTarget:
     name: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Statement:
-    """What a training stated in its ledger before its first step.
+def attack_training(
+    target: TrainingTarget,
+    *,
+    canaries: int = CANARIES,
+    confidence: float = CONFIDENCE,
+    noise: NoiseSource | None = None,
+    breach: bool = True,
+) -> Audit:
+    """Attack a training by noisy SGD from its noisy sums; see the module.
 
-    Attributes:
-        plan: its releases.
-        delta: δ of the guarantee.
-        adjacency: neighbouring relation of the guarantee.
+    Args:
+        target: what is attacked.
+        canaries: at least; trainings with fresh coins are added until there are so many.
+        confidence: of the lower bounds.
+        noise: of trainings and coins; the operating system's generator by default.
+        breach: whether to find the smallest breach that would have been noticed.
+
+    Raises:
+        ValueError: for arguments out of range.
     """
-
-    plan: Sequence[Charge]
-    delta: float
-    adjacency: Adjacency = "add_remove"
+    canaries = check_int("canaries", canaries, minimum=2)
+    confidence = check_open_unit("confidence", confidence)
+    seen, stated, runs = score_training(target, canaries, noise if noise is not None else default_noise())
+    charges, delta = stated
+    return judge(
+        target.name, seen, charges,
+        delta=delta, confidence=confidence, runs=runs, canaries=len(seen.present), breach=breach,
+    )  # fmt: skip
 
 
 def score_training(
     target: TrainingTarget, canaries: int, noise: NoiseSource
-) -> tuple[Scored, Statement, int]:
+) -> tuple[Scores, tuple[list[Charge], float], int]:
     """Train with canaries, as often as it takes to have ``canaries`` of them; each run has fresh coins.
 
     Returns:
-        What the attacker knows of them, what the training stated, and the number of runs. ``from_students`` is what
-        the last weights alone tell.
+        What the attacker knows of them, the releases and δ that the training stated, and the number of runs.
     """
     target.data.setup("fit")
-    parts: list[list[Floats]] = []
+    coins: list[Tensor] = []
     sums: list[list[Evidence]] = []
-    statement, count = None, 0
-    while count < canaries:
-        found, evidence, statement = _one_run(target, canaries, noise.stream("training", len(parts)))
-        parts.append(found)
-        sums.append([evidence])
-        count += len(found[0])
-    assert statement is not None
-    scores, contrast, weights, present = (np.concatenate(each) for each in zip(*parts, strict=True))
+    while not coins or sum(map(len, coins)) < canaries:
+        present, planting = _one_run(target, canaries, noise.stream("training", len(coins)))
+        assert planting.evidence is not None
+        assert planting.statement is not None
+        coins.append(present)
+        sums.append([planting.evidence])
+    scores, contrast = (
+        np.concatenate([getattr(evidence, name)().numpy() for (evidence,) in sums])
+        for name in ("scores", "contrast")
+    )
+    present = torch.cat(coins).numpy()
+    mixture = IndependentCanaries.of(sums)
     return (
-        Scored(scores, contrast, np.zeros(0), weights, present.astype(bool), "sums", Alone.of(sums)),
-        statement,
-        len(parts),
+        Scores("one_run", "sums", present, scores, [contrast], mixture=mixture),
+        planting.statement,
+        len(coins),
     )
 
 
-def _one_run(
-    target: TrainingTarget, canaries: int, noise: NoiseSource
-) -> tuple[list[Floats], Evidence, Statement]:
+def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[Tensor, _Planting]:
     module, training = target.make()
     owner: Any = module if training is None else training
     if owner.session.correlated_noise is not None:
@@ -131,11 +153,7 @@ def _one_run(
             num_sanity_val_steps=0,
         )
         trainer.fit(module, data)
-    evidence, weights = planting.evidence, planting.weights
-    assert evidence is not None
-    assert planting.statement is not None
-    found = [each.numpy() for each in (evidence.scores(), evidence.contrast(), weights, present.double())]
-    return found, evidence, planting.statement
+    return present.bool(), planting
 
 
 def _with_canaries(data: PrivatePublicDataModule, numbers: Tensor) -> LabeledImages:
@@ -160,10 +178,8 @@ class _Planting(pl.Callback):
     """
 
     def __init__(self, owner: Any, count: int, known: int, noise: NoiseSource) -> None:
-        self.statement: Statement | None = None
+        self.statement: tuple[list[Charge], float] | None = None
         self.evidence: SampledEvidence | None = None
-        #: What the last weights alone tell.
-        self.weights = torch.zeros(count, dtype=torch.float64)
         self._owner, self._count, self._known, self._noise = owner, count, known, noise
         self._places: Tensor | None = None
         self._gradients: Any = None
@@ -182,7 +198,7 @@ class _Planting(pl.Callback):
         self._gradients = gradients
         holder, name = (gradients, "sum") if owner is pl_module else (owner, "_private_sum")
         self._sum, self._of_each = getattr(holder, name), gradients._of_each
-        self._release, self._first = owner.session.release, self._weights()
+        self._release = owner.session.release
         setattr(holder, name, self._summed)
         gradients._of_each = self._planted
         owner.session.release = self._released
@@ -193,16 +209,8 @@ class _Planting(pl.Callback):
         if self.statement is None:
             assert isinstance(run, TrainingRun)
             charges = run.plan.charges(run.mechanism, run.planned)
-            self.statement = Statement(charges, run.plan.delta)
+            self.statement = charges, run.plan.delta
             self.evidence = SampledEvidence(self._count, run.mechanism)
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look at the last weights; descent moved them against the canaries' gradients."""
-        if self._places is not None:
-            self.weights = (self._first - self._weights())[self._places]
-
-    def _weights(self) -> Tensor:
-        return torch.cat([p.detach().double().flatten().cpu() for p in self._gradients.parameters])
 
     def _summed(self, inputs: Tensor, targets: Tensor, *rest: Any) -> Tensor:
         """The clipped sum of a batch with canaries; what all others add to it is computed beside it.
@@ -254,3 +262,39 @@ class _Planting(pl.Callback):
             length /= len({name.rpartition(".")[0] for name in self._gradients._names}) ** 0.5
         self.evidence.add_step(rest, torch.full((self._count,), length))
         return noisy
+
+
+#: What of the trainer's options a training's plan or its sums depend on.
+_TRAINER = ("max_epochs", "max_steps", "accelerator", "precision")
+
+
+def training_of_config(document: Mapping[str, Any], path: str | Path) -> TrainingTarget:
+    """The training of a configuration; like ``privknn fit``, it runs the code that the configuration names.
+
+    Other callbacks of the trainer are left out: they see what the training released alone.
+
+    Args:
+        document: the configuration, with sections ``model``, ``data`` and ``trainer``.
+        path: where it came from, for messages.
+
+    Raises:
+        ValueError: for sections that don't parse.
+    """
+    try:
+        trainer = {name: get(document, f"trainer.{name}") for name in _TRAINER}
+        data = made_data(document.get("data") or {})
+        if not isinstance(data, PrivatePublicDataModule):
+            raise ConfigurationError(
+                "data.class_path: want a data module with a private part (PrivatePublicDataModule)"
+            )
+        name = "NoisySGD" if trains_itself(document) else "PrivateTraining"
+
+        def make() -> tuple[Any, PrivateTraining | None]:
+            return made_training(document, data, name)
+
+        make()  # what can't be made is said before anything is trained
+    except (ConfigurationError, SpecError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    return TrainingTarget(
+        make, data, {key: value for key, value in trainer.items() if value is not None}, name
+    )

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from pl_privknn.attacks.guessing import (
+from pl_privknn.auditing.bounds import (
     SHARES,
     Guesses,
-    _rarity,
     epsilon_of_guesses,
     gaussian_inverse,
     gaussian_mu_of_guesses,
+    rarity,
     refutes_epsilon,
     refutes_trade_off,
 )
@@ -67,7 +67,7 @@ def test_delta_term_is_the_papers(right):
     at = [binom.pmf(k, made, likely) for k in range(made + 1)]
     largest = max((sum(at[right - i : right]) / i for i in range(1, right + 1)), default=0.0)
     literal = sum(at[right:]) + 2 * canaries * delta * largest
-    assert _rarity(canaries, made, right, epsilon, delta) == pytest.approx(literal, rel=1e-9)
+    assert rarity(canaries, made, right, epsilon, delta) == pytest.approx(literal, rel=1e-9)
 
 
 def test_guesses_are_those_of_the_largest_and_smallest_scores():

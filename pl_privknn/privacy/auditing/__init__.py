@@ -1,1 +1,0 @@
-"""Empirical lower bounds on ε."""
