@@ -332,10 +332,11 @@ class Target:
         for kept in _MEMORIES:
             if hasattr(made, kept):
                 setattr(made, kept, None)
-        for owner in (made, getattr(made, "aggregator", None)):
+        owners: list[Any] = [made, getattr(made, "aggregator", None)]
+        for owner in owners:
             additive = not hasattr(owner, "noise") or isinstance(owner.noise, AdditiveNoise)
             if getattr(owner, "release_counts", None) is False and additive:
-                owner.release_counts = True  # type: ignore[union-attr]
+                owner.release_counts = True
         for kept in ("soft", "keeps_steps"):
             if hasattr(made, kept):
                 setattr(made, kept, True)
@@ -429,11 +430,13 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
             torch.cat([target.features[others], canaries.features[taken]]),
             torch.cat([target.labels[others], labels[taken]]),
         )
-        if canaries.spent_after:
-            scores, released = _spending(target, labeler, canaries)
-        else:
+        if not canaries.spent_after:
             sums.append([])
-            scores, released = _scores(target, labeler, canaries, sums[-1])
+        scores, released = (
+            _spending(target, labeler, canaries)
+            if canaries.spent_after
+            else _scores(target, labeler, canaries, sums[-1])
+        )
         parts.append([*(part.numpy() for part in scores), present.numpy()])
     own, from_labels, *contrasts, coins = (np.concatenate(each) for each in zip(*parts, strict=True))
     return Scores(
@@ -444,7 +447,7 @@ def score_canaries(target: Target, canaries: Canaries, runs: int, noise: NoiseSo
 
 def _scores(
     target: Target, labeler: Labeler, canaries: Canaries, sums: list[Evidence]
-) -> tuple[tuple[Tensor, Tensor, Tensor], str]:
+) -> tuple[list[Tensor], str]:
     """Scores of all releases, of labels, and of what queries do not share; what was released.
 
     What released sums say is added to ``sums``.
@@ -456,7 +459,7 @@ def _scores(
         places = torch.arange(len(canaries.labels)), canaries.about
         own = (told[(*places, canaries.labels)] - told[(*places, canaries.others)]).double()
         seen = labels_of(labeler.label(canaries.queries, paying), classes)
-        return (own, _about(seen, canaries, target.swaps), torch.zeros_like(own)), "messages"
+        return [own, _about(seen, canaries, target.swaps), torch.zeros_like(own)], "messages"
     rounds = 1 if isinstance(labeler, MakesModel) and labeler.releases_once else target.rounds
     total, from_labels, contrast = torch.zeros(3, len(canaries.labels), dtype=torch.float64)
     known = _known(target, labeler, canaries)
@@ -477,7 +480,7 @@ def _scores(
         total = total + _about(rest, canaries, target.swaps)
         contrast = contrast + _about(rest - rest.nanmean(dim=0), canaries, target.swaps)
         from_labels = from_labels + _about(told, canaries, target.swaps)
-    return (total, from_labels, contrast), name
+    return [total, from_labels, contrast], name
 
 
 def _spending(target: Target, labeler: Labeler, canaries: Canaries) -> tuple[list[Tensor], str]:
@@ -533,7 +536,7 @@ def score_runs(target: Target, canaries: Canaries, runs: int, noise: NoiseSource
         own = own if votes is None else votes.argmin(dim=1)
     tables = {True: table(own), False: absent}
     labelers = {True: target.fitted(noise.stream("fit", 1), *tables[True]), False: without}
-    votes = _direction(target, canaries.queries, own, labelers, noise)
+    moved = _direction(target, canaries.queries, own, labelers, noise)
     parts: list[list[Floats]] = []
     released, independent = "", _independent(without)
     together = max(1, _AT_ONCE // len(canaries.queries)) if independent else 1
@@ -548,7 +551,7 @@ def score_runs(target: Target, canaries: Canaries, runs: int, noise: NoiseSource
             else:
                 release = labeler.label(canaries.queries.repeat(count, 1), paying)
             released = name_of_release(labeler, release)
-            parts.append([np.full(count, side), *_of_runs(target, release, count, *votes)])
+            parts.append([np.full(count, side), *_of_runs(target, release, count, *moved)])
     present, scores, from_labels, *contrasts = (np.concatenate(each) for each in zip(*parts, strict=True))
     return Scores("many_runs", released, present, scores, contrasts, from_labels)
 
@@ -605,7 +608,11 @@ def _with_parts(target: Target, noise: NoiseSource) -> Target:
     """PATE with all other records' parts held: what one record more does to theirs has tests of its own."""
     made = copy.deepcopy(target.labeler)
     assert isinstance(made, PATE)
-    settings = {"num_classes": target.num_classes, "num_parts": made.num_teachers, "noise": noise}
+    settings: dict[str, Any] = {
+        "num_classes": target.num_classes,
+        "num_parts": made.num_teachers,
+        "noise": noise,
+    }
     made.partitioner = GivenParts(made.partitioner.assign(target.features, target.labels, **settings))
     return dataclasses.replace(target, labeler=made)
 

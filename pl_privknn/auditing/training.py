@@ -105,22 +105,18 @@ def score_training(
     coins: list[Tensor] = []
     sums: list[list[Evidence]] = []
     while not coins or sum(map(len, coins)) < canaries:
-        present, planting = _one_run(target, canaries, noise.stream("training", len(coins)))
+        drawn, planting = _one_run(target, canaries, noise.stream("training", len(coins)))
         assert planting.evidence is not None
-        assert planting.statement is not None
-        coins.append(present)
+        coins.append(drawn)
         sums.append([planting.evidence])
     scores, contrast = (
         np.concatenate([getattr(evidence, name)().numpy() for (evidence,) in sums])
         for name in ("scores", "contrast")
     )
     present = torch.cat(coins).numpy()
-    mixture = IndependentCanaries.of(sums)
-    return (
-        Scores("one_run", "sums", present, scores, [contrast], mixture=mixture),
-        planting.statement,
-        len(coins),
-    )
+    seen = Scores("one_run", "sums", present, scores, [contrast], mixture=IndependentCanaries.of(sums))
+    assert planting.statement is not None
+    return seen, planting.statement, len(coins)
 
 
 def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[Tensor, _Planting]:
