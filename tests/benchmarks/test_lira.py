@@ -5,8 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from benchmarks.membership import confidences, likelihood_ratios, true_positive_rates
-from benchmarks.membership import train_networks
+from benchmarks.membership import confidences, likelihood_ratios, train_networks, true_positive_rates
 
 RATES = np.array([0.001, 0.01, 0.1, 0.5])
 
