@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch.distributions import Bernoulli, kl_divergence
 from torchmetrics.classification import MultilabelAccuracy
 
-from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
+from pl_privknn.students import (
+    FixMatchStudent,
+    LabelLoss,
+    StudentOptimization,
+    SupervisedStudent,
+    UDAStudent,
+    VATStudent,
+)
 from pl_privknn.students.losses import TASKS, AttributeAccuracy, fixmatch_loss, uda_loss
 from pl_privknn.students.vat import adversarial_direction
 
@@ -155,7 +162,7 @@ def test_accuracy_of_attributes():
 @pytest.mark.parametrize("kind", STUDENTS)
 def test_students_learn_attributes(kind):
     images, attributes = stripes()
-    model = student(kind, lr=0.01, scheduler="none")
+    model = student(kind, optimization=StudentOptimization(lr=0.01, scheduler="none"))
     labels = attributes[:40].clone()
     labels[:5, 0] = -1  # what isn't known is left out
     batches = [
@@ -184,7 +191,7 @@ def test_students_learn_attributes(kind):
 
 def test_soft_attributes_and_weights():
     images, attributes = stripes(20)
-    model = student(SupervisedStudent, confidence_weighting=1.0)
+    model = student(SupervisedStudent, loss=LabelLoss(confidence_weighting=1.0))
     logits = model.logits(images)
     plain = F.binary_cross_entropy_with_logits(logits, attributes.float())
     torch.testing.assert_close(model.label_loss(logits, attributes), plain)
