@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pl_privknn import _lightning as pl
 from pl_privknn._files import write_durably
-from pl_privknn.callbacks.label_run import LABELS, ReportsRun
-from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.callbacks.label_store import LABELS, StoredLabels
+from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Charge
@@ -300,9 +300,9 @@ def log_queries(trainer: pl.Trainer, folder: Path) -> None:
             _tensorboard_table(logger.experiment, rows, trainer.global_step)
 
 
-def labeling_of(trainer: pl.Trainer) -> ReportsRun | None:
+def labeling_of(trainer: pl.Trainer) -> PrivateLabeler | None:
     """The trainer's labelling callback."""
-    found = [part for part in trainer.callbacks if isinstance(part, ReportsRun)]  # type: ignore[attr-defined]
+    found = [part for part in trainer.callbacks if isinstance(part, PrivateLabeler)]  # type: ignore[attr-defined]
     return found[0] if found else None
 
 

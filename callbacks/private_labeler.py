@@ -17,19 +17,21 @@ from pl_privknn._lightning import rank_zero_info
 from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._run_end import leave_report
 from pl_privknn.argument_groups import as_group
-from pl_privknn.callbacks.label_run import LabelRun, ReportsRun, RunTerms, digest_of, stored_run_id
-from pl_privknn.callbacks.labeling_round import LabelingRound, TableMemory, rich_progress
-from pl_privknn.callbacks.released_head import MODELS
+from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
+from pl_privknn.callbacks.labeling_round import MODELS, LabelingRound, TableMemory, rich_progress
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.base import JoinsRuns, Labeler, MakesModel, ShardedLabeler, stated_plan
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.mechanisms.base import Level, check_adjacency
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder
 
@@ -283,7 +285,7 @@ def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
-class PrivateLabeler(ReportsRun):
+class PrivateLabeler(HasInitArguments, pl.Callback):
     """Queries a private teacher before the first epoch and again after every ``epochs_per_round`` epochs.
 
     Each round extracts features of private and public images, picks queries among the public images, lets
@@ -374,7 +376,8 @@ class PrivateLabeler(ReportsRun):
         self.device = check_device(device)
         self.sharded = check_switch("sharded", sharded)
         self._place = Path()
-        super().__init__()
+        self._run: LabelRun | None = None
+        self._metrics: dict[str, float] = {}
         self._loaded: dict[str, Any] | None = None
         self._epochs_before = 0
         self._rounds_applied = 0
@@ -444,7 +447,7 @@ class PrivateLabeler(ReportsRun):
         due = min(self.rounds, 1 + self._epochs_before // self.epochs_per_round)
         for index in range(due):
             is_new = index >= self._rounds_applied
-            self._run_round(trainer, pl_module, data, index)
+            self._label(trainer, pl_module, data, index)
             self._restart_due |= is_new and index > 0 and self.retrain
         self._epochs_before = 0
 
@@ -473,7 +476,7 @@ class PrivateLabeler(ReportsRun):
         index, rest = divmod(epochs_done, self.epochs_per_round)
         if rest or not self._rounds_applied <= index < self.rounds or is_last_epoch(trainer):
             return
-        self._run_round(trainer, pl_module, data_module(trainer), index)
+        self._label(trainer, pl_module, data_module(trainer), index)
         self._restart_due = self.retrain
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -539,7 +542,7 @@ class PrivateLabeler(ReportsRun):
     def _answers(self, queries: list[int]) -> int:
         return sum(queries) if self.max_answers is None else min(self.max_answers, sum(queries))
 
-    def _run_round(
+    def _label(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
     ) -> None:
         """Round ``index`` on global rank 0, its answers on every rank."""
@@ -570,16 +573,87 @@ class PrivateLabeler(ReportsRun):
             query_batch_size=self.query_batch_size,
             seed=self.seed,
             predict=functools.partial(probabilities_of, pl_module),
-            check=self._group.check,
+            check=self._group.check if self._group.size > 1 else None,
             memory=self.memory,
         )
         if self._run is None:
             return labeling.follow(data, self._place)
         with rich_progress(index, self.rounds, self.progress) as progress:
-            labeling.run(index, data, self._run.store, self._run.ledger_run, progress)
+            labeling.run_round(index, data, self._run.store, self._run.ledger_run, progress)
         labeling.end()
         examples, labels, soft = self._run.store.answers(index + 1)
         self._run.note_counts()
         self._run.tell_losses(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
+
+    # ------------------------------------------------------------------ what the run says
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
+        return self._metrics.get("privacy/epsilon", 0.0)
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of what was released in fact; for information, it is not a promise made beforehand."""
+        return self._metrics.get("privacy/epsilon_spent", 0.0)
+
+    @property
+    def guarantee(self) -> Level:
+        """The word beside :attr:`epsilon`; :meth:`report` has the reasons."""
+        report = self.report(exact=False)
+        return "unconditional" if report is None else report[0].guarantee
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is logged: ``privacy/…`` and ``labels/…``."""
+        return dict(self._metrics)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, once the fit has started, on the process that asks (global rank 0)."""
+        return None if self._run is None else self._run.ledger
+
+    def report(self, exact: bool = True) -> tuple[PrivacyReport, PrivacyReport] | None:
+        """The guarantee and what was spent, or None before the fit; ``exact`` takes some seconds."""
+        return None if self._run is None else self._run.reports(exact)
+
+    def privacy_summary(self) -> dict[str, Any] | None:
+        """What a report of the run says of its privacy, in plain types; None before the fit."""
+        if self._run is None:
+            return None
+        report = self._run.ledger.report(self._run.delta, exact=True)
+        return {
+            **report.guarantee.to_dict(),
+            **report.trade_off().to_dict(),
+            "epsilon_spent": report.spent.epsilon,
+            "max_epsilon": self.max_epsilon,
+            **self.label_counts(),
+            "label_accuracy": self.metrics.get("labels/accuracy"),
+            "label_accuracy_last_round": self.metrics.get("labels/accuracy_last_round"),
+            "labeler": type(self.labeler).__name__,
+            "ledger_head": report.head,
+            "run": self.run_id,
+        }
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, once the fit has started, on global rank 0."""
+        return None if self._run is None else self._run.store.path.parent
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's lasting name in its ledger, once the fit has started, on global rank 0."""
+        return None if self._run is None else self._run.run_id
+
+    def label_counts(self) -> dict[str, int]:
+        """Numbers of queries: queried, answered, refused, lost to a crash."""
+        return {} if self._run is None else self._run.store.counts()
+
+    def asked_examples(self) -> list[int]:
+        """Public examples of all rounds so far, in the order in which they were asked."""
+        if self._run is None:
+            return []
+        store = self._run.store
+        return [example for index in range(store.rounds()) for example in store.selected(index) or []]

@@ -16,7 +16,7 @@ from pl_privknn._checks import check_switch
 from pl_privknn._commit import source_commit
 from pl_privknn._files import write_durably
 from pl_privknn._quiet import quiet_lightning
-from pl_privknn.callbacks.label_run import ReportsRun
+from pl_privknn.callbacks.labeling_round import MODELS, Judged, load_head
 from pl_privknn.callbacks.loggers import (
     TestConfusion,
     labeling_of,
@@ -29,8 +29,7 @@ from pl_privknn.callbacks.loggers import (
     spender_of,
     told,
 )
-from pl_privknn.callbacks.private_labeler import lasting_extractor
-from pl_privknn.callbacks.released_head import MODELS, Judged, load_head
+from pl_privknn.callbacks.private_labeler import PrivateLabeler, lasting_extractor
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.documents import write_yaml
 from pl_privknn.init_arguments import HasInitArguments, as_section
@@ -59,7 +58,7 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
     left_out: list[str] = []
     parts: list[tuple[str, Any]] = [("model", module), ("data", trainer.datamodule)]  # type: ignore[attr-defined]
     for callback in callbacks:
-        if isinstance(callback, ReportsRun):
+        if isinstance(callback, PrivateLabeler):
             parts.append(("labeling", callback))
         elif isinstance(callback, ReportsTraining):
             parts.append(("trainer.callbacks", callback))
@@ -167,7 +166,7 @@ class RunReport(pl.Callback):
             return
         # What the labeler logged before it asked for the next epoch, whose accuracy is not known yet.
         logged = trainer.callback_metrics.get("privacy/epsilon_spent")
-        if logged is None or not isinstance(spender, ReportsRun):
+        if logged is None or not isinstance(spender, PrivateLabeler):
             logged = spender.epsilon_spent
         log_trade_off(
             trainer,

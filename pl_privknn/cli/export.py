@@ -104,8 +104,8 @@ def finished_head(run: Path) -> Any:
         FileNotFoundError: where the run left none.
     """
     from pl_privknn.callbacks import PrivateLabeler
+    from pl_privknn.callbacks.labeling_round import HEAD, load_head
     from pl_privknn.callbacks.private_labeler import lasting_extractor
-    from pl_privknn.callbacks.released_head import HEAD, load_head
     from pl_privknn.configuration import instantiate
     from pl_privknn.documents import read_document
 
@@ -123,9 +123,9 @@ def export_model(student: Any, head: Any, released: str, output: Path, kind: str
 
     Args:
         student: a student of this package, in ``eval`` mode.
-        head: a :class:`~pl_privknn.callbacks.released_head.ReleasedHead`; None for the student alone. n is 1 in a
+        head: a :class:`~pl_privknn.callbacks.labeling_round.ReleasedHead`; None for the student alone. n is 1 in a
             file with a head or extractor, whose features count images as they go.
-        released: one of :data:`~pl_privknn.callbacks.released_head.MODELS`.
+        released: one of :data:`~pl_privknn.callbacks.labeling_round.MODELS`.
         output: folder for the file.
         kind: ``"torch"`` or ``"onnx"``.
 

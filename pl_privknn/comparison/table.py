@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from pl_privknn.callbacks.released_head import MODELS
+from pl_privknn.callbacks.labeling_round import MODELS
 from pl_privknn.comparison.marks import SEEDED, footnotes, mark
 from pl_privknn.comparison.results import Result, epsilon_of_all
 from pl_privknn.comparison.spec import epsilon_text

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pl_privknn.callbacks.label_run import LABELS
-from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.comparison.results import RESULTS, read_results, read_summary, without_places
 from pl_privknn.documents import read_document, write_yaml

@@ -8,7 +8,7 @@ import torch
 from noisy_sgd_setup import make_data
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
-from pl_privknn.callbacks.released_head import load_head
+from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import ClassSums, PublicCurvature, ReverseKNN

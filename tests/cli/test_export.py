@@ -11,7 +11,7 @@ import torch
 from forked import in_child
 from ledger_setup import needs_fork
 
-from pl_privknn.callbacks.released_head import load_head, save_head
+from pl_privknn.callbacks.labeling_round import load_head, save_head
 from pl_privknn.cli.main import main
 from pl_privknn.features import HOG, PublicPCA, RememberedFeatures
 from pl_privknn.labelers import ClassSums

@@ -11,8 +11,7 @@ from ledger_setup import PROTECTED, G, needs_fork
 from small_fit import fit_student
 
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO, previous, usable_checkpoint
-from pl_privknn.callbacks.label_run import LabelRun, RunTerms
-from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
+from pl_privknn.callbacks.label_store import LabelRun, LabelStore, LabelStoreError, RunTerms
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
