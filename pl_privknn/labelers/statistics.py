@@ -25,7 +25,6 @@ from pl_privknn._checks import (
     check_positive,
     shape_text,
 )
-from pl_privknn._files import write_durably
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.attributes import check_attribute_table
 from pl_privknn.labelers.base import (
@@ -45,6 +44,7 @@ from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 
 
 class Targets(abc.ABC):
@@ -372,25 +372,25 @@ def evidence_of(
     return found
 
 
-_FILE = "releases.pt"
+#: In the run's private file: releases by their number, each a tensor file of what was drawn and of the model then.
+_SCHEMA = "CREATE TABLE releases (number INTEGER PRIMARY KEY, taken BLOB NOT NULL);"
 
 
-def write_releases(folder: Path, releases: Mapping[int, Taken], sketch: Tensor | None) -> None:
-    """Write releases by their number, and what tells the public examples that they are about from others."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def write_release(store: PrivateStore, number: int, taken: Taken, sketch: Tensor) -> None:
+    """Keep a release, and what tells the public examples that it is about from others."""
     buffer = io.BytesIO()
-    torch.save(
-        {"releases": {number: tuple(taken) for number, taken in releases.items()}, "public": sketch}, buffer
-    )
-    write_durably(folder / _FILE, buffer.getvalue(), 0o600)
+    torch.save(tuple(taken), buffer)
+    with store.writing() as db:
+        db.execute("INSERT INTO releases VALUES (?, ?)", (number, buffer.getvalue()))
+        store.note("public", sketch.tolist())
 
 
-def read_releases(folder: Path) -> tuple[dict[int, Taken], Tensor | None]:
-    """What :func:`write_releases` wrote; nothing where there is no file."""
-    if not (folder / _FILE).exists():
-        return {}, None
-    kept = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
-    return {number: Taken(*pair) for number, pair in kept["releases"].items()}, kept["public"]
+def read_releases(store: PrivateStore) -> tuple[dict[int, Taken], Tensor | None]:
+    """What :func:`write_release` wrote."""
+    rows = store.read("SELECT number, taken FROM releases")
+    taken = {number: Taken(*torch.load(io.BytesIO(kept), "cpu", weights_only=True)) for number, kept in rows}
+    sketch = store.fact("public")
+    return taken, None if sketch is None else torch.tensor(sketch, dtype=torch.float64)
 
 
 #: Releases of one teacher.
@@ -479,7 +479,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._public: Tensor | None = None  # x of the public examples
         self._change: PublicWhitening | None = None
-        self._place: Path | None = None
+        self._kept: PrivateStore | None = None
         self._paid_by: ChargesLedger | None = None
         self._charged = 0
         self._taken: dict[int, Taken] = {}
@@ -557,7 +557,9 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         Raises:
             ReleaseLostError: if all releases are paid for and none is there.
         """
-        self._place = folder
+        if self._kept is None or self._kept.path != (folder / FILE_NAME).resolve():
+            self.leave_run()
+            self._kept = PrivateStore(folder / FILE_NAME, _SCHEMA, one_place=False)
         if self._paid_by is ledger:
             return
         self._forget(ledger)
@@ -565,7 +567,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
             self._charged = sum(
                 ledger.charged(kind) for kind in {part.mechanism for part in self.plan(1, 1, 2)}
             )
-        self._taken, self._sketch = read_releases(folder)
+        self._taken, self._sketch = read_releases(self._kept)
         if len(self._taken) > self._charged:
             raise ReleaseLostError(
                 f"{folder}: it holds releases that this run's ledger did not pay for; restore the ledger that "
@@ -575,7 +577,9 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
 
     def leave_run(self) -> None:
         """Write nothing more into the run's folder; see :meth:`JoinsRuns.leave_run`."""
-        self._place = None
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = None
 
     def fit_public(self, features: Tensor) -> None:
         """Take the features of all public examples, float32 ``(m, d)``: curvature, directions, or centres."""
@@ -636,7 +640,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """The model of a state, apart from this labeler and its private table; see :meth:`MakesModel.head`."""
         model, learned = copy.copy(self), dict(state)
-        model._table = model._paid_by = model._place = None
+        model._table = model._paid_by = model._kept = None
         weights = learned.pop("weights")
         model.relearn(learned)
         return functools.partial(model.predict, weights=weights)
@@ -688,8 +692,8 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
             self._charged += 1
             noisy = self.drawn(number, mechanism, exact, noise)
             self._taken[number], self._sketch = Taken(noisy, weights), sketch
-            if self._place is not None:
-                write_releases(self._place, self._taken, self._sketch)
+            if self._kept is not None:
+                write_release(self._kept, number, self._taken[number], sketch)
             weights = self.model(self._public, self._taken)
         self._weights = weights
         return weights

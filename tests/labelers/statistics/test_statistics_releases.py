@@ -7,7 +7,7 @@ from statistics_setup import MADE, fitted, table
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
 from pl_privknn.labelers import ClassSums, PublicCurvature
-from pl_privknn.labelers.statistics import ReleaseLostError, write_releases
+from pl_privknn.labelers.statistics import ReleaseLostError, write_release
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -34,7 +34,8 @@ def test_later_queries_are_free_and_a_resumed_run_draws_nothing(tmp_path, name):
     resumed.join_run(tmp_path / "kept", handle)
     torch.testing.assert_close(fitted(resumed).label(queries, handle).soft, again.soft, atol=1e-4, rtol=0)
     assert handle.num_charges == teacher.releases
-    assert (tmp_path / "kept" / "releases.pt").stat().st_mode & 0o077 == 0
+    for path in (tmp_path / "kept", *(tmp_path / "kept").iterdir()):
+        assert path.stat().st_mode & 0o077 == 0
 
 
 @NAMES
@@ -67,12 +68,13 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
         teacher.join_run(tmp_path / f"{releases}", handle)
 
         def keep(*kept):
-            return die() if teacher._charged > release else write_releases(*kept)
+            return die() if teacher._charged > release else write_release(*kept)
 
         with monkeypatch.context() as patched:
-            patched.setattr("pl_privknn.labelers.statistics.write_releases", keep)
+            patched.setattr("pl_privknn.labelers.statistics.write_release", keep)
             with pytest.raises(Killed):
                 teacher.label(queries, handle)
+        teacher.leave_run()  # as the end of a process does
         assert handle.num_charges == release + 1
         resumed = PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=releases)
         return resumed, ledger.run(f"{releases}")
@@ -92,6 +94,7 @@ def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
     handle = Ledger(tmp_path / "one.sqlite").run("a")
     teacher.join_run(tmp_path / "kept", handle)
     teacher.label(table()[0], handle)
+    teacher.leave_run()
     with pytest.raises(ReleaseLostError, match=r"did not pay for"):
         ClassSums(noise_multiplier=2.0).join_run(tmp_path / "kept", Ledger(tmp_path / "two.sqlite").run("a"))
 
