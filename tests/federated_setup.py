@@ -29,7 +29,7 @@ def coins(node):
 
 
 def client(folder, node, seeded=True, **arguments):
-    given = {"max_epsilon": 100.0, "record": folder / f"answered-{node}.json", **arguments}
+    given = {"max_epsilon": 100.0, "record": folder / f"answered-{node}.sqlite", **arguments}
     if seeded:
         given["noise_source"] = coins(node)
     return Client(*records(node), CLASSES, NAME, **given)
@@ -66,4 +66,4 @@ class Wire:
 
 
 def mixing(folder, key):
-    return Shuffler(key, folder / "mixed.json", SeededNoise(3))
+    return Shuffler(key, folder / "mixed.sqlite", SeededNoise(3))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 from pathlib import Path
 
-from filelock import FileLock
-
-from pl_privknn._files import write_durably
 from pl_privknn.federated.messages import Refused
+from pl_privknn.privacy.private_store import PrivateStore
 
+_SCHEMA = "CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);"
+_WAIT = 600.0  # seconds, for another process of this node
 #: What rounding of a sum may take a total beyond a budget by.
 _ROUNDING = 1e-9
 
@@ -19,10 +19,11 @@ class AnsweredRounds:
     """Rounds that a node answered, and the ε that each of its records spent on them.
 
     ε of pure guarantees adds up, however later rounds were chosen in view of earlier answers, so that no filter is
-    needed. The file is on disk before :meth:`spend` returns, and other processes wait meanwhile.
+    needed. What is spent is on disk before :meth:`spend` returns, and other processes wait meanwhile.
 
     Args:
-        path: the file, made if missing. Whoever deletes it, or puts back an older copy, forgets what was spent.
+        path: an SQLite file, made if missing; see :class:`~pl_privknn.privacy.private_store.PrivateStore`. Whoever
+            deletes it, or puts back an older copy, forgets what was spent.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -33,32 +34,23 @@ class AnsweredRounds:
 
         Raises:
             Refused: if the round was answered, or the total would pass the budget; nothing is noted then.
-            ValueError: if the file is no such record.
+            PrivateStoreError: if the file is no such record.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock"):
-            known = self._read()
+        with self._opened() as store, store.writing() as db:
+            known = dict(db.execute("SELECT name, epsilon FROM rounds"))
             if name in known:
                 raise Refused(f"round={name!r} was answered by this node; it answers a round once")
             if math.fsum([*known.values(), epsilon]) > budget * (1 + _ROUNDING):
                 raise Refused(f"epsilon={epsilon:g} would pass this node's own budget max_epsilon={budget:g}")
-            write_durably(self.path, json.dumps({**known, name: epsilon}, indent=0), mode=0o600)
+            db.execute("INSERT INTO rounds VALUES (?, ?)", (name, epsilon))
 
     @property
     def spent(self) -> float:
         """ε of all rounds together."""
-        return math.fsum(self._read().values())
-
-    def _read(self) -> dict[str, float]:
         if not self.path.exists():
-            return {}
-        try:
-            known = json.loads(self.path.read_text(encoding="utf-8"))
-            sound = all(isinstance(spent, float | int) and spent >= 0 for spent in known.values())
-        except (ValueError, AttributeError):
-            sound = False
-        if not sound:
-            raise ValueError(
-                f"{self.path} is no record of answered rounds; restore it: without it, ε would be wrong"
-            )
-        return {str(name): float(spent) for name, spent in known.items()}
+            return 0.0
+        with self._opened() as store:
+            return math.fsum(epsilon for (epsilon,) in store.read("SELECT epsilon FROM rounds"))
+
+    def _opened(self) -> contextlib.closing[PrivateStore]:
+        return contextlib.closing(PrivateStore(self.path, _SCHEMA, wait=_WAIT))

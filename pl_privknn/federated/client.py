@@ -47,7 +47,7 @@ class Client:
         >>> from pl_privknn.federated import Client, Refused, Request
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     records = torch.eye(2), torch.tensor([0, 1])
-        ...     client = Client(*records, 2, "corners", max_epsilon=0.5, record=f"{folder}/answered.json")
+        ...     client = Client(*records, 2, "corners", max_epsilon=0.5, record=f"{folder}/answered.sqlite")
         ...     asked = Request.about(torch.eye(2), round="a", epsilon=0.5, num_classes=2, extractor=client.extractor)
         ...     print(len(client.answer(asked)), "bytes,", client.answered.spent)
         ...

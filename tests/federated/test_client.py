@@ -1,9 +1,12 @@
 """A client's privacy is its own affair: what it refuses, what it writes down first, and what leaves it."""
 
+import contextlib
 import doctest
 import importlib
-import json
+import math
 import re
+import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,13 @@ import torch
 from federated_setup import CLASSES, NAME, client, coins, queries, records
 from filelock import FileLock, Timeout
 
-from pl_privknn._files import write_durably
 from pl_privknn.federated import Client, Refused, Request, answered
 from pl_privknn.federated.answered import AnsweredRounds
 from pl_privknn.federated.messages import decode, extractor_digest
 from pl_privknn.federated.replies import reply_to
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, SystemNoise
+from pl_privknn.privacy.private_store import PrivateStoreError
 
 
 def request(**stated):
@@ -67,7 +70,7 @@ def test_what_is_refused_depends_on_no_label(tmp_path):
     features, _ = records(0)
     texts = set()
     for labels in (torch.zeros(40, dtype=torch.int64), torch.full((40,), 2)):
-        node = Client(features, labels, CLASSES, NAME, max_epsilon=9.0, record=tmp_path / "answered.json")
+        node = Client(features, labels, CLASSES, NAME, max_epsilon=9.0, record=tmp_path / "answered.sqlite")
         with pytest.raises(Refused) as caught:
             node.answer(request(num_classes=2))
         texts.add(str(caught.value))
@@ -97,8 +100,9 @@ def test_what_is_spent_is_on_disk_before_a_coin_is_tossed(tmp_path):
     node = client(tmp_path, 0, seeded=False, noise_source=NeverDrawn())
     with pytest.raises(AssertionError, match="drawn"):
         node.answer(request(epsilon=0.7))
-    assert json.loads((tmp_path / "answered-0.json").read_text()) == {"first": 0.7}
-    assert (tmp_path / "answered-0.json").stat().st_mode & 0o077 == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "answered-0.sqlite")) as record:
+        assert record.execute("SELECT * FROM rounds").fetchall() == [("first", 0.7)]
+    assert (tmp_path / "answered-0.sqlite").stat().st_mode & 0o077 == 0
 
 
 def test_a_seeded_node_answers_a_server_whose_ledger_says_so_alone(tmp_path):
@@ -112,10 +116,21 @@ def test_coins_are_the_operating_systems_unless_a_test_says_otherwise(tmp_path):
 
 
 def test_a_record_that_is_none_is_never_taken_for_an_empty_one(tmp_path):
-    for text in ("", "[1]", '{"a": -1}', '{"a": "b"}', '{"a": 1'):
-        (tmp_path / "answered-0.json").write_text(text)
-        with pytest.raises(ValueError, match="is no record of answered rounds"):
-            client(tmp_path, 0).answer(request())
+    record = tmp_path / "answered-0.sqlite"
+    client(tmp_path, 0).answer(request())
+    whole = record.read_bytes()
+    for content in (b"", b'{"a": 1}', whole[:-4096], bytes(4096) + whole[4096:]):
+        record.write_bytes(content)
+        with pytest.raises(PrivateStoreError, match="up to date"):
+            client(tmp_path, 0).answer(request(round="second"))
+
+
+def test_a_second_copy_of_a_record_spends_nothing(tmp_path):
+    client(tmp_path, 0).answer(request())
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "answered-0.sqlite", tmp_path / "other")
+    with pytest.raises(PrivateStoreError, match="is a copy of"):
+        client(tmp_path / "other", 0).answer(request(round="second"))
 
 
 def test_nothing_of_an_unforeseen_error_leaves_the_node():
@@ -142,18 +157,21 @@ def test_bad_arguments_are_named(tmp_path):
 
 
 def test_other_processes_wait_from_the_reading_of_a_total_to_its_writing(tmp_path, monkeypatch):
-    path, tried = tmp_path / "answered.json", []
+    path, tried = tmp_path / "answered.sqlite", []
 
-    def writing(*arguments, **named):
+    fsum = math.fsum
+
+    def adding(values):
         with pytest.raises(Timeout):
             FileLock(f"{path}.lock", timeout=0).acquire()
-        tried.append(write_durably(*arguments, **named))
+        tried.append(fsum(values))
+        return tried[-1]
 
-    monkeypatch.setattr(answered, "write_durably", writing)
+    monkeypatch.setattr(answered.math, "fsum", adding)
     AnsweredRounds(path).spend("a", 1.0, budget=1.0)
     with pytest.raises(Refused, match="own budget"):
         AnsweredRounds(path).spend("b", 1.0, budget=1.0)
-    assert len(tried) == 1
+    assert tried == [1.0, 2.0]
 
 
 def test_the_bytes_of_the_guide_are_those_that_are_sent(capsys):

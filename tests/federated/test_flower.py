@@ -1,7 +1,8 @@
 """The same round carried by Flower: its own messages, serialised as on the wire, between its own apps."""
 
+import contextlib
 import importlib
-import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,8 @@ def test_the_example_of_the_guide_labels_public_digits_as_one_process_does(tmp_p
     server.app(grid, Context(1, 0, {}, RecordDict(), stated))
 
     extractor, asked_for = Pixels(), server.asked(Context(1, 0, {}, RecordDict(), stated))
-    (name,) = json.loads((tmp_path / "answered-0.json").read_text())
+    with contextlib.closing(sqlite3.connect(tmp_path / "answered-0.sqlite")) as record:
+        ((name,),) = record.execute("SELECT name FROM rounds").fetchall()
     protocol, messages = asked_for.message(), []
     for part in range(4):
         images, labels = data.private(part, 4)
@@ -153,7 +155,7 @@ def test_shuffled_counts_go_through_sealed_envelopes(tmp_path):
 
     def node(number):
         if number == 3:
-            return Shuffler(private, tmp_path / "mixed.json", SeededNoise(3))
+            return Shuffler(private, tmp_path / "mixed.sqlite", SeededNoise(3))
         return client(tmp_path, number, trust="shuffle", shuffler_key=public)
 
     labeler = ReverseKNN(epsilon=1.0, trust="shuffle", num_clients=120, noise_source=SeededNoise(1))

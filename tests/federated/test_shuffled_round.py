@@ -32,7 +32,7 @@ def _open_envelopes(monkeypatch):
 
 def nodes(folder, clients=4):
     made = {node: client(folder, node, trust="shuffle", shuffler_key=KEY) for node in range(clients)}
-    return {**made, 9: Shuffler(KEY, folder / "mixed.json", SeededNoise(3))}
+    return {**made, 9: Shuffler(KEY, folder / "mixed.sqlite", SeededNoise(3))}
 
 
 def config(folder, num_clients=100, **arguments):
@@ -99,7 +99,7 @@ def test_shares_are_refused_as_an_envelope_shows_how_many_they_are(tmp_path):
 
 
 def test_messages_are_handed_on_in_an_order_of_the_system_generator(tmp_path):
-    node = Shuffler(KEY, tmp_path / "mixed.json")
+    node = Shuffler(KEY, tmp_path / "mixed.sqlite")
     assert isinstance(node.noise_source, SystemNoise)
     found = mixed(node, request(400), envelopes(request(400), rows=200))
     assert sorted(found) == list(range(400))
@@ -112,14 +112,14 @@ def test_messages_are_handed_on_in_an_order_of_the_system_generator(tmp_path):
 
 def test_a_round_is_mixed_once(tmp_path):
     first, second = envelopes(request(10))
-    mixed(Shuffler(KEY, tmp_path / "mixed.json"), request(10), [first, second])
+    mixed(Shuffler(KEY, tmp_path / "mixed.sqlite"), request(10), [first, second])
     for sent in ([first], [first, second]):
         with pytest.raises(Refused, match="answers a round once"):
-            mixed(Shuffler(KEY, tmp_path / "mixed.json"), request(10), sent)
+            mixed(Shuffler(KEY, tmp_path / "mixed.sqlite"), request(10), sent)
 
 
 def test_a_crowd_that_is_refused_may_still_grow(tmp_path):
-    node, (first, second) = Shuffler(KEY, tmp_path / "mixed.json"), envelopes(request())
+    node, (first, second) = Shuffler(KEY, tmp_path / "mixed.sqlite"), envelopes(request())
     with pytest.raises(Refused, match="10 messages are fewer than min_records=20"):
         node.mix(request(), [first], 100)
     assert len(mixed(node, request(), [first, second])) == 20
@@ -128,14 +128,14 @@ def test_a_crowd_that_is_refused_may_still_grow(tmp_path):
 def test_envelopes_that_come_twice_count_once(tmp_path):
     first, _ = envelopes(request())
     with pytest.raises(Refused, match="10 messages are fewer"):
-        Shuffler(KEY, tmp_path / "mixed.json").mix(request(), [first, first], 100)
+        Shuffler(KEY, tmp_path / "mixed.sqlite").mix(request(), [first, first], 100)
 
 
 @pytest.mark.parametrize("changed", [{"min_records": 2}, {"epsilon": 9.0}, {"name": "second"}])
 def test_envelopes_for_another_request_do_not_open(tmp_path, changed):
     # Clients were told of 20; a server that tells the shuffler otherwise gets nothing.
     with pytest.raises(Refused, match="0 messages are fewer"):
-        Shuffler(KEY, tmp_path / "mixed.json").mix(request(**changed), envelopes(request()), 100)
+        Shuffler(KEY, tmp_path / "mixed.sqlite").mix(request(**changed), envelopes(request()), 100)
 
 
 def test_ill_made_envelopes_are_left_out(tmp_path):
@@ -146,7 +146,7 @@ def test_ill_made_envelopes_are_left_out(tmp_path):
         KEY + request(10).digest + bytes(9 * 201),
         good[0][:-1],
     ]
-    assert len(mixed(Shuffler(KEY, tmp_path / "mixed.json"), request(10), good + ill)) == 10
+    assert len(mixed(Shuffler(KEY, tmp_path / "mixed.sqlite"), request(10), good + ill)) == 10
 
 
 def test_it_mixes_under_shuffle_alone_and_wants_a_key(tmp_path):

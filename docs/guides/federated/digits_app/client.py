@@ -22,7 +22,7 @@ def node(context: Context) -> Client:
         Pixels(),
         trust="local",
         max_epsilon=8.0,
-        record=Path(str(context.run_config["folder"])) / f"answered-{part}.json",
+        record=Path(str(context.run_config["folder"])) / f"answered-{part}.sqlite",
         noise_source=None if seed < 0 else SeededNoise(seed).stream("node", part),
     )
 
