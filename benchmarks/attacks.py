@@ -30,8 +30,7 @@ from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.comparison.trainings import is_training
 from pl_privknn.documents import read_configuration
-from pl_privknn.planning.configuration_plan import plan_with_setting
-from pl_privknn.planning.setting_search import Calibrate
+from pl_privknn.planning import Cost, free_parameter
 from pl_privknn.privacy.noise import SeededNoise
 
 if TYPE_CHECKING:
@@ -200,9 +199,9 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
     if "." not in setting:
         arguments[setting] = epsilon
         return document
-    wanted = Calibrate(f"{_LABELER}.{setting}", 0.1, 1e4, False, False, False)
+    plan = Cost(document["data"], name).plan(document, free_parameter(document), epsilon)
     arguments["noise" if method == "Private-kNN" else "aggregator"]["init_args"]["sigma"] = round(
-        plan_with_setting(document, name, wanted, epsilon).parameters[wanted.parameter], 4
+        plan.values[plan.found], 4
     )
     return document
 

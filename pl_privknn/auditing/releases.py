@@ -808,7 +808,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     from pl_privknn.callbacks.private_labeler import STUDENT, extractor_of
     from pl_privknn.configuration import ConfigurationError, instantiate, project_classes_only
     from pl_privknn.features.base import learn_publicly
-    from pl_privknn.planning.configuration_plan import labeling_plan
+    from pl_privknn.planning import labeling_plan
 
     try:
         for name in ("labeling", "data"):
@@ -840,7 +840,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         num_classes=data.num_classes,
         rounds=len(asking),
         max_answers=labeling.max_answers,
-        plan=labeling_plan(labeling, data.num_classes, str(path), len(public)),
+        plan=labeling_plan(labeling, data.num_classes, len(public)),
         delta=labeling.delta,
         adjacency=labeling.adjacency,
     )

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pl_privknn.cli.privacy import print_report
 from pl_privknn.cli.training_words import importable
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
         found = report if summary is None else {**report, "summary": checks, "violated": violated}
         print(json.dumps(found, ensure_ascii=False))
     else:
-        print_figures(report)
+        print_report(report, False)
         _print_charges(report["charges"])
         _print_checks(checks)
     return int(violated)
@@ -120,14 +121,6 @@ def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
             f"{summary} is no run's summary.json: it has no 'epsilon'; give the file of a run's folder"
         )
     return check_summary(content, ledger)
-
-
-def print_figures(report: dict[str, Any]) -> None:
-    """Print the plain figures of a report, one a line."""
-    width = max(len(name) for name in report)
-    for name, value in report.items():
-        if value is not None and not isinstance(value, list | dict):
-            print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
 
 
 def _print_charges(charges: list[dict[str, Any]]) -> None:
@@ -199,7 +192,7 @@ def _run_attack(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps(found.to_dict(), ensure_ascii=False))
         return int(found.violated)
-    print_figures(found.to_dict())
+    print_report(found.to_dict())
     if found.smallest_breach is None:
         print("nothing found says little: not even noise 16 times too small would surely have been noticed")
     elif not found.violated:

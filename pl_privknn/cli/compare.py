@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pl_privknn.cli.privacy import add_set, values_set
+
 if TYPE_CHECKING:
     from pl_privknn.comparison.run import Run
     from pl_privknn.comparison.spec import Comparison
@@ -39,14 +41,7 @@ def add_compare(commands: Any, command: Command) -> None:
     parser.add_argument(
         "--workers", type=int, default=1, help="runs at a time, each in a process (1); 0: all in this process"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="PATH=VALUE",
-        help="replace values of the YAML, as in base.trainer.max_epochs=2",
-    )
+    add_set(parser, "replace values of the YAML, as in base.trainer.max_epochs=2")
     parser.add_argument(
         "--dry-run", action="store_true", help="say what is done and what is missing; run nothing"
     )
@@ -75,7 +70,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn.comparison.runner import choose, run_comparison
     from pl_privknn.comparison.specification_file import read_comparison
 
-    comparison = read_comparison(parsed.config, dict(map(_override, parsed.set)))
+    comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
     if parsed.dry_run:
         return _dry_run(comparison, output, parsed)
@@ -120,7 +115,7 @@ def render(folder: Path, output: Path) -> None:
 
 def _dry_run(comparison: Comparison, output: Path, parsed: argparse.Namespace) -> int:
     from pl_privknn.comparison.marks import footnotes
-    from pl_privknn.comparison.noise_search import Planner
+    from pl_privknn.comparison.run import Planner
     from pl_privknn.comparison.runner import choose, has_result, is_begun
 
     planner = Planner(comparison.base["data"])
@@ -140,15 +135,6 @@ def _dry_run(comparison: Comparison, output: Path, parsed: argparse.Namespace) -
     for note in footnotes(reasons):
         print(note)
     return 0
-
-
-def _override(text: str) -> tuple[str, Any]:
-    path, equals, value = text.partition("=")
-    if not equals or not path:
-        raise ValueError(f"--set {text!r} must be PATH=VALUE, as in base.trainer.max_epochs=2")
-    from pl_privknn.documents import read_yaml
-
-    return path, read_yaml(value)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def add_init(commands: Any) -> None:
 def run_init(parsed: argparse.Namespace) -> int:
     """Look at the public side, recommend, and write the configuration."""
     from pl_privknn._checks import check_int, check_positive
-    from pl_privknn.planning.recommendation import public_side, recommend
+    from pl_privknn.recommend import public_side, recommend
 
     records = check_int("--private-records", parsed.private_records, minimum=10)
     epsilon = check_positive("--epsilon", parsed.epsilon)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentError, Namespace
+from jsonargparse import ActionConfigFile, ArgumentError, Namespace
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from pl_privknn import _lightning as pl
@@ -252,24 +251,6 @@ def run_training(words: Sequence[str]) -> int:
             ) from error
         raise
     return 0
-
-
-def options_of(command: str) -> list[tuple[list[str], str]]:
-    """The options of a training command, each with its first words of help; nothing is run."""
-    found: list[tuple[list[str], str]] = []
-
-    class Described(PrivKNNCLI):
-        methods = (command,)
-
-        def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-            for action in self._subcommand_parsers[command]._actions:
-                if action.option_strings and action.help != SUPPRESS:
-                    found.append((list(action.option_strings), str(action.help or "").split(". ")[0]))
-            raise ConfigurationError("only the parser is wanted")
-
-    with contextlib.suppress(ConfigurationError):
-        Described.run_words([command])
-    return found
 
 
 def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:

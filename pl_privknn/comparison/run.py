@@ -1,19 +1,27 @@
-"""One run of a comparison: its configuration, its fingerprint, its folder."""
+"""One run of a comparison: its configuration, its plan, its fingerprint, its folder."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import ArgumentError, ArgumentParser
+
+from pl_privknn import _lightning as pl
 from pl_privknn.argument_groups import argument_names
-from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
-from pl_privknn.configuration import class_named
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.comparison.spec import Comparison, Method, SpecError, epsilon_text
+from pl_privknn.configuration import class_named, known_classes, one_line
 from pl_privknn.nested_settings import get, merged, put
+from pl_privknn.planning import Cost
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,3 +185,108 @@ def _fill_in(
     for name, value in values.items():
         if place := argument_path(get(document, f"{where}.class_path"), name):
             put(document, f"{where}.init_args.{place}", value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run's configuration with nothing left open.
+
+    Attributes:
+        document: configuration of ``privknn fit``.
+        calibrated: dotted paths of the settings that were found, and their values.
+        epsilon: ε of the plan; None where the model states its plan itself, or for runs without privacy.
+        guarantee: how far that ε will hold; None where there is none.
+    """
+
+    document: dict[str, Any]
+    calibrated: Mapping[str, float]
+    epsilon: float | None
+    guarantee: Guarantee | None
+
+
+class Planner:
+    """Plans runs that share their data; remembers what it found for other seeds.
+
+    Args:
+        data: the shared data section.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        known_classes()
+        self.cost = Cost(data, "the comparison", own_code=True)
+        self._known: dict[str, Planned] = {}
+
+    def check(self, run: Run) -> None:
+        """Parse the run's configuration as ``privknn fit`` will, without making anything of it.
+
+        Raises:
+            SpecError: for sections that don't parse.
+        """
+        document, wanted = run.document, run.method.calibrate
+        if run.private and wanted is not None:  # some allowed value, where one has yet to be found
+            document = wanted.filled(document, wanted.start(document))
+        try:
+            # A copy: the parser puts what it made of nested classes into what it is given.
+            _whole_parser().parse_object(merged(document, None))
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise SpecError(f"{run.label}: {one_line(error)}") from error
+
+    def plan(self, run: Run) -> Planned:
+        """Find the run's noise where that is to be found, and check that its plan keeps the target.
+
+        Raises:
+            SpecError: where no allowed value meets the target, or the plan passes it.
+        """
+        key = fingerprint({**run.identity, "document": _without_seed(run.document)})
+        if key not in self._known:
+            self._known[key] = self._plan(run)
+        found = self._known[key]
+        document = merged(run.document, None)
+        for path, value in found.calibrated.items():
+            put(document, path, value)
+        return dataclasses.replace(found, document=document)
+
+    def _plan(self, run: Run) -> Planned:
+        if not run.private or run.method.kind != "labeler":
+            return Planned(run.document, {}, None, None)
+        wanted, comparison = run.method.calibrate, run.comparison
+        target = {"delta": comparison.delta, "adjacency": comparison.adjacency, "exact": False}
+        try:
+            if wanted is not None:
+                found = self.cost.plan(run.document, wanted, run.epsilon, **target)
+                calibrated, charges, epsilon = found.values, found.charges, found.epsilon
+            else:
+                calibrated, charges = {}, self.cost.releases(run.document).charges
+                epsilon = account(charges, **target).epsilon
+                if epsilon > run.epsilon:
+                    epsilon = account(charges, **{**target, "exact": True}).epsilon
+        except (ValueError, OverflowError) as error:
+            what = "" if wanted is None else f"calibrate {wanted.parameter}: "
+            raise SpecError(f"{run.label}: {what}{error}") from error
+        if epsilon > run.epsilon:
+            raise SpecError(
+                f"{run.label}: its plan costs ε={epsilon:.4g}; give it more noise or fewer queries at this ε "
+                "(settings), or let the noise be found (calibrate)"
+            )
+        return Planned(run.document, calibrated, epsilon, weakest(charge.guarantee for charge in charges))
+
+
+def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
+    """What a plan depends on: seeds of training, selection and noise don't change it."""
+    plain = merged(document, None)
+    plain.pop("seed_everything")
+    if get(plain, "labeling"):
+        plain["labeling"].pop("seed", None)
+        plain["labeling"]["labeler"].get("init_args", {}).pop("noise_source", None)
+    return plain
+
+
+@functools.cache
+def _whole_parser() -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PrivateLabeler, "labeling")
+    parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
+    parser.add_subclass_arguments(pl.both("LightningModule"), "model")
+    parser.add_class_arguments(pl.Trainer, "trainer")
+    parser.add_argument("--seed_everything", type=int)
+    return parser

@@ -21,7 +21,6 @@ from filelock import FileLock, Timeout
 
 from pl_privknn._checks import check_int
 from pl_privknn._files import write_durably
-from pl_privknn.comparison.noise_search import Planned, Planner
 from pl_privknn.comparison.results import (
     RESULTS,
     ResultError,
@@ -29,7 +28,7 @@ from pl_privknn.comparison.results import (
     result_of,
     write_json,
 )
-from pl_privknn.comparison.run import Run, place_in, runs_of
+from pl_privknn.comparison.run import Planned, Planner, Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
 from pl_privknn.comparison.worker import BUSY, CONFIG, INTERRUPTED, Command, work
 from pl_privknn.documents import write_yaml

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pl_privknn._checks import check_positive
-from pl_privknn.planning.setting_search import Calibrate
+from pl_privknn.planning import FreeParameter
 from pl_privknn.privacy.mechanisms import Adjacency
 
 
@@ -42,7 +42,7 @@ class Method:
     model: dict[str, Any] | None
     trainer: dict[str, Any]
     epsilon_to: tuple[str, ...]
-    calibrate: Calibrate | None
+    calibrate: FreeParameter | None
     settings: Mapping[float, Mapping[str, Any]]
     nonprivate: Mapping[str, Any] | None
     epsilons: tuple[float, ...]

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
-from pl_privknn.comparison.spec import Calibrate, Comparison, Method, SpecError, epsilon_text, read_epsilon
+from pl_privknn.comparison.spec import Comparison, Method, SpecError, epsilon_text, read_epsilon
 from pl_privknn.documents import read_document, written_out
 from pl_privknn.nested_settings import put
+from pl_privknn.planning import FreeParameter
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 
 _TOP = ("name", "base", "delta", "adjacency", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
@@ -215,7 +216,7 @@ def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _calibrate(where: str, given: Any, kind: str) -> Calibrate | None:
+def _calibrate(where: str, given: Any, kind: str) -> FreeParameter | None:
     if given is None:
         return None
     if kind != "labeler":
@@ -233,7 +234,7 @@ def _calibrate(where: str, given: Any, kind: str) -> Calibrate | None:
         key: _switch(f"{where}.{key}", section.get(key, False)) for key in ("rising", "whole", "exact")
     }
     factors = {path: check_positive(f"{where}.tied.{path}", factor) for path, factor in tied.items()}
-    return Calibrate(parameter, low, high, tied=factors, **switches)
+    return FreeParameter(parameter, low, high, tied=factors, **switches)
 
 
 def _wandb(given: Any) -> dict[str, Any] | None:

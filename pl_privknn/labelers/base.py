@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,9 @@ class Labeler(HasInitArguments, abc.ABC):
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
+    #: Arguments that a plan may look for (:mod:`pl_privknn.planning`): the first that a configuration states, else
+    #: the first of them. One that takes an object stands for the argument that the object's class names.
+    free_parameters: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()

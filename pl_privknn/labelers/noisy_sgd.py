@@ -92,6 +92,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
     """
 
     asks_in_batches = False
+    free_parameters = ("epsilon", "noise_multiplier")
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -74,6 +74,8 @@ class Aggregator:
         ValueError: if ``noise`` can't be added to votes, or states another sensitivity.
     """
 
+    free_parameters: ClassVar[tuple[str, ...]] = ("noise",)
+
     def __init__(
         self,
         noise: Mechanism,
@@ -137,6 +139,8 @@ class LNMAX(Aggregator):
         0.483
     """
 
+    free_parameters = ("scale",)
+
     def __init__(self, scale: float, **kwargs: Any) -> None:
         super().__init__(Laplace(scale=check_positive("scale", scale)), None, **kwargs)
 
@@ -155,6 +159,8 @@ class GNMAX(Aggregator):
         >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
         0.926
     """
+
+    free_parameters = ("sigma",)
 
     def __init__(self, sigma: float, **kwargs: Any) -> None:
         super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), None, **kwargs)
@@ -177,6 +183,8 @@ class ConfidentGNMAX(Aggregator):
         >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
         0.96
     """
+
+    free_parameters = ("sigma",)
 
     def __init__(self, threshold: float, screening_sigma: float, sigma: float, **kwargs: Any) -> None:
         screening = Screening(threshold, check_positive("screening_sigma", screening_sigma))
@@ -233,6 +241,7 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
 
     # A teacher is of one shard, so a record that moved into another one would change two.
     lasting_shards = True
+    free_parameters = ("aggregator",)
     _trained: TrainedTeachers | None
 
     def __init__(

@@ -144,6 +144,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
     """
 
     asks_in_batches = False
+    free_parameters = ("epsilon", "noise")
 
     def __init__(
         self,

@@ -439,6 +439,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
     """
 
     releases_once = True
+    free_parameters = ("epsilon", "noise_multiplier")
 
     def __init__(
         self,

@@ -204,6 +204,7 @@ class NeighborVoting(HasCanaries):
 
     #: What ``most_votes`` is called where users set it.
     most_votes_name = "max_votes"
+    free_parameters = ("noise",)
 
     def __init__(
         self,

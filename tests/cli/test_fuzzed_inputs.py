@@ -126,7 +126,7 @@ def with_odd_value(rng, document):
 
 def odd_words(rng, path):
     """A command line with one or two values exchanged."""
-    plan = ["--delta", "1e-5", "--epsilon", "1", "--json"]
+    plan = ["plan", "run.yaml", "--epsilon", "1", "--num-classes", "3"]
     words = rng.choice(
         [
             ["epsilon", path, "--delta", "1e-5", "--json", "--fast"],
@@ -134,11 +134,10 @@ def odd_words(rng, path):
             ["audit", path, "--delta", "1e-5"],
             ["audit", path, "--empirical", "--delta", "1e-5", "--trials", "10", "--seed", "1", "--json"],
             ["audit", path, "--head", "00", "--export", "/nowhere/file"],
-            ["plan", "release", *plan, "--count", "3", "--sensitivity", "1"],
-            ["plan", "release", "--delta", "1e-5", "--count", "3", "--noise-scale", "20", "--json"],
-            ["plan", "reverse-knn", *plan, "--rounds", "2", "--k", "1"],
-            ["plan", "noisy-sgd", "--delta", "1e-5", "--epochs", "2", "--records", "1000", "--batch-size", "100"],
-            ["plan", "private-knn", "--delta", "1e-5", "--queries", "9", "--sampling-rate", "1", "--answers", "3"],
+            [*plan, "--json"],
+            [*plan, "--find", "labeling.queries_per_round", "--low", "1", "--high", "99", "--json"],
+            [*plan, "--set", "labeling.rounds=2", "--set", "labeling.budget.delta=1e-6"],
+            [*plan, "--tie", "labeling.labeler.init_args.screening.sigma=2", "--low", "1e-1"],
             ["compare", path, "--output", "/nowhere", "--set", "a.b=1", "--seeds", "1", "--dry-run"],
             ["compare", "--render", path],
             ["epsilon"], ["plan"], ["audit"], ["bogus", path], ["--bogus"], [path],
@@ -233,6 +232,10 @@ def test_command_lines(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "records.json"
     path.write_text(json.dumps([{"mechanism": "gaussian", "sigma": 20.0}]))
+    (tmp_path / "run.yaml").write_text(
+        "labeling: {queries_per_round: 9, labeler: {class_path: PrivateKNN, init_args: {k: 30, sampling_rate: 1.0, "
+        "screening: {threshold: 18, sigma: 40}, noise: {class_path: Gaussian, init_args: {sigma: 20}}}}}"
+    )
     rng = random.Random(4)
     for _ in range(250):
         words = odd_words(rng, str(path))

@@ -39,7 +39,7 @@ MISTAKES = {
     "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: there is no such file"),
     "no file at all": ("fit", "give --config FILE"),
     "a misspelt command": ("fitt", "did you mean fit?"),
-    "a misspelt teacher of a plan": ("plan private-knnn", "did you mean private-knn?"),
+    "a plan without a target": ("plan run.yaml", "--epsilon"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The training commands as a shell gives them: help, folders, loggers, own modules, Ctrl-C, completion."""
+"""The training commands as a shell gives them: help, folders, loggers, own modules, Ctrl-C."""
 
 import json
 import os
@@ -97,23 +97,6 @@ def test_an_interruption_before_the_run_says_so(monkeypatch, capsys):
     monkeypatch.setattr("pl_privknn.cli.train.PrivKNNCLI.instantiate_classes", stop)
     assert main(["fit", *CONFIG]) == 130
     assert "starts afresh" in capsys.readouterr().err
-
-
-def test_a_shell_completes_commands_and_options(capsys):
-    pytest.importorskip("shtab")
-    assert main(["completion", "bash"]) == 0
-    Path("script").write_text(capsys.readouterr().out, encoding="utf-8")
-    ask = "source ./script; COMP_WORDS=({}); COMP_CWORD={}; _shtab_privknn; echo ${{COMPREPLY[@]}}"
-    for words, found in (("privknn ep", "epsilon"), ("privknn fit --labeling.rou", "--labeling.rounds")):
-        command = ask.format(words, words.count(" "))
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-        assert done.stdout.split() == [found]
-
-
-def test_completion_without_its_package_names_it(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "zsh"]) == 2
-    assert "pip install shtab" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

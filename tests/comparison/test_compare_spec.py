@@ -5,8 +5,7 @@ import math
 import pytest
 from compare_documents import KNN, REVERSE, SGD, SIGMA, document
 
-from pl_privknn.comparison.noise_search import Planner
-from pl_privknn.comparison.run import argument_path, place_in, runs_of
+from pl_privknn.comparison.run import Planner, argument_path, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.specification_file import comparison_of, read_comparison

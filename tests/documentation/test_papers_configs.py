@@ -165,7 +165,7 @@ def _key(record):
     ],
 )
 def test_configs_release_what_the_table_of_printed_figures_says(config, what):
-    from pl_privknn.planning.configuration_plan import plan_of_config
+    from pl_privknn.planning import plan_of_config
 
     row = next(row for row in PRINTED if row["what"].startswith(what))
     document = yaml.safe_load(BY_NAME[config].read_text(encoding="utf-8"))

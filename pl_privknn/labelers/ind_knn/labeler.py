@@ -92,6 +92,8 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
         1.0
     """
 
+    free_parameters = ("epsilon", "budgets.budget")
+
     def __init__(
         self,
         threshold: float,

@@ -9,8 +9,7 @@ from compare_documents import KNN, SIGMA, document
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pl_privknn.comparison.noise_search import Planner
-from pl_privknn.comparison.run import runs_of
+from pl_privknn.comparison.run import Planner, runs_of
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.specification_file import comparison_of
 from pl_privknn.nested_settings import get, merged, put
@@ -93,4 +92,4 @@ def test_selection_of_everything_counts_the_public_set():
     planner = Planner({"class_path": "DigitsDataModule", "init_args": {"num_public": 90}})
     made = merged(run.document, None)
     put(made, SIGMA, 50.0)
-    assert sum(charge.count for charge in planner.charges(made)) == 90
+    assert sum(charge.count for charge in planner.cost.releases(made).charges) == 90

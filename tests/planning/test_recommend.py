@@ -1,6 +1,5 @@
 """Settings found on stand-in data, against the labelers themselves; and a configuration for one's own arrays."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,11 @@ from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_b
 from pl_privknn.cli.init import usual_delta
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PrivateKNN
-from pl_privknn.planning.configuration_plan import plan_of_config
-from pl_privknn.planning.vote_search import digits, nearest_votes, search_settings
+from pl_privknn.planning import plan_of_config
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.recommend import digits, nearest_votes, search_settings
 from pl_privknn.testing import FreeLedger
 
 
@@ -29,10 +28,11 @@ def found():
 def test_the_best_setting_does_with_the_labeler_what_the_search_says(found):
     best, data = found[0], digits()
     assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
-    assert best.plan.epsilon <= 1.0
-    section = best.plan.fragment["labeling"]
+    section = best.labeling
+    stated = plan_of_config({"labeling": {**section, "budget": {"delta": 1e-5}}}, "here", num_classes=10)
+    assert 0.99 < account(stated.charges, delta=1e-5, exact=False).epsilon <= 1.0
     asked, silent = section["queries_per_round"]
-    assert (asked, silent) == (best.settings["queries"], 0)
+    assert silent == 0
     # The labeler that the configuration names, on all records of the stand-in, and the labels that a run would store.
     o = section["labeler"]["init_args"]
     sigma = o["noise"]["init_args"]["sigma"]
@@ -71,20 +71,7 @@ def test_more_records_help_and_the_table_of_counts_wins_at_small_ones():
         for records in (1_000, 50_000)
     )
     assert many.labels > few.labels
-    assert few.settings["clusters"] <= many.settings["clusters"]
-
-
-def test_search_from_the_shell(capsys):
-    words = ["plan", "reverse-knn", "--search", "--epsilon", "1", "--delta", "1e-5"]
-    assert main(words) == 2
-    assert "records=None" in capsys.readouterr().err
-    assert main([*words, "--records", "8000", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    # The digits are the stand-in themselves: 8,000 records, 1,000 public.
-    assert told["search"][0]["student"] > 0.95
-    assert told["plan"]["epsilon"] <= 1.0
-    assert main([*words, "--records", "8000"]) == 0
-    assert "best first" in capsys.readouterr().out
+    assert few.labeling["queries_per_round"] <= many.labeling["queries_per_round"]
 
 
 @pytest.fixture

@@ -1,0 +1,315 @@
+"""One setting of a configuration, found for an ε: against closed forms, and the cost that configurations state."""
+
+import inspect
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from scipy import stats
+from scipy.optimize import brentq
+
+import pl_privknn.labelers as labelers
+from pl_privknn.baselines import NoisySGD
+from pl_privknn.cli.main import main
+from pl_privknn.documents import read_configuration
+from pl_privknn.nested_settings import get, put
+from pl_privknn.planning import Cost, default_parameter, free_parameter, plan_of_config, planned_steps
+from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.training import PrivateTraining
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+#: Configurations without private data.
+PUBLIC_ALONE = {"digits_simclr", "fashion_mnist_simclr", "fashion_mnist_attributes_nonprivate"} | {
+    "private_knn_table1_cifar10_pretraining"
+}
+STATED = [path for path in sorted(CONFIGS.rglob("*.yaml")) if not path.stem.startswith("compare_")]
+GAUSSIAN = {"class_path": "Gaussian", "init_args": {"sigma": 9.0}}
+
+
+def gaussian_epsilon(mu, delta):
+    """Balle and Wang (2018), Theorem 8."""
+
+    def excess(eps):
+        first = stats.norm.cdf(mu / 2 - eps / mu)
+        return first - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
+
+    return brentq(excess, 0, 200)
+
+
+def labeling(labeler, arguments, **more):
+    """A fragment that asks 40 queries of a teacher."""
+    section = {"labeler": {"class_path": labeler, "init_args": arguments}, "queries_per_round": 40, **more}
+    return {"labeling": {"budget": {"delta": 1e-5}, **section}}
+
+
+def training(arguments, **trainer):
+    """A training of any module."""
+    callback = {"class_path": "PrivateTraining", "init_args": {"delta": 1e-5, **arguments}}
+    batches = {"expected_batch_size": 100, "expected_records": 1000}
+    callback["init_args"] |= batches
+    return {"model": {"class_path": "their.Module"}, "trainer": {"callbacks": [callback], **trainer}}
+
+
+#: A configuration of every teacher and private training, and where its free parameter is.
+DOCUMENTS = {
+    "PrivateKNN": (
+        labeling("PrivateKNN", {"k": 30, "screening": {"threshold": 18, "sigma": 18.0}, "noise": GAUSSIAN}),
+        "labeling.labeler.init_args.noise.init_args.sigma",
+    ),
+    "PrivateRadius": (
+        labeling("PrivateRadius", {"noise": {"class_path": "ExponentialArgmax", "init_args": {"scale": 9}}}),
+        "labeling.labeler.init_args.noise.init_args.scale",
+    ),
+    "PATE": (
+        labeling(
+            "PATE", {"num_teachers": 50, "aggregator": {"class_path": "LNMAX", "init_args": {"scale": 9}}}
+        ),
+        "labeling.labeler.init_args.aggregator.init_args.scale",
+    ),
+    "ReverseKNN": (labeling("ReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
+    "IndKNN": (
+        labeling("IndKNN", {"threshold": 0.5, "sigma2": 1.0, "epsilon": 2.0}),
+        "labeling.labeler.init_args.epsilon",
+    ),
+    "NoisySGDTeacher": (
+        labeling("NoisySGDTeacher", {"noise_multiplier": 2.0}, selection="all"),
+        "labeling.labeler.init_args.noise_multiplier",
+    ),
+    "ClassSums": (labeling("ClassSums", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
+    "PublicCurvature": (
+        labeling("PublicCurvature", {"releases": 2, "noise_multiplier": 9.0}, selection="all"),
+        "labeling.labeler.init_args.noise_multiplier",
+    ),
+    "PrivateTraining": (
+        training({"noise_multiplier": 3.0}, max_epochs=2),
+        "trainer.callbacks.0.init_args.noise_multiplier",
+    ),
+}
+
+
+def test_every_labeler_has_a_free_parameter():
+    found = {
+        name
+        for name in labelers.__all__
+        if inspect.isclass(cls := getattr(labelers, name))
+        and issubclass(cls, labelers.Labeler)
+        and not inspect.isabstract(cls)
+    }
+    assert found == DOCUMENTS.keys() - {"PrivateTraining"}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_free_parameter_is_found_and_its_configuration_costs_that(name):
+    document, path = DOCUMENTS[name]
+    assert default_parameter(document) == path
+    plan = Cost(None, "here", num_classes=10).plan(document, free_parameter(document), 1.0, exact=False)
+    assert plan.found == path
+    assert 0.99 < plan.epsilon <= 1.0
+    stated = plan_of_config(plan.document, "here", num_classes=10)
+    assert stated.charges == plan.charges
+    assert account(stated.charges, delta=1e-5, exact=False).epsilon == plan.epsilon
+    assert get(document, path) != get(plan.document, path) == plan.values[path]
+
+
+def test_the_noise_of_a_screening_follows_that_of_the_answers():
+    document, sigma = DOCUMENTS["PrivateKNN"]
+    free = free_parameter(document)
+    assert free.tied == {"labeling.labeler.init_args.screening.sigma": 2.0}
+    assert free_parameter(document, sigma).tied == {}
+    confident = {
+        "class_path": "ConfidentGNMAX",
+        "init_args": {"threshold": 30, "screening_sigma": 20, "sigma": 8},
+    }
+    document = labeling("PATE", {"num_teachers": 50, "aggregator": confident})
+    place = "labeling.labeler.init_args.aggregator.init_args.screening_sigma"
+    assert free_parameter(document).tied == {place: 2.5}
+    assert free_parameter(document, tied={place: 3.0}).tied == {place: 3.0}
+
+
+def test_plans_of_gaussian_teachers_are_those_of_the_closed_form():
+    gnmax = {"class_path": "GNMAX", "init_args": {"sigma": 5}}
+    document = labeling("PATE", {"num_teachers": 50, "aggregator": gnmax}, queries_per_round=30)
+    cost = Cost(None, "here", num_classes=10)
+    plan = cost.plan(document, free_parameter(document), 1.0)
+    assert 0.998 < gaussian_epsilon(math.sqrt(2 * 30) / plan.values[plan.found], 1e-5) <= 1.0
+    document = labeling("IndKNN", {"threshold": 0.5, "sigma2": 1.0, "budgets": {"budget": 0.01}})
+    plan = cost.plan(document, free_parameter(document), 1.0)
+    assert plan.found == "labeling.labeler.init_args.budgets.budget"
+    # The largest budget that Gaussian DP admits at ε = 1 and δ = 1e-5.
+    assert plan.values[plan.found] == pytest.approx(0.03593, rel=2e-3)
+
+
+def test_a_number_of_queries_is_the_largest_that_fits():
+    document = labeling("PrivateKNN", {"k": 30, "sampling_rate": 0.3, "noise": GAUSSIAN})
+    cost, path = Cost(None, "here", num_classes=10), "labeling.queries_per_round"
+    plan = cost.plan(document, free_parameter(document, path), 1.0)
+    count = plan.values[path]
+    assert isinstance(count, int)
+    more = [Charge(plan.charges[0].mechanism, count + 1)]
+    assert plan.epsilon <= 1.0 < epsilon_for_delta(more, 1e-5)
+    rounds = labeling("PrivateKNN", {"noise": GAUSSIAN}, rounds=2, queries_per_round=[20, 20])
+    assert free_parameter(rounds, "labeling.queries_per_round.1").whole
+
+
+@pytest.mark.parametrize("path", STATED, ids=lambda path: path.stem)
+def test_every_configuration_that_fixes_its_cost_states_it(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is no data
+    document = read_configuration(path)
+    if path.stem in PUBLIC_ALONE:
+        with pytest.raises(ValueError, match="no cost to state"):
+            plan_of_config(document, path)
+        return
+    stated = plan_of_config(document, path)
+    epsilon = account(stated.charges, delta=stated.delta, adjacency=stated.adjacency, exact=False).epsilon
+    assert 0 < epsilon < math.inf
+    model = document["model"]
+    if model["class_path"] == "NoisySGD":  # it states its own target
+        target = get(model, "init_args.budget.epsilon") or get(model, "init_args.epsilon")
+        assert 0.99 * target < epsilon <= target
+
+
+def test_all_public_examples_are_counted_where_the_cost_depends_on_them():
+    asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
+    data = {"class_path": "DigitsDataModule", "init_args": {"num_public": 90}}
+    (charge,) = plan_of_config({**asked, "data": data}, "here").charges
+    assert charge.count == 180
+
+
+@pytest.mark.parametrize(
+    ("trainer", "steps"),
+    [
+        ({}, 200),
+        ({"max_epochs": 3}, 30),
+        ({"max_epochs": 3, "max_steps": 7}, 7),
+        ({"max_epochs": -1, "max_steps": 70}, 70),
+        ({"max_epochs": None, "max_steps": 70}, 70),
+        ({"max_epochs": None}, 10_000),
+        ({"max_epochs": 2, "limit_train_batches": 4}, 8),
+        ({"max_epochs": 2, "limit_train_batches": 0.5}, 10),
+    ],
+)
+def test_steps_are_those_of_the_trainer(trainer, steps):
+    assert planned_steps(trainer, 10) == steps
+    if steps <= 200:
+        (charge,) = plan_of_config(training({"noise_multiplier": 3.0}, **trainer), "here").charges
+        assert charge == Charge(Gaussian(3.0, 1.0, 0.1), steps)
+
+
+def test_a_training_that_ends_at_its_epsilon_is_stated_so():
+    stated = plan_of_config(training({"noise_multiplier": 3.0, "epsilon": 0.5}), "here")
+    assert 0.45 < epsilon_for_delta(stated.charges, 1e-5) <= 0.5
+    assert stated.charges[0].count < 200
+
+
+def test_noise_from_a_seed_has_no_guarantee():
+    seeded = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": 1}}
+    stated = plan_of_config(training({"noise_multiplier": 3.0, "noise_source": seeded}), "here")
+    assert {charge.guarantee.level for charge in stated.charges} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("document", "match"),
+    [
+        (training({"noise_multiplier": 3.0}, max_epochs=-1), "max_epochs=-1"),
+        (
+            {**training({"noise_multiplier": 3.0}), **labeling("PrivateKNN", {})},
+            "trainer.callbacks.0 trains on the private records",
+        ),
+        ({"model": {"class_path": "VATStudent"}}, "no cost to state"),
+        (labeling("PrivateKNN", {}, selection="all"), "no data section says how many"),
+        (labeling("os.system", {}), "os.system"),
+        (labeling("NoSuch", {}), "NoSuch"),
+    ],
+)
+def test_configurations_that_say_too_little_are_refused(document, match):
+    with pytest.raises(ValueError, match=match):
+        plan_of_config(document, "here", num_classes=10)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(DOCUMENTS["PrivateKNN"][0]))
+    return str(path)
+
+
+def test_the_command_prints_what_was_found_and_how_to_run_it(file, capsys):
+    words = ["plan", file, "--epsilon", "1", "--num-classes", "10"]
+    assert main([*words, "--set", "labeling.queries_per_round=20", "--set", "labeling.max_answers=9"]) == 0
+    printed = capsys.readouterr().out
+    sigma = next(line.split()[1] for line in printed.splitlines() if "noise.init_args.sigma " in line)
+    for change in (
+        "labeling.queries_per_round=20",
+        "labeling.max_answers=9",
+        f"noise.init_args.sigma={sigma}",
+    ):
+        assert change in printed.splitlines()[-1]
+
+
+def test_the_command_s_json_is_read_by_epsilon(file, tmp_path, capsys):
+    words = ["plan", file, "--epsilon", "1", "--num-classes", "10", "--json"]
+    assert main([*words, "--find", "labeling.queries_per_round"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["values"] == {"labeling.queries_per_round": report["records"][0]["count"]}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(report))
+    assert main(["epsilon", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == report["epsilon"] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--epsilon", "nan"], "epsilon=nan"),
+        (["--epsilon", "-1"], "epsilon=-1"),
+        (["--epsilon", "1", "--low", "9", "--high", "8"], "low=9 must be below high=8"),
+        (["--epsilon", "1", "--low", "inf"], "low=inf"),
+        (["--epsilon", "1", "--find", "labeling.nothing"], "nothing"),
+        (["--epsilon", "1", "--find", "nothing"], "nothing"),
+        (["--epsilon", "1e-9", "--set", "labeling.budget.delta=1e-290"], "can't be met"),
+        (["--epsilon", "1", "--set", "labeling.queries_per_round=1000000000000000"], "at most 1000000000"),
+        (["--epsilon", "1", "--set", "labeling.rounds"], "--set 'labeling.rounds' must be PATH=VALUE"),
+        (["--epsilon", "1", "--set", "labeling.labeler.init_args.noise=null"], "noise is not stated"),
+    ],
+)
+def test_absurd_words_end_in_one_line(words, named, file, capsys):
+    assert main(["plan", file, "--num-classes", "10", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+
+
+def test_plans_of_trainings_are_those_of_their_classes():
+    assert NoisySGD.free_parameters
+    steps = 2 * 10
+    made = PrivateTraining(1.0, 1e-5, expected_batch_size=100, expected_records=1000)
+    stated = plan_of_config(training({"epsilon": 1.0}, max_epochs=2), "here")
+    assert list(stated.charges) == made.plan(steps)
+    assert 0.995 < epsilon_for_delta(stated.charges, 1e-5) <= 1.0
+
+
+def test_the_page_on_accounting_quotes_what_is_computed():
+    page = (CONFIGS.parent / "docs" / "methods" / "accounting.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)account\(releases", page, flags=re.DOTALL)
+    scope: dict = {}
+    exec(code[1], scope)
+    report = scope["account"](scope["releases"], delta=1e-5, exact=False).to_dict()
+    for name in ("epsilon_rdp_classic", "epsilon_rdp", "epsilon_pld"):
+        quoted = re.search(rf"\| `{name}` \| ([\d.]+) \|", page)
+        assert float(quoted[1]) == pytest.approx(report[name], abs=6e-5), name
+    # The planned configuration costs what the page says.
+    printed = dict(re.findall(r"^([\w.]+) {2,}([\d.]+)$", page, flags=re.MULTILINE))
+    document = read_configuration(CONFIGS / "fashion_mnist_private_knn.yaml")
+    for place in ("noise.init_args.sigma", "screening.sigma"):
+        put(
+            document,
+            f"labeling.labeler.init_args.{place}",
+            float(printed[f"labeling.labeler.init_args.{place}"]),
+        )
+    charges = plan_of_config(document, "here").charges
+    assert float(printed["epsilon_pld"]) == pytest.approx(
+        epsilon_for_delta(charges, 1e-5, method="pld"), abs=1e-6
+    )
