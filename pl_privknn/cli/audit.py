@@ -192,7 +192,7 @@ def _run_attack(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps(found.to_dict(), ensure_ascii=False))
         return int(found.violated)
-    print_report(found.to_dict())
+    print_report(found.to_dict(), False)
     if found.smallest_breach is None:
         print("nothing found says little: not even noise 16 times too small would surely have been noticed")
     elif not found.violated:
