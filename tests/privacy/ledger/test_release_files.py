@@ -117,4 +117,4 @@ def test_an_exported_ledger_costs_the_same(tmp_path, ledger_path, capsys):
 def test_the_empirical_audit_reads_yaml_too(tmp_path, capsys):
     path = write(tmp_path, f"releases: [{json.dumps(Charge(Laplace(2.0)).to_record())}]\ndelta: 1e-5")
     words = ["audit", path, "--empirical", "--trials", 2000, "--seed", 0]
-    assert printed(words, capsys)["audits"][0]["mechanism"] == "laplace"
+    assert printed(words, capsys)["audits"][0]["subject"] == "laplace"
