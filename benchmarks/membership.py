@@ -25,7 +25,7 @@ from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.testing.ledger import FreeLedger
+from pl_privknn.testing import FreeLedger
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

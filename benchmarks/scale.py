@@ -49,7 +49,7 @@ from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.neighbors import ShardedNeighbors
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.shards import InShards
+from pl_privknn.testing.tables import InShards
 
 CLASSES, K, RATE, COMPONENTS, STEPS = 10, 300, 0.15, 200, 200
 RECORDS, PROCESSES = 10**9, 1000

@@ -6,7 +6,7 @@ from ind_knn_stream import QUERIES, C
 
 from pl_privknn._processes import Shard
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.shards import PlayedEnd, PlayedExchange
+from pl_privknn.testing.tables import PlayedEnd, PlayedExchange
 
 OPEN = {}  # who has a folder
 

@@ -1,7 +1,7 @@
 """Shards of a table, all of them in one process."""
 
 from pl_privknn._processes import Shard
-from pl_privknn.testing.shards import PlayedExchange
+from pl_privknn.testing.tables import PlayedExchange
 
 
 def by_row(count, size):

@@ -1,10 +1,8 @@
 """For tests of private teachers: a free ledger, and a check of what a labeler promises."""
 
 from pl_privknn.testing.check import CheckReport, check_labeler
-from pl_privknn.testing.drawing_methods import DrawingMethod, Entered
-from pl_privknn.testing.errors import LabelerCheckError
-from pl_privknn.testing.ledger import FreeLedger
 from pl_privknn.testing.tables import Pair, Table
+from pl_privknn.testing.watch import DrawingMethod, Entered, FreeLedger, LabelerCheckError
 
 __all__ = [
     "CheckReport",

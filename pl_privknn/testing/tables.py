@@ -1,14 +1,29 @@
-"""Private tables to try a labeler on, each with records to take out or to exchange."""
+"""Private tables to try a labeler on, whole or dealt out to shards whose processes are played in one."""
 
 from __future__ import annotations
 
 import dataclasses
+import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pl_privknn.privacy.mechanisms import Adjacency
+from pl_privknn._checks import check_int
+from pl_privknn._processes import Shard
+from pl_privknn.labelers.base import (
+    ChargesLedger,
+    JoinsRuns,
+    Labeler,
+    RecognisesRecords,
+    Release,
+    ShardedLabeler,
+    UsesPublicFeatures,
+)
+from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,3 +218,158 @@ class Makers:
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
+
+
+def rows_of(records: int, rank: int, size: int) -> range:
+    """The records of a shard: one of ``size`` parts of the table, about equally long, one after another."""
+    return range(records * rank // size, records * (rank + 1) // size)
+
+
+class PlayedExchange:
+    """What joins the shards of one process; each has an end of it.
+
+    An order is carried out by all other shards, one after another, as soon as process 0 gives it; what they send
+    waits until process 0 asks for it. Whatever processes do is a function of orders and of their own records, so the
+    outcome is that of processes.
+
+    Args:
+        size: number of shards.
+
+    Attributes:
+        size: likewise.
+        turn: number of the shard that is at work.
+        serve: what carries out an order, for shards 1, 2, …
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.turn = size, 0
+        self.serve: list[Callable[[Any], None]] = []
+        self._waiting: list[deque[Tensor]] = [deque() for _ in range(size)]
+
+    def end(self, rank: int) -> PlayedEnd:
+        """The end of one shard."""
+        return PlayedEnd(self, rank)
+
+    def give(self, order: Any) -> Any:
+        """Let all shards but the first carry out an order; returns it."""
+        for rank, serve in enumerate(self.serve, 1):
+            self.turn = rank
+            try:
+                serve(pickle.loads(pickle.dumps(order)))  # as it would travel
+            finally:
+                self.turn = 0
+        return order
+
+    def take(self, rank: int, part: Tensor) -> list[Tensor]:
+        """Parts of all shards, for the first one; the others' are kept."""
+        self._waiting[rank].append(part.clone())
+        return [parts.popleft() for parts in self._waiting] if rank == 0 else []
+
+
+class PlayedEnd:
+    """One shard's end of a :class:`PlayedExchange`; see :class:`~pl_privknn._processes.Exchange`.
+
+    Attributes:
+        sent: bytes of what the shard has sent.
+    """
+
+    def __init__(self, exchange: PlayedExchange, rank: int) -> None:
+        self.exchange, self.rank, self.size, self.sent = exchange, rank, exchange.size, 0
+
+    def tell(self, order: Any = None) -> Any:
+        """See :class:`~pl_privknn._processes.Exchange`; for process 0."""
+        return self.exchange.give(order)
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """See :class:`~pl_privknn._processes.Exchange`."""
+        self.sent += part.nbytes
+        return self.exchange.take(self.rank, part)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See :class:`~pl_privknn._processes.Exchange`."""
+        return sum(self.gather(part), torch.zeros_like(part))
+
+
+class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
+    """Labelers that hold a share of the private table each, in the place of one that holds it all.
+
+    Args:
+        members: a labeler for each shard, made alike; the first one charges and answers.
+        removed: position in a larger table of the record that the table lacks, if any: all other records lie in the
+            shard in which they would lie there.
+
+    Raises:
+        ValueError: for labelers that look at private records in one process.
+    """
+
+    def __init__(self, members: Sequence[Labeler], removed: int | None = None) -> None:
+        self.members = [member for member in members if isinstance(member, ShardedLabeler)]
+        if not self.members or not self.members[0].takes_shards:
+            raise ValueError(
+                f"shards={len(members)}: {type(members[0]).__name__} with these settings looks at private records in "
+                "one process; check it with shards=1"
+            )
+        self.removed = removed
+        super().__init__(self.members[0].noise_source)
+        self.adjacencies = self.members[0].adjacencies_in_shards
+        self.exchange = PlayedExchange(len(self.members))
+        self.exchange.serve = [member.serve for member in self.members[1:]]
+
+    def fit_public(self, features: Tensor) -> None:
+        """As a run does it: process 0 alone takes public features."""
+        if isinstance(self.members[0], UsesPublicFeatures):
+            self.members[0].fit_public(features)
+
+    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
+        """Those of each shard, by a key of its own, in the table's order; see the base."""
+        found = [
+            member.record_digests(images[rows], labels[rows])
+            for member, rows in self._dealt(len(labels))
+            if isinstance(member, RecognisesRecords)
+        ]
+        known = [part for part in found if part is not None]
+        return torch.cat(known) if known else None
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Deal the table out; see :meth:`Labeler.fit`."""
+        digests, self.private_digests = self.private_digests, None
+        for member, rows in self._dealt(len(labels)):
+            if isinstance(member, RecognisesRecords):
+                member.private_digests = None if digests is None else digests[rows]
+            member.fit(features[rows].clone(), labels[rows].clone(), num_classes)
+
+    def _dealt(self, records: int) -> Iterator[tuple[ShardedLabeler, slice]]:
+        """Each member, one after another at work, and which rows of the table are its own."""
+        size, lacks = len(self.members), self.removed
+        for rank, member in enumerate(self.members):
+            rows = rows_of(records + (lacks is not None), rank, size)
+            start, stop = (place - (lacks is not None and lacks < place) for place in (rows.start, rows.stop))
+            self.exchange.turn = rank
+            member.noise_source = self.noise_source
+            member.shard = Shard(self.exchange.end(rank), start, 1, records)
+            yield member, slice(start, stop)
+        self.exchange.turn = 0
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """That of one process."""
+        return self.members[0].plan(num_queries, max_answers, num_classes, rounds=rounds)
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """What process 0 answers."""
+        return self.members[0].label(queries, ledger, max_answers)
+
+    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+        """Nothing: members keep what they keep in memory."""
+
+    def leave_run(self) -> None:
+        """Close what members opened."""
+        for member in self.members:
+            if isinstance(member, JoinsRuns):
+                member.leave_run()
+
+
+def in_shards(make: Callable[[], Labeler], shards: int, removed: int | None = None) -> Labeler:
+    """The labeler that ``make`` makes, or so many of them with a share of the records each; see :class:`InShards`."""
+    if check_int("shards", shards) == 1:
+        return make()
+    return InShards([make() for _ in range(shards)], removed)

@@ -1,11 +1,13 @@
-"""A noise source that notes what is drawn from it, and can toss the same coins for the records of two tables."""
+"""One run of a labeler under observation: its charges, its draws, and what enters them."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +15,79 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
+from pl_privknn._checks import check_int
+from pl_privknn.labelers.base import Labeler, RecognisesRecords, Release, UsesPublicFeatures
+from pl_privknn.labelers.ind_knn import prediction
+from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Votes
+from pl_privknn.labelers.pate_training import Partitioner
+from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, Shuffled
+from pl_privknn.privacy.ledger import BudgetExceeded
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
+from pl_privknn.privacy.mechanisms.base import check_known
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
-from pl_privknn.testing.shards import PlayedExchange, rows_of
+from pl_privknn.privacy.store import NOISE_MARKS
+from pl_privknn.testing.tables import InShards, PlayedExchange, Table, in_shards, rows_of
+
+
+class LabelerCheckError(AssertionError):
+    """A labeler breaks a promise; the message names the check, the tables and the amounts, in one line."""
+
+
+class FreeLedger:
+    """Notes every charge in memory and asks for nothing: for tests, and for benchmarks on public data.
+
+    Never for a release: what it notes is gone with the process, and no budget stops it.
+
+    Args:
+        limit: refuse after so many charges, as a budget that is spent does; None never refuses.
+        start: position of the first row. Seeded noise is a function of the row, so a ledger that goes on where
+            another one stopped starts at that one's number of rows.
+
+    Attributes:
+        rows: the charges in order, marked as a real ledger marks them: no guarantee where their noise is
+            seeded, a conditional one where the charge did not state its noise and adjacencies.
+
+    Example:
+        >>> from pl_privknn import Gaussian
+        >>> ledger = FreeLedger(limit=1)
+        >>> ledger.charge(Gaussian(5.0), 3)
+        0
+        >>> ledger.rows[0].count, ledger.rows[0].guarantee.level
+        (3, 'conditional')
+    """
+
+    def __init__(self, limit: int | None = None, start: int = 0) -> None:
+        self.limit = None if limit is None else check_int("limit", limit, minimum=0)
+        self.start = check_int("start", start, minimum=0)
+        self.rows: list[Charge] = []
+
+    def charge(
+        self,
+        mechanism: Mechanism,
+        count: int = 1,
+        *,
+        noise: NoiseSource | None = None,
+        adjacencies: Sequence[Adjacency] | None = None,
+    ) -> int:
+        """Note ``count`` releases; see :class:`~pl_privknn.privacy.ledger.ChargesLedger`.
+
+        Raises:
+            BudgetExceeded: beyond ``limit`` charges; nothing was noted.
+            ValueError: for a count or a mechanism that a real ledger refuses.
+        """
+        charge = Charge(mechanism, count)
+        check_known(charge)
+        if self.limit is not None and len(self.rows) >= self.limit:
+            raise BudgetExceeded(
+                f"limit={self.limit}: this ledger takes no more charges; nothing was charged and nothing was drawn",
+                math.nan, math.nan, math.nan,
+            )  # fmt: skip
+        stated = None
+        if noise is not None and adjacencies is not None:
+            stated = "cryptographic" if noise.cryptographic else "seeded"
+        self.rows.append(charge.marked(NOISE_MARKS[stated]))
+        return self.start + len(self.rows) - 1
+
 
 #: ``drawn``: coins fall as they fall. ``heads``: every record is drawn. ``tails``: none is. ``mixed``: as they fall,
 #: and the same ones of two neighbouring tables.
@@ -46,7 +118,7 @@ class Draw:
         dims: shape of what was drawn.
         parameter: probability, scale or range.
         place: in which call of the labeler.
-        through: whether a drawing method of a mechanism drew it; see :mod:`pl_privknn.testing.drawing_methods`.
+        through: whether a drawing method of a mechanism drew it; see :mod:`pl_privknn.testing.watch`.
         values: what was drawn, of normal noise that no drawing method drew.
     """
 
@@ -255,3 +327,455 @@ def coins_of(events: list[Any], rate: float) -> int:
         and not event.through
         and event.parameter == rate
     )
+
+
+#: Whether queries pass a screening: as drawn, all of them, or every second one.
+Passing = Literal["drawn", "all", "half"]
+#: (what enters on one table, what enters on the other) to (how far they differ, how far they may).
+Measure = Callable[[Tensor, Tensor], tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entered:
+    """Private values on their way into noise.
+
+    Attributes:
+        mechanism: draws the noise; what was charged, or the part of it that draws.
+        values: what enters.
+        measure: how far the values of two tables differ and may differ, for mechanisms whose fields do not say.
+    """
+
+    mechanism: Mechanism
+    values: Tensor
+    measure: Measure | None = None
+
+
+#: Drawing methods of mechanisms, and what enters by their arguments.
+DRAWING: dict[str, Callable[..., Entered]] = {
+    **dict.fromkeys(
+        ("add_noise", "argmax", "passes", "randomize"),
+        lambda mechanism, values, noise: Entered(mechanism, values),
+    ),
+    "add_noise_to_multiples": lambda mechanism, counts, step, noise: Entered(
+        mechanism, counts.double() * step
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawingMethod:
+    """A method, or a function of a module, through which private values enter noise.
+
+    For a mechanism of your own whose drawing method has another name, or which states no sensitivity::
+
+        def far(first, second):  # how far two tables' values are apart, and how far they may be
+            return float((first - second).abs().max()), 1.0
+
+        DrawingMethod(Staircase, "draw", lambda mechanism, values, noise: Entered(mechanism, values, far))
+
+    Attributes:
+        owner: class or module.
+        name: of the method or function.
+        enters: says what enters, from the arguments of a call (for a method, the object first).
+    """
+
+    owner: Any
+    name: str
+    enters: Callable[..., Entered]
+
+    def view(
+        self, watch: Watch, earlier: Any, original: Callable[..., Any], *given: Any, **named: Any
+    ) -> tuple[list[Entered], Any]:
+        """Call the method.
+
+        Args:
+            watch: of the run.
+            earlier: the outcome on the other table of a pair; None on the first.
+            original: the method.
+            *given: its arguments.
+            **named: likewise.
+
+        Returns:
+            What enters, and the outcome.
+        """
+        entered = self.enters(*given, **named)
+        entered = dataclasses.replace(entered, values=entered.values.detach().clone())
+        return [entered], original(*given, **named)
+
+
+def mechanism_methods() -> list[DrawingMethod]:
+    """Every drawing method that any known mechanism defines; yours too, once it is imported."""
+    return [
+        DrawingMethod(cls, name, enters)
+        for cls in subclasses(Mechanism)
+        for name, enters in DRAWING.items()
+        if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
+    ]
+
+
+@contextlib.contextmanager
+def _replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Another method under a name that the class itself may have or have inherited, while this lasts."""
+    own, kept = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, kept)
+        else:
+            delattr(owner, name)
+
+
+def subclasses(cls: type) -> list[type]:
+    """A class and all classes that derive from it."""
+    children: list[type] = type.__subclasses__(cls)
+    return [cls, *(found for child in children for found in subclasses(child))]
+
+
+class WatchedMethods:
+    """Watches drawing methods in one run.
+
+    Args:
+        watch: told of what enters.
+        methods: which.
+        passing: see :data:`Passing`.
+        replay: outcomes of the run on the other table, given again in order; None draws.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        methods: Sequence[DrawingMethod],
+        passing: Passing = "drawn",
+        replay: Sequence[Any] | None = None,
+    ) -> None:
+        self.watch, self.methods, self.passing, self.replay = watch, methods, passing, replay
+        self.outcomes: list[Any] = []
+        #: Parts that a conditional partitioner made; see :meth:`open`.
+        self.parts: list[Tensor] = []
+        self.parts_given: Sequence[Tensor] = ()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Watch, while this lasts.
+
+        A partition whose guarantee is conditional is taken as given: the second table of a pair gets the parts of
+        the first one.
+        """
+        with contextlib.ExitStack() as stack:
+            for method in self.methods:
+                original = getattr(method.owner, method.name)
+                stack.enter_context(_replaced(method.owner, method.name, self._watched(method, original)))
+            stack.enter_context(_replaced(Partitioner, "assign", self._assigning(Partitioner.assign)))
+            yield
+
+    def _watched(self, method: DrawingMethod, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **named: Any) -> Any:
+            if self.watch.through:  # one behind another
+                return original(*given, **named)
+            self._check_source(method, [*given, *named.values()])
+            earlier = self._earlier(method)
+            self.watch.through = True
+            try:
+                entered, outcome = method.view(self.watch, earlier, original, *given, **named)
+            finally:
+                self.watch.through = False
+            if earlier is not None:
+                self._check_shape(entered, outcome, earlier)
+                outcome = copy.deepcopy(earlier)
+            elif method.name == "passes" and self.passing != "drawn":
+                outcome = torch.arange(outcome.numel()).view(outcome.shape) % 2 == 0
+                outcome = torch.ones_like(outcome) if self.passing == "all" else outcome
+            self.watch.events.extend(entered)
+            self.outcomes.append(copy.deepcopy(outcome))
+            return outcome
+
+        return watched
+
+    def _earlier(self, method: DrawingMethod) -> Any:
+        if self.replay is None:
+            return None
+        if len(self.outcomes) == len(self.replay):
+            raise LabelerCheckError(
+                f"what is released depends on the private table: at equal answers, {method.name} draws once more on "
+                "one table than on the other. What is asked, and how often, must not depend on it"
+            )
+        return self.replay[len(self.outcomes)]
+
+    def _check_shape(self, entered: Sequence[Entered], outcome: Any, earlier: Any) -> None:
+        shapes = [getattr(value, "shape", None) for value in (outcome, earlier)]
+        if shapes[0] != shapes[1]:
+            raise LabelerCheckError(
+                f"what is released depends on the private table: at equal answers, {entered[0].mechanism.kind} "
+                f"releases shape {tuple(shapes[0] or ())} on one table and {tuple(shapes[1] or ())} on the other"
+            )
+
+    def _check_source(self, method: DrawingMethod, given: Sequence[Any]) -> None:
+        for source in given:
+            if isinstance(source, NoiseSource) and not (
+                isinstance(source, WatchedNoise) and source.watch is self.watch
+            ):
+                raise LabelerCheckError(
+                    f"{method.name} draws from {source!r} and not from the labeler's noise_source; get the noise "
+                    "from self.paid(ledger, mechanism, count, key)"
+                )
+
+    def _assigning(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def assign(partitioner: Partitioner, *given: Any, **named: Any) -> Tensor:
+            parts = original(partitioner, *given, **named)
+            if not partitioner.condition:
+                return parts
+            if self.parts_given:
+                parts, removed = self.parts_given[len(self.parts)], self.watch.removed
+                if removed is not None:
+                    parts = torch.cat([parts[:removed], parts[removed + 1 :]])
+            self.parts.append(parts)
+            return parts
+
+        return assign
+
+
+#: So far above any count that the floor under it plays no part, and exact in float64.
+_FAR = 2.0**20
+
+
+def protocol_methods() -> list[DrawingMethod]:
+    """Those of local and shuffled reverse kNN, and of Ind-KNN."""
+    protocols = [*subclasses(LocalRandomizer), *subclasses(Shuffled)]
+    return [
+        *(
+            DrawingMethod(cls, name, answers)
+            for cls in protocols
+            for name in ("simulate", "randomize", "messages")
+            if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
+        ),
+        StreamMethod(prediction, "ask", lambda *given: given[0]),
+    ]
+
+
+def answers(protocol: Any, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Entered:
+    """What enters a protocol in which every client noises its own answer: the answers, a row a client.
+
+    Any two answers are covered, so what counts is how many clients' answers differ: one. An answer names its cells
+    once each, as the protocol's randomiser takes for granted.
+    """
+    named = protocol.table.cells_of(nearest, labels).sort(dim=1).values
+    if bool((named.diff(dim=1) == 0).any()):
+        raise LabelerCheckError(
+            "a record's message names a cell twice; its randomiser covers different cells"
+        )
+    return Entered(protocol.mechanism, named, _answers_changed)
+
+
+def _answers_changed(first: Tensor, second: Tensor) -> tuple[float, float]:
+    if first.shape != second.shape:
+        return float("inf"), 1.0
+    return float((first != second).any(dim=1).sum()), 1.0
+
+
+class StreamMethod(DrawingMethod):
+    """One answer of Ind-KNN: the number of neighbours enters, and then their votes at the number released.
+
+    Both are Gaussian releases of the stream that is paid for as a whole. What enters them, and the deviation of the
+    noise that meets it, is found from outside, by asking with other noise and with copies of the budgets.
+    """
+
+    def view(
+        self, watch: Watch, earlier: Votes | None, original: Callable[..., Votes], *given: Any, **named: Any
+    ) -> tuple[list[Entered], Votes]:
+        """See the base."""
+        return _through_ask(watch, earlier, original, *given, **named)
+
+
+def _through_ask(
+    watch: Watch,
+    earlier: Votes | None,
+    original: Callable[..., Votes],
+    parameters: IndKNNParameters,
+    near: NDArray[np.intp],
+    kappa: Floats,
+    labels: NDArray[np.int64],
+    left: Floats,
+    public_votes: Floats,
+    num_public: int,
+    draws: Floats,
+    **further: Any,
+) -> tuple[list[Entered], Votes]:
+    source = watch.claim(np.asarray(draws))
+    if source is None:
+        raise LabelerCheckError(
+            "a query of Ind-KNN is answered with noise that no other draw was made for: every query needs a row of "
+            "its own from the labeler's noise_source"
+        )
+
+    def asked(first: float, others: float, budgets: Floats) -> Votes:
+        given = np.concatenate([[first], np.full(len(draws) - 1, others)])
+        return original(parameters, near, kappa, labels, budgets, public_votes, num_public, given, **further)
+
+    high = _FAR / parameters.sigma1
+    far = asked(high, 0.0, left.copy()).count
+    count_deviation = asked(high + 1, 0.0, left.copy()).count - far
+    first = float(draws[0])
+    if earlier is not None:  # noise that brings this table's number of neighbours to the one released
+        floor = earlier.count <= parameters.min_count
+        first = -high if floor else high + (earlier.count - far) / count_deviation
+    quiet, loud = (asked(first, others, left.copy()).noisy for others in (0.0, 1.0))
+    given = np.concatenate([[first], draws[1:]])
+    outcome = original(parameters, near, kappa, labels, left, public_votes, num_public, given, **further)
+    return [
+        Entered(Gaussian(count_deviation * source.parameter), torch.tensor([far], dtype=torch.float64)),
+        Entered(Gaussian(float((loud - quiet).min()) * source.parameter), torch.from_numpy(quiet)),
+    ], outcome
+
+
+class WatchedLedger(FreeLedger):
+    """A free ledger that tells a :class:`~pl_privknn.testing.watch.Watch` of every charge and refusal."""
+
+    def __init__(self, watch: Watch, limit: int | None = None, start: int = 0) -> None:
+        super().__init__(limit, start)
+        self.watch = watch
+
+    def charge(
+        self,
+        mechanism: Mechanism,
+        count: int = 1,
+        *,
+        noise: NoiseSource | None = None,
+        adjacencies: Sequence[Adjacency] | None = None,
+    ) -> int:
+        """See :class:`~pl_privknn.testing.watch.FreeLedger`."""
+        try:
+            row = super().charge(mechanism, count, noise=noise, adjacencies=adjacencies)
+        except BudgetExceeded:
+            self.watch.events.append(Refused(mechanism))
+            raise
+        stated = None if adjacencies is None else tuple(adjacencies)
+        self.watch.events.append(Paid(self.rows[-1], row, noise, stated))
+        return row
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is checked, and how runs of it are made.
+
+    Attributes:
+        make: a fresh labeler, not fitted.
+        methods: see :class:`~pl_privknn.testing.watch.WatchedMethods`.
+        num_classes: classes or attributes.
+        public: features of public examples.
+        seed: of the noise.
+        shards: in so many shards private records lie.
+    """
+
+    make: Callable[[], Labeler]
+    methods: Sequence[DrawingMethod]
+    num_classes: int
+    public: Tensor
+    seed: int
+    shards: int = 1
+
+
+class Run:
+    """One run; see the module.
+
+    Args:
+        subject: what is run.
+        coins: how coins fall; see :data:`~pl_privknn.testing.watch.Coins`.
+        passing: how screenings end; see :data:`~pl_privknn.testing.watch.Passing`.
+        after: the run on the other table of a pair; its outcomes are given again here.
+        hold_parts: give its conditional partition again, too.
+        records: number of records of the pair's larger table.
+        removed: the record that this run's table lacks.
+        limit: charges that the ledger takes.
+        start: first row of the ledger.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        coins: Coins = "drawn",
+        passing: Passing = "drawn",
+        after: Run | None = None,
+        hold_parts: bool = True,
+        records: int = 0,
+        removed: int | None = None,
+        limit: int | None = None,
+        start: int = 0,
+    ) -> None:
+        self.subject = subject
+        self.watch = Watch(subject.seed, coins, records, removed, subject.shards)
+        replay = None if after is None else after.methods.outcomes
+        self.methods: WatchedMethods = WatchedMethods(self.watch, subject.methods, passing, replay)
+        if after is not None and hold_parts:
+            self.methods.parts_given = after.methods.parts
+        self.ledger = WatchedLedger(self.watch, limit, start)
+        self.labeler = in_shards(subject.make, subject.shards, removed)
+        if isinstance(self.labeler, InShards):
+            self.watch.at_work = self.labeler.exchange
+        self.labeler.noise_source = self.watch.noise
+        self.releases: list[Release] = []
+
+    @property
+    def events(self) -> list[Any]:
+        """What happened, in order."""
+        return self.watch.events
+
+    def fit(self, table: Table, images: Tensor | None = None) -> Run:
+        """Public features, then the private table; as before each round.
+
+        Args:
+            table: the private table.
+            images: what the labeler recognises records by; the features unless given.
+        """
+        self.watch.place = "fit"
+        images = table.features if images is None else images
+        with self.methods.open():
+            if isinstance(self.labeler, UsesPublicFeatures):
+                self.labeler.fit_public(self.subject.public)
+            if isinstance(self.labeler, RecognisesRecords):
+                self.labeler.private_digests = self.labeler.record_digests(images, table.labels)
+            self.labeler.fit(table.features.clone(), table.labels.clone(), self.subject.num_classes)
+        return self
+
+    def label(self, queries: Tensor, max_answers: int | None = None) -> Run:
+        """One call of ``label``."""
+        self.watch.place = "label"
+        self.events.append(Called())
+        with self.methods.open():
+            self.releases.append(self.labeler.label(queries.clone(), self.ledger, max_answers))
+        return self
+
+
+def copies_of(labeler: Labeler) -> Callable[[], Labeler]:
+    """A function that copies a labeler which was not fitted.
+
+    A plan is asked for first, as a run does, so that what it calibrates is copied and not found again in each run.
+
+    Raises:
+        LabelerCheckError: for a labeler that can't be copied.
+    """
+    try:
+        planned = copy.deepcopy(labeler)
+        with contextlib.suppress(Exception):  # the check of the plan says what is wrong with it
+            planned.plan(1, 1, 2)
+        copy.deepcopy(planned)
+    except Exception as error:
+        raise LabelerCheckError(
+            f"check_labeler({type(labeler).__name__}): can't be copied ({type(error).__name__}: {error}); give a "
+            "labeler that was not fitted, or a function that makes one"
+        ) from error
+    return lambda: copy.deepcopy(planned)
+
+
+@contextlib.contextmanager
+def named(check: str, subject: object, where: str = "") -> Iterator[None]:
+    """Put the name of the check, and of the tables, in front of what a failed check says."""
+    try:
+        yield
+    except LabelerCheckError as error:
+        if error.args and str(error).startswith("check_labeler("):
+            raise
+        place = f", {where}" if where else ""
+        raise LabelerCheckError(f"check_labeler({type(subject).__name__}), {check}{place}: {error}") from None

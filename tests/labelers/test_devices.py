@@ -27,7 +27,7 @@ from pl_privknn.labelers.ind_knn.settings import Similarity
 from pl_privknn.neighbors import assign, nearest, search, top_k, within_radius
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.testing.ledger import FreeLedger
+from pl_privknn.testing import FreeLedger
 
 
 def drawn(*shape, seed=0):

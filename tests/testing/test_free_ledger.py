@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-import pl_privknn.testing.ledger
+import pl_privknn.testing.watch
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -56,4 +56,4 @@ def test_what_a_real_ledger_refuses_is_refused():
 
 
 def test_its_example_is_true():
-    assert doctest.testmod(pl_privknn.testing.ledger).failed == 0
+    assert doctest.testmod(pl_privknn.testing.watch).failed == 0

@@ -19,7 +19,7 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.per_record.filter import IndividualFilter
 from pl_privknn.privacy.per_record.journal import JournalError
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.shards import PlayedEnd
+from pl_privknn.testing.tables import PlayedEnd
 
 pytestmark = pytest.mark.filterwarnings("ignore:IndKNN. arguments stand in groups")
 
