@@ -24,6 +24,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning_utilities.core import rank_zero
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
@@ -93,27 +94,29 @@ def package_of(*parts: Any) -> Any:
 class _Method:
     """A method that runs as the package of the attached Trainer defines it."""
 
-    def __init__(self, functions: tuple[types.FunctionType, ...]) -> None:
-        self.functions = functions
+    def __init__(self, first: types.FunctionType, second: types.FunctionType) -> None:
+        self.first, self.second = first, second
 
+    @torch.compiler.disable  # its guards look methods up, which would be compiled in turn, without end
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        state = {} if instance is None else vars(instance)
-        trainer = state.get("_trainer") or state.get("trainer")
-        function = self.functions[_PACKAGES.index(package_of(trainer))]
-        return function.__get__(instance, owner)
+        if instance is None:
+            return self.first
+        trainer = vars(instance).get("_trainer") or vars(instance).get("trainer")
+        second = isinstance(trainer, _PACKAGES[1].Trainer)
+        return types.MethodType(self.second if second else self.first, instance)
 
 
 def _joined(path: str) -> Any:
-    """A class that derives from those of all packages."""
+    """A class that derives from that of each package."""
     parents = both(path)
     if len(parents) == 1:
         return parents[0]
     members: dict[str, Any] = {"__module__": __name__, "__doc__": parents[0].__doc__}
     for name in dir(parents[0]):
-        functions = tuple(inspect.getattr_static(parent, name, None) for parent in parents)
-        own = all(isinstance(function, types.FunctionType) for function in functions)
-        if own and len(set(functions)) > 1 and not name.startswith("__"):
-            members[name] = _Method(functions)
+        first, second = (inspect.getattr_static(parent, name, None) for parent in parents)
+        functions = isinstance(first, types.FunctionType) and isinstance(second, types.FunctionType)
+        if functions and first is not second and not name.startswith("__"):
+            members[name] = _Method(first, second)
     return types.new_class(path.rpartition(".")[2], parents, exec_body=lambda body: body.update(members))
 
 

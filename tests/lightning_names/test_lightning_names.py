@@ -226,6 +226,15 @@ def test_trainers_see_the_hooks_that_a_student_overrides_and_no_others(package, 
     assert found == hooks(pytorch_lightning, other)
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_compiled_student_learns(package, tmp_path):
+    student, data = _student(), small_data()
+    data.train_on_truth = True
+    before = student.network[1].weight.detach().clone()
+    _trainer(package, tmp_path).fit(torch.compile(student, backend="eager"), data)
+    assert not torch.equal(student.network[1].weight, before)
+
+
 def test_a_configuration_names_a_module_of_lightning(tmp_path, monkeypatch, capsys):
     (tmp_path / "their_module.py").write_text(
         "import lightning as L\nimport torch\n\n\n"
