@@ -29,7 +29,7 @@ from pl_privknn.auditing.releases import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.comparison.trainings import is_training
-from pl_privknn.documents import read_configuration
+from pl_privknn.config import read_document
 from pl_privknn.planning import Cost, free_parameter
 from pl_privknn.privacy.noise import SeededNoise
 
@@ -184,7 +184,7 @@ def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str
 def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
     """The configuration of a method, with its noise for an ε."""
     name, setting, changes = METHODS[method]
-    document = copy.deepcopy(read_configuration(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
+    document = copy.deepcopy(read_document(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
     if root is not None and "root" in document["data"].get("init_args", {}):
         document["data"]["init_args"]["root"] = root
     if document["data"]["class_path"] == "FashionMNISTDataModule" and method != _WHOLE:

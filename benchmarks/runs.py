@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.record import Measured, commit, entries
 from pl_privknn.cli.main import main as privknn
 from pl_privknn.comparison import read_comparison, read_results
-from pl_privknn.documents import read_configuration, read_document
+from pl_privknn.config import read_document
 
 #: Words that are not its own belong to ``privknn``.
 TAKES_WORDS = True
@@ -56,7 +56,7 @@ def _run(config: str, seed: int, words: list[str], seeded: bool) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--config", config, "--run_dir", folder, "--seed_everything", str(seed)]
         arguments += ["--labeling.seed", str(seed), "--trainer.enable_progress_bar", "false"]
-        if seeded and read_configuration(config)["labeling"].get("labeler") is not None:
+        if seeded and read_document(config)["labeling"].get("labeler") is not None:
             arguments += [noise, "SeededNoise", f"{noise}.seed", str(seed)]
         if privknn(["fit", *arguments, *words]):
             raise SystemExit(f"{config}, seed {seed}: the run failed")

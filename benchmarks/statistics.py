@@ -24,10 +24,8 @@ from pl_privknn._files import write_durably
 from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.marks import stated
-from pl_privknn.configuration import instantiate
+from pl_privknn.config import get, instantiate, put, read_document
 from pl_privknn.datamodules import FashionMNISTDataModule
-from pl_privknn.documents import read_configuration
-from pl_privknn.nested_settings import get, put
 from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
@@ -111,7 +109,7 @@ def features_file(split: int, own: bool) -> str:
 def sections_at(epsilon: float, split: int, root: str, own: bool) -> dict[str, Any]:
     """The configuration at an ε, on a split; ``own`` leaves out what was learned from other images."""
     components, releases = SETTINGS[epsilon]
-    document: dict[str, Any] = read_configuration(ROOT / CONFIG)
+    document: dict[str, Any] = read_document(ROOT / CONFIG)
     if own:
         for features in (_TEACHERS, _STUDENTS):
             joined = f"{features}.init_args.extractor.init_args"

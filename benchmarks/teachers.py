@@ -27,9 +27,8 @@ from benchmarks.record import ROOT, Measured
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection, label_by_spread
 from pl_privknn.comparison.marks import SEEDED, stated
-from pl_privknn.configuration import instantiate
+from pl_privknn.config import instantiate, read_document
 from pl_privknn.datamodules import FashionMNISTAttributesDataModule, FashionMNISTDataModule
-from pl_privknn.documents import read_configuration
 from pl_privknn.features import HOG, PatchDictionary, Pixels, PublicPCA, Scattering, TimmFeatures
 from pl_privknn.labelers import Attributes, FixedThresholds, LearnedThresholds, ReverseKNN
 from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
@@ -317,7 +316,7 @@ def _reverse_attributes(data: Tables) -> list[dict[str, float | None]]:
 
 def shipped() -> Any:
     """The features of configs/fashion_mnist_statistics.yaml."""
-    document = read_configuration(ROOT / "configs/fashion_mnist_statistics.yaml")
+    document = read_document(ROOT / "configs/fashion_mnist_statistics.yaml")
     return instantiate({"labeling": document["labeling"]}, {"labeling": PrivateLabeler}).labeling.features[0]
 
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from pl_privknn._checks import check_path, check_positive
 from pl_privknn._files import write_durably
 from pl_privknn._lightning import rank_zero_warn
-from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.backbone import BackboneFeatures
@@ -54,7 +53,7 @@ _BYTES = 4  # of a float32
 
 
 @dataclasses.dataclass(frozen=True)
-class TableMemory(ArgumentGroup):
+class TableMemory:
     """How large a table of private features may get in memory; a larger one is mapped from a file.
 
     The file lies in a folder of its own that its owner alone can enter (mode 0700), and has no name any more from the

@@ -16,16 +16,15 @@ from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._run_end import leave_report
-from pl_privknn.argument_groups import as_group
 from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import MODELS, LabelingRound, TableMemory, rich_progress
 from pl_privknn.callbacks.selection import SELECTORS, Selector
+from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
-from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.labelers.base import JoinsRuns, Labeler, MakesModel, ShardedLabeler, stated_plan
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger

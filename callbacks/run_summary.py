@@ -30,9 +30,8 @@ from pl_privknn.callbacks.loggers import (
     told,
 )
 from pl_privknn.callbacks.private_labeler import PrivateLabeler, lasting_extractor
+from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.documents import write_yaml
-from pl_privknn.init_arguments import HasInitArguments, as_section
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.logged import check_declared
 from pl_privknn.training.reporting import ReportsTraining

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive
-from pl_privknn.init_arguments import HasInitArguments
+from pl_privknn.config import HasInitArguments
 
 #: Kinds of noise whose likelihood :func:`class_posterior` knows; discrete noise of the same scale is close to them.
 NOISES = ("gaussian", "laplace")

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int
+from pl_privknn.config import HasInitArguments
 from pl_privknn.datamodules.datasets import TASKS, LabeledImages, PublicDataset, as_part, known_rows
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.datamodules.loaders import (
@@ -22,7 +23,6 @@ from pl_privknn.datamodules.loaders import (
     take_batch,
 )
 from pl_privknn.datamodules.stores import ImageShape, ImageStore, common_images
-from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_side import privately
 

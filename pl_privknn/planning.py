@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import check_choice, check_int, check_positive, check_rate, shown
-from pl_privknn.configuration import (
+from pl_privknn.config import (
     ConfigurationError,
     class_named,
+    get,
     instantiate,
     known_classes,
-    project_classes_only,
+    merged,
+    put,
 )
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.statistics import MOST_RELEASES
-from pl_privknn.nested_settings import get, merged, put
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
@@ -355,21 +356,21 @@ class Cost:
         """The object of a section, without what has no part in a plan."""
         from pl_privknn.callbacks import PrivateLabeler
 
-        section = get(document, place)
-        if not self.own_code:
-            section = project_classes_only(section, place, unmade=_LEFT_OUT)
-        section = _without(section)
-        known_classes()
+        section = _without(get(document, place))
+        own_classes = not self.own_code
         if place == "labeling":
-            return instantiate({place: section}, {place: PrivateLabeler}).labeling
+            return instantiate({place: section}, {place: PrivateLabeler}, own_classes).labeling
         if not isinstance(section, Mapping) or set(section) - {"class_path", "init_args"}:
             raise ConfigurationError(
                 f"{place}={shown(section)} must have a class_path, and its arguments as init_args"
             )
         found = self._class(section.get("class_path"))
         if found is None:
-            raise ConfigurationError(f"{place}.class_path={shown(section.get('class_path'))} is no class")
-        return instantiate({"made": section.get("init_args") or {}}, {"made": found}).made
+            raise ConfigurationError(
+                f"{place}.class_path={shown(section.get('class_path'))} is not a class"
+                f"{' of this project; run privknn fit and audit its ledger instead' if own_classes else ''}"
+            )
+        return instantiate({"made": section.get("init_args") or {}}, {"made": found}, own_classes).made
 
 
 def plan_of_config(document: dict[str, Any], path: str | Path, num_classes: int | None = None) -> Releases:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, Selection, spread_scores
+from pl_privknn.config import write_yaml
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.datamodules.arrays import image_shape
 from pl_privknn.datamodules.folder import SUFFIXES
 from pl_privknn.datamodules.tables import Table
-from pl_privknn.documents import write_yaml
 from pl_privknn.features import HOG
 from pl_privknn.labelers import PrivateKNN, ReverseKNN, Screening
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate

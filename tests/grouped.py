@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pl_privknn.argument_groups import argument_names
+from pl_privknn.config import argument_names
 
 
 def grouped(owner, **arguments):

@@ -806,7 +806,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     """
     from pl_privknn.callbacks import PrivateLabeler
     from pl_privknn.callbacks.private_labeler import STUDENT, extractor_of
-    from pl_privknn.configuration import ConfigurationError, instantiate, project_classes_only
+    from pl_privknn.config import ConfigurationError, instantiate
     from pl_privknn.features.base import learn_publicly
     from pl_privknn.planning import labeling_plan
 
@@ -814,13 +814,18 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         for name in ("labeling", "data"):
             if not isinstance(document.get(name), dict):
                 raise ConfigurationError(f"there is no {name} section, so there is nothing to attack")
-        sections = {name: project_classes_only(document[name], name) for name in ("labeling", "data")}
-        labeling = instantiate({"labeling": sections["labeling"]}, {"labeling": PrivateLabeler}).labeling
-        data = _data(sections["data"])
+        sections = {"labeling": document["labeling"]}
+        labeling = instantiate(sections, {"labeling": PrivateLabeler}, own_classes=True).labeling
+        data = _data(document["data"])
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if labeling.labeler is None or data.task != "multiclass" or labeling.labeler.tasks != ("multiclass",):
         raise ValueError(f"{path}: labeling.labeler must answer one class an image to be attacked")
+    if isinstance(getattr(getattr(labeling.labeler, "teachers", None), "estimator", None), str):
+        raise ValueError(
+            f"{path}: labeling.labeler trains an estimator of another package, which is not run here; attack it in "
+            "Python"
+        )
     data.setup("fit")
     first = labeling.features[0]
     if first == STUDENT:
@@ -847,7 +852,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
 
 
 def _data(section: Any) -> Any:
-    from pl_privknn.configuration import ConfigurationError, instantiate, known_classes
+    from pl_privknn.config import ConfigurationError, instantiate, known_classes
     from pl_privknn.datamodules.base import PrivatePublicDataModule
 
     section = {"class_path": section} if isinstance(section, str) else section
@@ -855,7 +860,7 @@ def _data(section: Any) -> Any:
     found = known_classes().get(name) or known_classes().get(section.get("class_path", ""))
     if found is None or not issubclass(found, PrivatePublicDataModule):
         raise ConfigurationError(f"data.class_path={name!r} must name a data module of this project")
-    return instantiate({"data": section.get("init_args") or {}}, {"data": found}).data
+    return instantiate({"data": section.get("init_args") or {}}, {"data": found}, own_classes=True).data
 
 
 def _queries(labeling: Any, public: Tensor, asking: list[int]) -> Tensor:

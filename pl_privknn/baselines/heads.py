@@ -7,13 +7,12 @@ import dataclasses
 from torch import nn
 
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_switch
-from pl_privknn.argument_groups import ArgumentGroup
 
 HEADS = ("linear", "mlp")
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureHead(ArgumentGroup):
+class FeatureHead:
     """The classifier of frozen features, and what they go through before it.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
@@ -12,11 +13,11 @@ from torch import nn
 
 from pl_privknn._checks import check_choice
 from pl_privknn._run_end import leave_report
-from pl_privknn.argument_groups import as_group, plain_groups
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.heads import FeatureHead
 from pl_privknn.baselines.reporting import LeavesFolder, LogsTraining
 from pl_privknn.baselines.updates import NoisyOptimization, scheduled
+from pl_privknn.config import as_group
 from pl_privknn.features.base import Extractor
 from pl_privknn.networks import Normalization
 from pl_privknn.networks.base import image_shape
@@ -112,15 +113,15 @@ class NoisySGD(LogsTraining, Classifier):
         objects = ["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
         self.save_hyperparameters(ignore=objects)
         self.save_hyperparameters(
-            plain_groups(
-                feature_head=feature_head,
-                batches=batches,
-                budget=budget,
-                gradients=gradients,
-                optimization=optimization,
-                normalization=normalization,
-                files=files,
-            )
+            {
+                "feature_head": asdict(feature_head),
+                "batches": asdict(batches),
+                "budget": asdict(budget),
+                "gradients": asdict(gradients),
+                "optimization": asdict(optimization),
+                "normalization": asdict(normalization),
+                "files": asdict(files),
+            }
         )
         self.make_network(
             network,

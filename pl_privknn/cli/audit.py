@@ -112,7 +112,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
 
 
 def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
-    from pl_privknn.documents import read_document
+    from pl_privknn.config import read_document
     from pl_privknn.privacy.verification import check_summary
 
     content = read_document(summary)
@@ -175,9 +175,9 @@ def _run_attack(parsed: argparse.Namespace) -> int:
     from pl_privknn.auditing.releases import attack_labeler, target_of_config
     from pl_privknn.auditing.training import attack_training, training_of_config
     from pl_privknn.comparison.trainings import is_training
-    from pl_privknn.documents import read_configuration
+    from pl_privknn.config import read_document
 
-    document = read_configuration(parsed.attack)
+    document = read_document(parsed.attack)
     if not isinstance(document, dict):
         raise ValueError(f"{parsed.attack}: there is no labeling section, so there is nothing to attack")
     with importable([parsed.attack]):

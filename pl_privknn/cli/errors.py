@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from pl_privknn.parser_messages import did_you_mean
+from pl_privknn.config import did_you_mean
 
 _PACKAGE = str(Path(__file__).parents[1])
 _CHECKED = (ValueError, TypeError, ArithmeticError, RuntimeError)

@@ -60,8 +60,7 @@ def finished_student(run: Path) -> Any:
         ValueError: for a student of another package, which its own code has to load.
     """
     from pl_privknn.cli.run_folder import CHECKPOINT
-    from pl_privknn.configuration import known_classes
-    from pl_privknn.documents import read_document
+    from pl_privknn.config import known_classes, read_document
     from pl_privknn.students.base import Student
 
     for name in ("config.yaml", "summary.json", str(CHECKPOINT)):
@@ -82,7 +81,7 @@ def finished_student(run: Path) -> Any:
 
 def _extractor(section: Any) -> Any:
     """The extractor that a section names; checkpoints hold only what it learned."""
-    from pl_privknn.configuration import instantiate
+    from pl_privknn.config import instantiate
     from pl_privknn.features import PublicPCA
 
     # Any class will do that is made with an extractor, and keeps it as it is.
@@ -91,7 +90,7 @@ def _extractor(section: Any) -> Any:
 
 def released_of(run: Path) -> str:
     """Which model a run is for: its summary says it after a test, else its configuration."""
-    from pl_privknn.documents import read_document
+    from pl_privknn.config import read_document
 
     labeling = read_document(run / "config.yaml").get("labeling") or {}
     return str(read_document(run / "summary.json").get("released") or labeling.get("released") or "student")
@@ -106,8 +105,7 @@ def finished_head(run: Path) -> Any:
     from pl_privknn.callbacks import PrivateLabeler
     from pl_privknn.callbacks.labeling_round import HEAD, load_head
     from pl_privknn.callbacks.private_labeler import lasting_extractor
-    from pl_privknn.configuration import instantiate
-    from pl_privknn.documents import read_document
+    from pl_privknn.config import instantiate, read_document
 
     section = read_document(run / "config.yaml").get("labeling")
     labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}).labeling

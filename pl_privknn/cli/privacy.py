@@ -81,14 +81,14 @@ def _plan_of(file: str, num_classes: int | None) -> Releases | None:
     """What a configuration states; None for files of other kinds."""
     if Path(file).suffix not in (".yaml", ".yml") or not Path(file).is_file():
         return None
-    from pl_privknn.documents import read_configuration, read_document
+    from pl_privknn.config import read_document
 
     document = read_document(file)
     if not isinstance(document, dict) or not {"labeling", "model"} & document.keys():
         return None
     from pl_privknn.planning import plan_of_config
 
-    return plan_of_config(read_configuration(file), file, num_classes)
+    return plan_of_config(read_document(file), file, num_classes)
 
 
 def add_plan(commands: Any) -> None:
@@ -124,11 +124,10 @@ def add_plan(commands: Any) -> None:
 
 def run_plan(parsed: argparse.Namespace) -> int:
     """Find the setting, and print what the configuration then costs."""
-    from pl_privknn.documents import read_configuration
-    from pl_privknn.nested_settings import put
+    from pl_privknn.config import put, read_document
     from pl_privknn.planning import Cost, free_parameter
 
-    document = read_configuration(parsed.config)
+    document = read_document(parsed.config)
     if not isinstance(document, dict):
         raise ValueError(f"{parsed.config} is no configuration; give one of a teacher or a private training")
     for path, value in values_set("--set", parsed.set).items():
@@ -161,7 +160,7 @@ def values_set(option: str, texts: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: for a text of another form.
     """
-    from pl_privknn.documents import read_yaml
+    from pl_privknn.config import read_yaml
 
     found = {}
     for text in texts:

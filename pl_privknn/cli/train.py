@@ -23,12 +23,7 @@ from pl_privknn.cli.run_folder import keep_last_checkpoint, new_folder, run_logg
 from pl_privknn.cli.training_parser import TrainingParser
 from pl_privknn.cli.training_words import check_files, expand_resume, help_topic, importable, values_of
 from pl_privknn.comparison.worker import INTERRUPTED
-from pl_privknn.configuration import (
-    ConfigurationError,
-    known_classes,
-    one_line,
-    strict_yaml,
-)
+from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.store import FolderLock
@@ -37,7 +32,6 @@ from pl_privknn.report import write_report
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 
 known_classes()  # YAML may name them without a module path
-strict_yaml()
 
 
 class PrivKNNCLI(LightningCLI):

@@ -43,11 +43,11 @@ def run_tune(parsed: argparse.Namespace) -> int:
     """Search, and print the best setting and what the search cost."""
     from pl_privknn.comparison.tuning import tuning_of
     from pl_privknn.comparison.tuning_run import TuningRun
-    from pl_privknn.documents import read_configuration
+    from pl_privknn.config import read_document
 
     path = Path(parsed.config)
     values = dict(_values_of(text) for text in parsed.set)
-    tuning = tuning_of(read_configuration(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
+    tuning = tuning_of(read_document(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
     output = Path(parsed.output or Path("runs") / "tune" / path.stem)
     ledger = None if parsed.ledger is None else Path(parsed.ledger)
     print(json.dumps(TuningRun(tuning, output, ledger, parsed.max_epsilon).run(), ensure_ascii=False))
@@ -62,7 +62,7 @@ def _values_of(text: str) -> tuple[str, list[Any]]:
         ValueError: for a text of another form.
     """
     path, equals, values = text.partition("=")
-    from pl_privknn.documents import read_yaml
+    from pl_privknn.config import read_yaml
 
     found = read_yaml(f"[{values}]") if equals and path and values else None
     if not isinstance(found, list):

@@ -14,11 +14,9 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from pl_privknn import _lightning as pl
-from pl_privknn.argument_groups import argument_names
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.spec import Comparison, Method, SpecError, epsilon_text
-from pl_privknn.configuration import class_named, known_classes, one_line
-from pl_privknn.nested_settings import get, merged, put
+from pl_privknn.config import argument_names, class_named, get, known_classes, merged, one_line, put
 from pl_privknn.planning import Cost
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest

@@ -31,8 +31,7 @@ from pl_privknn.comparison.results import (
 from pl_privknn.comparison.run import Planned, Planner, Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
 from pl_privknn.comparison.worker import BUSY, CONFIG, INTERRUPTED, Command, work
-from pl_privknn.documents import write_yaml
-from pl_privknn.nested_settings import differences
+from pl_privknn.config import differences, write_yaml
 
 _IDENTITY = "identity.json"
 _STATE = "state.json"

@@ -11,8 +11,7 @@ from typing import Any
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
 from pl_privknn.comparison.spec import Comparison, Method, SpecError, epsilon_text, read_epsilon
-from pl_privknn.documents import read_document, written_out
-from pl_privknn.nested_settings import put
+from pl_privknn.config import put, read_document
 from pl_privknn.planning import FreeParameter
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 
@@ -44,13 +43,15 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    document = read_document(path)
+    given = overrides or {}
+    start = "definitions."
+    document = read_document(
+        path, {where.removeprefix(start): value for where, value in given.items() if where.startswith(start)}
+    )
     try:
-        for defining in (True, False):
-            for where, value in (overrides or {}).items():
-                if where.startswith("definitions.") == defining:
-                    put(document, where, value)
-            document = written_out(document)
+        for where, value in given.items():
+            if not where.startswith(start):
+                put(document, where, value)
         return comparison_of(document)
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from error

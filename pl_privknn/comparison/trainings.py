@@ -11,15 +11,16 @@ from jsonargparse import ArgumentError, ArgumentParser
 from pl_privknn import _lightning as pl
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.comparison.spec import SpecError
-from pl_privknn.configuration import (
+from pl_privknn.config import (
     ConfigurationError,
     class_named,
+    get,
     instantiate,
     known_classes,
     made_by,
+    merged,
     one_line,
 )
-from pl_privknn.nested_settings import get, merged
 from pl_privknn.training import PrivateTraining
 
 

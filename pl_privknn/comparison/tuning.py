@@ -16,8 +16,7 @@ from pl_privknn._checks import check_finite, check_int, check_positive, shown
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.trainings import made_data, made_training, training_sections, trains_itself
-from pl_privknn.configuration import class_named, one_line
-from pl_privknn.nested_settings import get, merged, put
+from pl_privknn.config import class_named, get, merged, one_line, put
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.accounting.rdp import ORDERS, epsilon_improved
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, RepeatAndSelect

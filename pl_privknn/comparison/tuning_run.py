@@ -16,7 +16,7 @@ from pl_privknn._files import replaced_durably, write_durably
 from pl_privknn._quiet import TRAINS_ALONE
 from pl_privknn.comparison.trainings import made_data, made_training
 from pl_privknn.comparison.tuning import Tuning
-from pl_privknn.nested_settings import merged
+from pl_privknn.config import merged
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import shape_text
-from pl_privknn.init_arguments import HasInitArguments
+from pl_privknn.config import HasInitArguments
 
 
 class Extractor(HasInitArguments, abc.ABC):

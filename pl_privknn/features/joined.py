@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_positive
+from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor, LearnedExtractor, extract_on
-from pl_privknn.init_arguments import as_section
 
 
 class JoinedFeatures(LearnedExtractor):

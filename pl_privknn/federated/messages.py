@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_choice, check_int, check_positive, shown
+from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor
-from pl_privknn.init_arguments import as_section
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, Table
 
 #: Of these messages; a node answers no other one.

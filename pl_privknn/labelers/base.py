@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn._processes import Shard
-from pl_privknn.init_arguments import HasInitArguments
+from pl_privknn.config import HasInitArguments
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.privacy.ledger import ChargesLedger, paid
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, noise_guarantee

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_choice, check_finite, check_int, check_non_negative, check_positive
-from pl_privknn.argument_groups import ArgumentGroup
 
 
 @dataclasses.dataclass(frozen=True)
-class Normalization(ArgumentGroup):
+class Normalization:
     """``(image - mean) / std``, channel by channel; images stay as they are where there is neither.
 
     Args:
@@ -115,7 +114,7 @@ SCHEDULERS = ("none", "cosine", "linear")
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimization(ArgumentGroup):
+class Optimization:
     """Optimizer and learning-rate schedule, by name.
 
     Args:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive
-from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -22,7 +21,7 @@ from pl_privknn.privacy.noisy_steps import poisson_sample, step_mechanism
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RecordGroups(ArgumentGroup):
+class RecordGroups:
     """Which group each private record is in, and the ε that the owners of a group's records chose.
 
     Which group a record is in must follow from a rule that was there before, and from this record alone: its owner's

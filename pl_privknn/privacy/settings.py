@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from pl_privknn._checks import check_open_unit, check_path, check_positive
-from pl_privknn.argument_groups import ArgumentGroup
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget(ArgumentGroup):
+class Budget:
     """What a run may cost.
 
     Args:
@@ -32,7 +31,7 @@ class Budget(ArgumentGroup):
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFiles(ArgumentGroup):
+class RunFiles:
     """Where a run keeps its files.
 
     Args:

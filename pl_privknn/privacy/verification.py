@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_open_unit, shown
-from pl_privknn.documents import read_document
+from pl_privknn.config import read_document
 from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.ledger import Ledger, LedgerReport, counts_topic, make_report
 from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, Adjacency, Charge, Guarantee, check_adjacency
@@ -46,7 +46,7 @@ def read_releases(path: str | Path) -> Releases:
 
 
 def releases_in(document: Any, path: str | Path) -> Releases:
-    """The releases in a document that :func:`~pl_privknn.documents.read_document` read from ``path``."""
+    """The releases in a document that :func:`~pl_privknn.config.read_document` read from ``path``."""
     if not isinstance(document, dict):
         return Releases(tuple(read_records(document)))
     names = [name for name in ("releases", "records") if name in document]

@@ -17,7 +17,7 @@ from pl_privknn.comparison.table import (
     titles_of,
     together,
 )
-from pl_privknn.documents import write_yaml
+from pl_privknn.config import write_yaml
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL
 from pl_privknn.report.promise import attacker, unit_of
 

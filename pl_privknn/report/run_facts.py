@@ -16,7 +16,7 @@ import torch
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.comparison.results import RESULTS, read_results, read_summary, without_places
-from pl_privknn.documents import read_document, write_yaml
+from pl_privknn.config import read_document, write_yaml
 from pl_privknn.privacy.verification import check_summary
 from pl_privknn.report.ledger_facts import ledger_facts
 

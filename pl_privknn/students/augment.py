@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_int
-from pl_privknn.argument_groups import ArgumentGroup
 
 
 def warp(images: Tensor, matrices: Tensor, fill: float = 0.0) -> Tensor:
@@ -158,7 +157,7 @@ _PHOTOMETRIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class WeakAugmentation(ArgumentGroup):
+class WeakAugmentation:
     """Shifts by whole pixels; mirrored halves and squares cut out where that is asked for.
 
     Args:

@@ -16,10 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_switch
-from pl_privknn.argument_groups import as_group, plain_groups
+from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.features.backbone import OnFrozenFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.init_arguments import HasInitArguments
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.networks.base import SCHEDULERS, Optimization
 from pl_privknn.students.augment import WeakAugmentation
@@ -249,7 +248,11 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         whole = ["network"] if isinstance(network, nn.Module) else []
         self.save_hyperparameters(ignore=[*whole, "extractor"])
         self.save_hyperparameters(
-            plain_groups(optimization=self.optimization, augmentation=self.weak, normalization=normalization)
+            {
+                "optimization": dataclasses.asdict(self.optimization),
+                "augmentation": dataclasses.asdict(self.weak),
+                "normalization": dataclasses.asdict(normalization),
+            }
         )
         self.num_classes = num_classes
         self._network_name = network if isinstance(network, str) else None
@@ -545,7 +548,7 @@ class Student(StudentModule, abc.ABC):
         super().__init__(*args, **kwargs)
         self.task, self.outputs = task, TASKS[task]
         self.loss = as_group("loss", loss, LabelLoss())
-        self.save_hyperparameters(plain_groups(loss=self.loss))
+        self.save_hyperparameters({"loss": dataclasses.asdict(self.loss)})
         self.val_accuracy = accuracy_metric(task, self.num_classes)
         self.test_accuracy = accuracy_metric(task, self.num_classes)
 

@@ -13,7 +13,6 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_finite, check_non_negative
-from pl_privknn.argument_groups import ArgumentGroup
 
 
 class AttributeAccuracy(Metric):
@@ -56,7 +55,7 @@ ANNEALING = ("none", "linear", "log", "exp")
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelLoss(ArgumentGroup):
+class LabelLoss:
     """The loss on labels.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_positive
-from pl_privknn.argument_groups import as_group, plain_groups
+from pl_privknn.config import as_group
 from pl_privknn.students.augment import StrongAugmentation
 from pl_privknn.students.base import StudentModule
 from pl_privknn.students.losses import LabelLoss
@@ -67,7 +68,7 @@ class SimCLRStudent(StudentModule):
     ) -> None:
         check_positive("temperature", temperature)
         super().__init__(**kwargs)
-        self.save_hyperparameters(plain_groups(loss=as_group("loss", loss, LabelLoss())))
+        self.save_hyperparameters({"loss": asdict(as_group("loss", loss, LabelLoss()))})
         if not callable(getattr(self.network, "features", None)):
             raise TypeError(
                 f"network: {type(self.network).__name__} has no features(x) -> (n, d) to train; use a network by name"

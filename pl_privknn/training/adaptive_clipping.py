@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_open_unit, check_positive
-from pl_privknn.argument_groups import ArgumentGroup
 
 # The paper's deviation of the counts is a twentieth of the batch; the gradients must keep most of the budget.
 _LARGEST_SHARE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClipping(ArgumentGroup):
+class AdaptiveClipping:
     """Moves the clipping norm to a quantile of the gradients' norms (Andrew et al. 2021).
 
     With each step goes a noisy count of the records whose gradients were not clipped. Sum and count are made of the

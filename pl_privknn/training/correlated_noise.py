@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
@@ -35,7 +34,7 @@ from pl_privknn.privacy.noisy_steps import PaidSteps
 
 
 @dataclasses.dataclass(frozen=True)
-class BandedNoise(ArgumentGroup):
+class BandedNoise:
     """Lets a step's noise take back part of that of the steps before it (Choquette-Choo et al. 2023; DP-FTRL).
 
     Noise of a step is C⁻¹Z: Z is independent noise, C lower triangular and Toeplitz, with the first ``bands`` Taylor

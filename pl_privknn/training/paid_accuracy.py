@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, check_rate
-from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample
@@ -22,7 +21,7 @@ _RECORDS_AT_ONCE = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class PaidAccuracy(ArgumentGroup):
+class PaidAccuracy:
     """Noisy counts of right and of wrong predictions on a fresh Poisson sample, every so many steps.
 
     A record is in one of the two counts and moves it by 1, so their L2 sensitivity is 1, and how many records there

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.init_arguments import HasInitArguments
+from pl_privknn.config import HasInitArguments
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import strength
 from pl_privknn.privacy.noise import NoiseSource

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from pl_privknn._checks import check_choice, check_int, check_positive, check_rate
-from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.clipping import CLIPPING
 
@@ -51,7 +50,7 @@ class TrainingBudget(Budget):
 
 
 @dataclasses.dataclass(frozen=True)
-class PoissonBatches(ArgumentGroup):
+class PoissonBatches:
     """How private records are drawn: each takes part in a step with the same probability, independently.
 
     Args:
@@ -101,7 +100,7 @@ class PoissonBatches(ArgumentGroup):
 
 
 @dataclasses.dataclass(frozen=True)
-class Clipping(ArgumentGroup):
+class Clipping:
     """How each record's gradient is made and bounded.
 
     Args:

@@ -12,9 +12,9 @@ import yaml
 
 from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.cli.main import main
+from pl_privknn.config import HasInitArguments, as_section
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG
-from pl_privknn.init_arguments import HasInitArguments, as_section
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.settings import RunFiles

@@ -75,7 +75,7 @@ def test_resume_continues_in_the_same_folder(tmp_path, capsys):
 
 
 def test_budget_and_changed_parameters_are_refused_with_one_line(tmp_path, capsys):
-    assert main(["fit", *DIGITS, *SMALL, "--labeling.max_epsilon", "0.001"]) == 2
+    assert main(["fit", *DIGITS, *SMALL, "--labeling.budget.max_epsilon", "0.001"]) == 2
     assert "max_epsilon" in capsys.readouterr().err
     assert main(["fit", *DIGITS, *SMALL, "--run_dir", "runs/b", "--trainer.max_epochs", "1"]) == 0
     assert main(["fit", "--resume", "runs/b", "--labeling.labeler.init_args.k", "41"]) == 2

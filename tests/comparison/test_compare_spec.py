@@ -9,7 +9,7 @@ from pl_privknn.comparison.run import Planner, argument_path, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.specification_file import comparison_of, read_comparison
-from pl_privknn.nested_settings import differences, get, merged, put
+from pl_privknn.config import differences, get, merged, put
 
 
 def changed(path, value):

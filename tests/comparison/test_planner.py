@@ -12,7 +12,7 @@ from scipy.stats import norm
 from pl_privknn.comparison.run import Planner, runs_of
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.specification_file import comparison_of
-from pl_privknn.nested_settings import get, merged, put
+from pl_privknn.config import get, merged, put
 
 
 def sigma_of_gaussian(epsilon, delta, length):

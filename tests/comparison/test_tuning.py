@@ -15,7 +15,7 @@ from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.trainings import made_data, made_training
 from pl_privknn.comparison.tuning import tuning_of
 from pl_privknn.comparison.tuning_run import TuningRun
-from pl_privknn.documents import read_document
+from pl_privknn.config import read_document
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger

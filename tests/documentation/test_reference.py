@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.configuration import known_classes
+from pl_privknn.config import known_classes
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api"
 # Not what data modules raise, which is exported beside them, nor protocols, of which nothing is made.

@@ -10,8 +10,7 @@ from wandb_files import finished_run
 
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import read_comparison
-from pl_privknn.documents import read_document, read_yaml
-from pl_privknn.nested_settings import get
+from pl_privknn.config import get, read_document, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.decomposition import KernelPCA
 
-from pl_privknn.configuration import instantiate, known_classes
+from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features import (
     HOG,
     Extractor,

@@ -14,8 +14,7 @@ from scipy.optimize import brentq
 import pl_privknn.labelers as labelers
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.cli.main import main
-from pl_privknn.documents import read_configuration
-from pl_privknn.nested_settings import get, put
+from pl_privknn.config import get, put, read_document
 from pl_privknn.planning import Cost, default_parameter, free_parameter, plan_of_config, planned_steps
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -158,7 +157,7 @@ def test_a_number_of_queries_is_the_largest_that_fits():
 @pytest.mark.parametrize("path", STATED, ids=lambda path: path.stem)
 def test_every_configuration_that_fixes_its_cost_states_it(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no data
-    document = read_configuration(path)
+    document = read_document(path)
     if path.stem in PUBLIC_ALONE:
         with pytest.raises(ValueError, match="no cost to state"):
             plan_of_config(document, path)
@@ -302,7 +301,7 @@ def test_the_page_on_accounting_quotes_what_is_computed():
         assert float(quoted[1]) == pytest.approx(report[name], abs=6e-5), name
     # The planned configuration costs what the page says.
     printed = dict(re.findall(r"^([\w.]+) {2,}([\d.]+)$", page, flags=re.MULTILINE))
-    document = read_configuration(CONFIGS / "fashion_mnist_private_knn.yaml")
+    document = read_document(CONFIGS / "fashion_mnist_private_knn.yaml")
     for place in ("noise.init_args.sigma", "screening.sigma"):
         put(
             document,

@@ -9,8 +9,8 @@ import torch
 from npm_digits import save_parts
 
 from pl_privknn.cli.main import main
+from pl_privknn.config import read_document, write_yaml
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.documents import read_document, write_yaml
 
 
 def accuracy(teacher, records, data="."):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
-from pl_privknn.argument_groups import as_group
+from pl_privknn.config import as_group
 from pl_privknn.labelers.base import ChargesLedger, HasCanaries, Release, UsesPublicFeatures, check_table
 from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_non_negative
-from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, PublicDensity, ask
 from pl_privknn.labelers.ind_knn.others import ALONE, Alone
 from pl_privknn.labelers.ind_knn.private_table import PublicAnswers, RecordTable, unit_rows
@@ -57,7 +56,7 @@ class Predictions:
 
 
 @dataclasses.dataclass(frozen=True)
-class IndKNNSwitches(ArgumentGroup):
+class IndKNNSwitches:
     """What may be added to Algorithm 3; none of it changes what the stream costs.
 
     Args:

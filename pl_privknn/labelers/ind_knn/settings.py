@@ -6,14 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.argument_groups import ArgumentGroup
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_BANDWIDTH, Kernel
 from pl_privknn.privacy.per_record.budgets import Conversion
 from pl_privknn.privacy.record_groups import RecordGroups
 
 
 @dataclasses.dataclass(frozen=True)
-class Similarity(ArgumentGroup):
+class Similarity:
     """How near a record must be to vote, and how much its vote weighs.
 
     Args:
@@ -29,7 +28,7 @@ class Similarity(ArgumentGroup):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordBudgets(ArgumentGroup):
+class RecordBudgets:
     """How ε becomes the budget of every record, and what they pay for being counted.
 
     Args:
@@ -48,7 +47,7 @@ class RecordBudgets(ArgumentGroup):
 
 
 @dataclasses.dataclass(frozen=True)
-class Records(ArgumentGroup):
+class Records:
     """Which record is which, and where their budgets are kept.
 
     Args:

@@ -7,7 +7,7 @@ from grouped import grouped
 from ind_knn_literal import Literal
 
 from pl_privknn.auditing import Target
-from pl_privknn.init_arguments import as_section
+from pl_privknn.config import as_section
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches

@@ -7,7 +7,7 @@ import pytest
 from ledger_setup import PROTECTED
 
 from pl_privknn.cli.main import main
-from pl_privknn.documents import read_document
+from pl_privknn.config import read_document
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.accounting.accountant import account

@@ -1,0 +1,629 @@
+"""Configuration: files of plain data, what they say by dotted paths, and the objects that jsonargparse makes of it.
+
+Small frozen dataclasses group the arguments of constructors. jsonargparse reads them as sections of YAML; in Python a
+mapping may stand in their place (:func:`as_group`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import json
+import numbers
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import yaml
+
+from pl_privknn._checks import shown
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+#: Largest file that is read: lists of records and exported ledgers are far smaller.
+MAX_JSON_BYTES = 1 << 24
+#: YAML is written by people, and read a hundred times more slowly.
+MAX_YAML_BYTES = 1 << 18
+#: Most lists and mappings within each other; configurations have about ten.
+MAX_DEPTH = 64
+#: Most values of a YAML document with its aliases written out; a file of this size has fewer without them.
+MAX_VALUES = 1 << 18
+#: Rooms whose classes YAML may name, bare or by their path.
+ROOMS = (
+    "baselines", "callbacks.selection", "datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise",
+    "students", "training",
+)  # fmt: skip
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN = {_TAG + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null")}
+_TOO_DEEP = f"more than {MAX_DEPTH} lists and mappings within each other; write it flatter"
+_MOST_ITEMS = 100  # of a list that is written into a configuration: longer ones are data
+_MOST_NAMES = 12
+
+
+class ConfigurationError(ValueError):
+    """Configuration that can't be used; the message is one line with the argument, its value and what is wanted."""
+
+
+# ---------------------------------------------------------------------- files
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Plain types, with 1e-5 a number (YAML 1.1 wants a dot, people don't write one) and dates as text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in known if tag not in (_TAG + "float", _TAG + "timestamp")]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def plain(self, node: yaml.Node, given: Mapping[int, Any], depth: int = 0) -> Any:
+        """A node with its aliases written out, so that no two places share a list or a mapping."""
+        self.values = getattr(self, "values", 0) + 1
+        where = f"line {node.start_mark.line + 1}"
+        if self.values > MAX_VALUES:
+            raise ConfigurationError(f"{where}: aliases make more than {MAX_VALUES} values; write less")
+        if node.tag not in _PLAIN:
+            raise ConfigurationError(f"{where} has the tag {shown(node.tag)}; leave tags out")
+        if id(node) in given:
+            return copy.deepcopy(given[id(node)])
+        if isinstance(node, yaml.ScalarNode):
+            return self.construct_object(node)
+        if depth == MAX_DEPTH:
+            raise ConfigurationError(f"{where}: {_TOO_DEEP}")
+        if isinstance(node, yaml.SequenceNode):
+            return [self.plain(item, given, depth + 1) for item in node.value]
+        own: dict[Any, Any] = {}
+        merged: dict[Any, Any] = {}
+        for key, value in node.value:
+            if key.tag == _TAG + "merge":
+                for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    inherited = self.plain(part, given, depth + 1)
+                    if not isinstance(inherited, dict):
+                        raise ConfigurationError(f"{where}: << wants a mapping, or a list of them")
+                    merged = {**inherited, **merged}
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigurationError(f"{where} has a list or a mapping as key; use a word")
+            name = self.plain(key, {})
+            if name in own:
+                raise ConfigurationError(
+                    f"line {key.start_mark.line + 1}: {shown(name)} stands twice in one mapping; leave one out"
+                )
+            own[name] = self.plain(value, given, depth + 1)
+        return {**merged, **own}
+
+
+_Loader.add_implicit_resolver(
+    _TAG + "float",
+    re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    list("-+.0123456789"),
+)  # fmt: skip
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None) -> Any:
+    """The content of a JSON or YAML file as plain Python types.
+
+    Args:
+        path: the file.
+        definitions: see :func:`read_yaml`.
+
+    Raises:
+        ConfigurationError: if it is neither, or larger, deeper or less plain than what :func:`read_yaml` reads.
+        OSError: if it can't be read.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        data = file.read(MAX_JSON_BYTES + 1)
+    try:
+        if len(data) > MAX_JSON_BYTES:
+            raise ConfigurationError(f"more than {MAX_JSON_BYTES >> 20} MiB; split it into several files")
+        text = data.decode("utf-8-sig")
+        try:
+            return json.loads(text, object_pairs_hook=_object)
+        except json.JSONDecodeError as error:
+            not_json = f"neither JSON ({error}) nor"
+        if len(data) > MAX_YAML_BYTES:
+            raise ConfigurationError(
+                f"{not_json} YAML, for which more than {MAX_YAML_BYTES >> 10} KiB are too large"
+            )
+        document = read_yaml(text, definitions)
+        if not isinstance(document, list | dict):
+            raise ConfigurationError(f"{not_json} a YAML list or mapping")
+    except RecursionError:
+        raise ConfigurationError(f"{path}: {_TOO_DEEP}") from None
+    except ValueError as error:  # also of bytes that are no text, and of numbers of thousands of digits
+        raise ConfigurationError(f"{path}: {error}") from None
+    return document
+
+
+def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
+    r"""One YAML document as plain Python types.
+
+    Aliases are written out. A section ``definitions`` at the top is a place for anchors, and left out.
+
+    Args:
+        text: the document.
+        definitions: other values of those in the section, by their names.
+
+    Raises:
+        ConfigurationError: for anything but one document, or one with a tag, a key that stands twice in a mapping,
+            more than :data:`MAX_DEPTH` levels or :data:`MAX_VALUES` values; a definition that it does not have.
+
+    Example:
+        >>> from pl_privknn.config import read_yaml
+        >>> read_yaml("definitions: {x: &x {k: 4}}\na: *x\nb: [*x]")
+        {'a': {'k': 4}, 'b': [{'k': 4}]}
+    """
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        given = {id(_node(root, "definitions", name)): value for name, value in (definitions or {}).items()}
+        document = None if root is None else loader.plain(root, given)
+    except (yaml.YAMLError, RecursionError) as error:
+        deep = isinstance(error, RecursionError) or "maximum nesting depth" in str(error)
+        raise ConfigurationError(
+            _TOO_DEEP if deep else f"not readable as YAML: {' '.join(str(error).split())}"
+        ) from None
+    return _without_definitions(document)
+
+
+def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> str:
+    """Plain types as YAML that :func:`read_yaml` reads: in their order, and written out where a part comes twice."""
+    text: str = yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow_style, width=width
+    )
+    return text
+
+
+def _without_definitions(document: Any) -> Any:
+    if not isinstance(document, dict):
+        return document
+    return {name: part for name, part in document.items() if name != "definitions"}
+
+
+def _node(root: yaml.Node | None, *path: str) -> yaml.Node:
+    node = root
+    for name in path:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for key, value in pairs if key.value == name), None)
+    if node is None:
+        raise ConfigurationError(f"{'.'.join(path)} is not in the file; name one of its definitions")
+    return node
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(f"{shown(twice)} stands twice in one object; leave one of them out")
+    return found
+
+
+# ---------------------------------------------------------------------- dotted paths
+
+
+def merged(base: Mapping[str, Any] | None, over: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``base`` with the values of ``over``, section by section.
+
+    A section that names another ``class_path`` replaces the earlier one as a whole: arguments of one class mean
+    nothing to another.
+    """
+    result = copy.deepcopy(dict(base or {}))
+    for name, value in (over or {}).items():
+        earlier = result.get(name)
+        result[name] = copy.deepcopy(value)
+        if isinstance(earlier, dict) and isinstance(value, Mapping):
+            known = earlier.get("class_path")
+            if value.get("class_path", known) == known:
+                result[name] = merged(earlier, value)
+    return result
+
+
+def put(document: Any, path: str, value: Any) -> None:
+    """Set the value at a dotted path in place, making sections on the way.
+
+    An item of a list is named by its number or by its ``name``.
+
+    Raises:
+        ValueError: for a path through something that is neither a section nor a list.
+    """
+    *sections, last = path.split(".")
+    here = document
+    for name in sections:
+        key = _key(here, name, path)
+        if isinstance(here, dict) and here.get(key) is None:
+            here[key] = {}
+        here = here[key]
+        if not isinstance(here, dict | list):
+            raise ValueError(f"{path}: {name} is {shown(here)}, not a section")
+    here[_key(here, last, path)] = copy.deepcopy(value)
+
+
+def get(document: Any, path: str) -> Any:
+    """The value at a dotted path, or None where there is none."""
+    here = document
+    for name in path.split("."):
+        try:
+            here = here[_key(here, name, path)]
+        except (KeyError, TypeError, ValueError):
+            return None
+    return here
+
+
+def _key(here: Any, name: str, path: str) -> Any:
+    if not isinstance(here, list):
+        return name
+    names = [item.get("name") if isinstance(item, Mapping) else None for item in here]
+    if name.isdigit() and int(name) < len(here):
+        return int(name)
+    if name not in names:
+        raise ValueError(f"{path}: the list has no item {name!r}")
+    return names.index(name)
+
+
+def differences(then: Any, now: Any, path: str = "") -> list[str]:
+    """What differs, one text for each dotted path: ``path: … then, … now``."""
+    before, after = (dict(enumerate(part)) if isinstance(part, list) else part for part in (then, now))
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        old, new = ("nothing" if part is _NOTHING else repr(part) for part in (then, now))
+        return [] if then == now else [f"{path}: {old} then, {new} now"]
+    return [
+        line
+        for name in {**before, **after}
+        for line in differences(
+            before.get(name, _NOTHING), after.get(name, _NOTHING), f"{path}.{name}".lstrip(".")
+        )
+    ]
+
+
+_NOTHING = object()
+
+# ---------------------------------------------------------------------- arguments of classes
+
+_Group = TypeVar("_Group")
+
+
+def as_group(name: str, given: Any, default: _Group) -> _Group:
+    """A group of arguments as its dataclass.
+
+    Args:
+        name: of the argument, for messages.
+        given: the dataclass, or a mapping that changes some of the defaults, or None.
+        default: the group of the defaults.
+
+    Raises:
+        ValueError: for a group that is neither, or has an argument that is not among its own.
+    """
+    if isinstance(given, type(default)):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(
+            f"{name}={shown(given)} must be a group of arguments: {type(default).__name__}(...), or a mapping"
+        )
+    fields = [field.name for field in dataclasses.fields(default)]  # type: ignore[arg-type]
+    if unknown := [key for key in given or {} if key not in fields]:
+        raise ValueError(
+            f"{name}.{unknown[0]}: there is no such argument; {did_you_mean(unknown[0], fields)}"
+        )
+    return dataclasses.replace(default, **(given or {}))  # type: ignore[type-var]
+
+
+def is_group(value: Any) -> bool:
+    """Whether a value is a group of arguments: jsonargparse reads dataclasses without other bases as sections."""
+    parents = inspect.getmro(type(value))[:-1]
+    return bool(parents) and all(map(dataclasses.is_dataclass, parents))
+
+
+@functools.cache
+def argument_names(owner: type) -> list[str]:
+    """What a constructor takes by name; arguments in groups as ``group.name``."""
+    named: dict[str, None] = {}
+    for parent in owner.__mro__:
+        if "__init__" not in vars(parent):
+            continue
+        parameters = list(inspect.signature(vars(parent)["__init__"]).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            named[parameter.name] = None
+            if is_group(parameter.default):
+                fields = dataclasses.fields(parameter.default)
+                named |= {f"{parameter.name}.{field.name}": None for field in fields}
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break  # hands nothing on to its base
+    return list(named)
+
+
+class HasInitArguments:
+    """Base of what a run from Python writes into its ``config.yaml``: remembers what a configuration can say of it.
+
+    Of arrays, modules and other objects it keeps the argument's name alone, so that no data is held, and none is
+    written. What may be data too is not kept: lists of a user's own class, all arguments of a user's own data module,
+    and what one named ``private…`` holds besides a path.
+    """
+
+    #: Whether arguments that this package does not know may be, or choose, private data.
+    holds_data: ClassVar[bool] = False
+    _made_with: tuple[dict[str, Any], list[str]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Note the arguments, which ``__init__`` takes next."""
+        if cls.__init__ is object.__init__ and (args or kwargs):
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        made = super().__new__(cls)
+        object.__setattr__(made, "_made_with", _noted(cls, args, kwargs))
+        return made
+
+
+def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
+    """An object as the section of a configuration.
+
+    Returns:
+        ``class_path`` and ``init_args`` of what was given, and the names of the arguments that they leave out.
+    """
+    arguments, left_out = made._made_with
+    section: dict[str, Any] = {"class_path": f"{type(made).__module__}.{type(made).__qualname__}"}
+    return section | ({"init_args": arguments} if arguments else {}), left_out
+
+
+class _NotPlain(Exception):
+    """A value that a configuration can't say."""
+
+
+def _noted(
+    cls: type[HasInitArguments], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    parameters = inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    arguments: dict[str, Any] = {}
+    left_out: list[str] = []
+    for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
+        # Of this package's own classes, lists are settings.
+        ours = any(
+            parent.__module__.startswith("pl_privknn.")
+            and "__init__" in vars(parent)
+            and name in inspect.signature(vars(parent)["__init__"]).parameters
+            for parent in cls.__mro__
+        )
+        data = name.startswith("private") and not isinstance(value, str | Path)
+        try:
+            if data or (cls.holds_data and not ours):
+                raise _NotPlain
+            arguments[name] = _plain(value, name, left_out, ours)
+        except _NotPlain:
+            left_out.append(name)
+    return arguments, left_out
+
+
+def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, HasInitArguments) and "<" not in type(value).__qualname__:
+        section, missing = as_section(value)
+        left_out.extend(f"{path}.{name}" for name in missing)
+        return section
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {}
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            # A field without repr holds data; what is unstated of noise is the labeler's to say.
+            if not (field.repr or inner is None or isinstance(inner, str | Path)):
+                raise _NotPlain
+            stated = field.init and field.name not in getattr(value, "_unstated", ())
+            if stated and (field.default is dataclasses.MISSING or inner != field.default):
+                fields[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
+        if is_group(value):
+            return fields
+        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": fields}
+    if lists and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, f"{path}.{key}", left_out, lists) for key, item in value.items()}
+    if lists and isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        return [_plain(item, f"{path}[{place}]", left_out, lists) for place, item in enumerate(value)]
+    raise _NotPlain
+
+
+# ---------------------------------------------------------------------- objects
+
+
+@functools.cache
+def known_classes() -> dict[str, type]:
+    """The project's classes by every name that YAML may use: bare, and by the paths that lead to them.
+
+    The rooms are imported, which makes the bare names known to every parser of jsonargparse. Those read YAML as
+    :func:`read_yaml` does from then on, and write it as :func:`write_yaml` does.
+    """
+    from jsonargparse import set_dumper, set_loader
+
+    set_loader("yaml", read_yaml, (ConfigurationError,))
+    set_dumper("yaml", write_yaml)
+    known: dict[str, type] = {}
+    for room in ROOMS:
+        module = importlib.import_module(f"pl_privknn.{room}")
+        for name, found in vars(module).items():
+            if isinstance(found, type) and _in_rooms(found.__module__) and not name.startswith("_"):
+                paths = (name, f"{module.__name__}.{name}", f"pl_privknn.{name}")
+                for path in (*paths, f"{found.__module__}.{found.__qualname__}"):
+                    known.setdefault(path, found)
+    return known
+
+
+def class_named(class_path: str) -> type | None:
+    """The class that YAML names: the project's, or another's by its path, which is imported; None for neither."""
+    if (known := known_classes().get(class_path)) is not None:
+        return known
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError:
+        return None
+    return found if isinstance(found, type) else None
+
+
+def instantiate(
+    sections: Mapping[str, Any], classes: Mapping[str, type], own_classes: bool = False
+) -> Namespace:
+    """Make one object of each class from its section, with types checked and nested classes made.
+
+    Args:
+        sections: arguments of each class.
+        classes: the classes, under the names of their sections.
+        own_classes: whether nested classes must be the project's; nothing else is imported then.
+
+    Raises:
+        ConfigurationError: for a section that does not fit its class.
+    """
+    from jsonargparse import ArgumentError
+
+    for name in classes:
+        if not isinstance(sections.get(name), Mapping):
+            raise ConfigurationError(f"{name}={shown(sections.get(name))} must be a section of arguments")
+    parser = _parser_of(tuple(classes.items()))
+    try:
+        with own_classes_only() if own_classes else contextlib.nullcontext():
+            return made_by(parser, {name: dict(sections[name]) for name in classes})
+    except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
+        names = [f"{name}.{inner}" for name, made in classes.items() for inner in argument_names(made)]
+        raise ConfigurationError(one_line(error, names)) from error
+
+
+def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
+    """What a parser makes of plain sections, which stay as they are."""
+    made: Namespace = parser.instantiate(parser.parse_object(copy.deepcopy(sections)))
+    return made
+
+
+@contextlib.contextmanager
+def own_classes_only() -> Iterator[None]:
+    """Within: parsers refuse to import anything but the project's classes, whatever text a value is.
+
+    Whoever runs ``privknn fit`` runs the code that a configuration names; whoever asks what it costs does not.
+    """
+    from jsonargparse import _common, set_parsing_settings
+
+    before = dict(_common.parsing_settings)
+    names = [name for name in known_classes() if name.startswith("pl_privknn.")]
+    set_parsing_settings(
+        import_path_denylist=["*"], import_path_allowlist=[*names, *(f"pl_privknn.{room}" for room in ROOMS)]
+    )
+    try:
+        yield
+    finally:
+        _common.parsing_settings.update(before)
+
+
+@functools.lru_cache(maxsize=16)
+def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
+    from jsonargparse import ArgumentParser
+
+    known_classes()
+    parser = ArgumentParser(exit_on_error=False)
+    for name, made in classes:
+        # Arguments without a type are let through; files within files are not read.
+        parser.add_class_arguments(made, name, fail_untyped=False)
+    return parser
+
+
+def _in_rooms(module: str) -> bool:
+    return any(module == f"pl_privknn.{room}" or module.startswith(f"pl_privknn.{room}.") for room in ROOMS)
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def did_you_mean(name: str, candidates: Iterable[str], what: str = "known are") -> str:
+    """A remedy for a name that is unknown: the one that is most like it, or all of them if they are few."""
+    names = sorted(set(candidates), key=str.lower)
+    by_last = {name.rsplit(".", 1)[-1].lower(): name for name in reversed(names)}
+    by_last |= {name.lower(): name for name in names}
+    if close := difflib.get_close_matches(str(name).lower(), list(by_last), n=1, cutoff=0.6):
+        return f"did you mean {by_last[close[0]]}?"
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    return f"{what} {', '.join(names[:_MOST_NAMES])}{more}" if names else "leave it out"
+
+
+def one_line(error: BaseException, options: Collection[str] = ()) -> str:
+    """The message of an error in one line; that of jsonargparse cut to the key, what is wrong and what is wanted.
+
+    Args:
+        error: of a parser, or any other.
+        options: names of the command's options, for a key that is none of them.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    if options and (match := re.match(_NO_OPTION, text)):
+        return f"{match[1]}: there is no such option; {did_you_mean(match[1], options, 'options are')}"
+    if not re.search(r"Parser key|Does not validate against|Given value type", text):
+        return text
+    # The innermost value comes first, after the keys that lead to it.
+    head, _, tail = re.sub(r"(?:Got|Given) value: ", "\0", str(error)).partition("\0")
+    key = ".init_args.".join(re.findall(r'Parser key "(.+?)"', head))
+    owner = "".join(re.findall(r"given class_path '(.+?)'", head)[-1:])
+    inner = f"{key}.init_args" if owner else key
+    if match := re.search(r"Expected a dot import path string: (\S+)", head):
+        names = [name for name in known_classes() if "." not in name]
+        return (
+            f"{key}.class_path={match[1]}: no class has this name; {did_you_mean(match[1], names)} A class of "
+            "another package needs its whole path, as in my_package.MyClass"
+        )
+    if match := re.search(r"(?:Group '(.+?)' does not accept o|O)ption '(.+?)'", head):
+        name = ".".join(filter(None, match.groups()))
+        names = argument_names(found) if (found := _loaded(owner)) else []
+        title = owner.rsplit(".", 1)[-1] or "this section"
+        return f"{inner}.{name}: {title} has no argument {name!r}; {did_you_mean(name, names, 'it takes')}"
+    if match := re.search(r"Importing '(.+?)' is not allowed", head):
+        return (
+            f"{key}.class_path={match[1]} is not a class of this project; a file's cost is stated without running "
+            "other code, so run privknn fit and audit the run's ledger instead"
+        )
+    if match := re.search(r"No module named '(.+?)'", head):
+        return (
+            f"{key}.class_path={owner}: there is no module {match[1]}; put {match[1]}.py beside the "
+            "configuration, or install its package"
+        )
+    value = tail.splitlines()[0] if tail else ""
+    if "Not a valid subclass" in head and "'class_path'" in value:
+        return f"{key}: want a class_path, and the arguments of the class within init_args: {{NAME: VALUE}}"
+    lines = [re.sub(r'Parser key ".+?":', "", line).strip(" -") for line in head.splitlines()]
+    wanted = [
+        re.sub(r"Expected an? (?:<class '([\w.]+)'>|(\S+\[.*\]))", r"want \1\2", line) for line in lines
+    ]
+    told = ", or ".join(dict.fromkeys(line.rstrip(" .") for line in wanted if not re.match(_NOISE, line)))
+    return f"{key}={_cut(value)}: {told or 'is not what is wanted here'}" if key else told
+
+
+def _loaded(path: str) -> type | None:
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) else known_classes().get(path)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:80]}…"
+
+
+_NO_OPTION = (
+    r"(?:(?:Subcommand|Group) '\w+' does not accept option '|[Uu]nrecognized arguments: --)([^\s=']+)"
+)
+_NOISE = (
+    r"$|Does not validate|Problem with given|Subtypes:|Errors:|want NoneType|Expected a path but|Given value type|"
+    r"Subclass types expect|a class path \(|a dict with"
+)

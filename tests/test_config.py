@@ -1,0 +1,322 @@
+"""Files of plain data, and the objects that jsonargparse makes of it: what is read, and what is refused."""
+
+import copy
+import dataclasses
+import json
+import math
+import sys
+
+import pytest
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.cli.main import main
+from pl_privknn.config import (
+    MAX_DEPTH,
+    ConfigurationError,
+    argument_names,
+    as_group,
+    instantiate,
+    known_classes,
+    one_line,
+    read_document,
+    read_yaml,
+    write_yaml,
+)
+from pl_privknn.labelers import PrivateKNN
+
+
+def test_numbers_and_words_as_people_write_them():
+    text = "[1e-5, 2e1, 1.5, .5, -3, 1.e3, 1E+5, .inf, 2020-01-01, 1e, on time, '1e-5', null, true]"
+    numbers = [1e-5, 20.0, 1.5, 0.5, -3, 1000.0, 1e5, math.inf]
+    assert read_yaml(text) == [*numbers, "2020-01-01", "1e", "on time", "1e-5", None, True]
+
+
+def test_json_and_yaml_say_the_same(tmp_path):
+    document = {"releases": [{"mechanism": "gaussian", "sigma": 1e-05}], "delta": 1e-05, "name": "ε"}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    (tmp_path / "b.yaml").write_text(write_yaml(document))
+    (tmp_path / "c.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(document).encode())
+    for name in ("a.json", "b.yaml", "c.json"):
+        assert read_document(tmp_path / name) == document
+
+
+def test_what_is_written_needs_no_alias():
+    shared = {"betas": [0.9, 0.99]}
+    assert read_yaml(write_yaml({"a": shared, "b": shared})) == {"a": shared, "b": shared}
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{name}: &{name} [*{before}, *{before}, *{before}, *{before}, *{before}, *{before}]\n"
+    for before, name in zip("abcdefghijkl", "bcdefghijklm", strict=True)
+)
+
+
+#: Each line is one level deeper.
+DEEP = "\n".join(f"a{line}: &a{line} [{f'*a{line - 1}' if line else ''}]" for line in range(MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (BOMB, "aliases make more than 262144 values"),
+        ("a: &a [*a]", f"more than {MAX_DEPTH} lists"),
+        (DEEP, f"more than {MAX_DEPTH} lists"),
+        ("a: [*b]", "undefined alias"),
+        ("a: {<<: 3}", "<< wants a mapping"),
+        ("a: 1\nb: {sigma: 20, k: 1, sigma: 200}", "line 2: 'sigma' stands twice"),
+        ("'a': 1\na: 2", "line 2: 'a' stands twice"),
+        ("? [a]: b", "list or a mapping as key"),
+        ("a: !!python/object/apply:os.system ['true']", "has the tag"),
+        ("a: !!set {x, y}", "has the tag"),
+        ("[" * (MAX_DEPTH + 1) + "a" + "]" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} lists"),
+        ("[" * 100_000, f"more than {MAX_DEPTH} lists"),
+        ('{"a":' * 5000 + "1" + "}" * 5000, f"more than {MAX_DEPTH} lists"),
+        ('{"sigma": 20, "sigma": 200}', "'sigma' stands twice"),
+        ('[{"count": 5, "count": 1}]', "'count' stands twice"),
+        ("--- 1\n--- 2\n", "neither JSON|YAML"),
+        ("a: [1", "neither JSON|YAML"),
+        ("\x00\x01", "neither JSON|YAML"),
+        ("[" + "9" * 5000 + "]", "file: "),
+        ("words", "neither JSON .* nor a YAML list or mapping"),
+        ("", "neither JSON .* nor a YAML list or mapping"),
+    ],
+)
+def test_what_is_refused(tmp_path, text, match):
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=match) as refused:
+        read_document(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_files_that_are_too_large_are_not_parsed(tmp_path):
+    path = tmp_path / "large"
+    path.write_bytes(b"- a\n" * (1 << 17))
+    with pytest.raises(ConfigurationError, match="KiB are too large"):
+        read_document(path)
+    path.write_bytes(b" " * ((1 << 24) + 1))
+    with pytest.raises(ConfigurationError, match="more than 16 MiB"):
+        read_document(path)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigurationError, match="file: "):
+        read_document(path)
+
+
+def test_depth_up_to_the_limit_is_read(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    assert isinstance(read_document(path), list)
+    assert isinstance(read_yaml(path.read_text()), list)
+
+
+def test_aliases_are_written_out_in_places_of_their_own(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "definitions:\n  soft: &soft {sigma: [1, 2]}\n  k: &k 5\n"
+        "a: *soft\nb: [*k, {c: *soft}]\nd: {<<: *soft, k: *k}\ne: {<<: [{k: 1}, {k: 2, m: 3}], m: 4}\n"
+    )
+    document = read_document(path)
+    soft = {"sigma": [1, 2]}
+    assert document == {"a": soft, "b": [5, {"c": soft}], "d": {**soft, "k": 5}, "e": {"k": 1, "m": 4}}
+    document["a"]["sigma"].append(3)
+    assert document["b"][1]["c"] == soft
+    changed = read_document(path, {"k": [7], "soft": {}})
+    assert (changed["a"], changed["b"]) == ({}, [[7], {"c": {}}])
+    with pytest.raises(ConfigurationError, match=r"run\.yaml: definitions\.l is not in the file"):
+        read_document(path, {"l": 7})
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    lr: float = 0.1
+    steps: int = 5
+
+
+class Trains:
+    def __init__(self, name, schedule: Schedule = Schedule(), **kwargs):
+        self.schedule = as_group("schedule", schedule, Schedule())
+
+
+class TrainsNoisily(Trains):
+    def __init__(self, sigma: float = 1.0, **kwargs):
+        super().__init__("x", **kwargs)
+
+
+def test_a_group_is_its_dataclass_or_a_mapping_that_changes_defaults():
+    assert Trains("x", {"lr": 0.5}).schedule == Trains("x", Schedule(0.5)).schedule == Schedule(0.5, 5)
+    assert Trains("x", None).schedule == Schedule()
+    made = instantiate({"it": {"schedule": {"steps": 7}, "name": "x"}}, {"it": Trains}).it
+    assert made.schedule == Schedule(steps=7)
+    with pytest.raises(ValueError, match=r"schedule\.step: there is no such argument; did you mean steps\?"):
+        Trains("x", {"step": 5})
+    with pytest.raises(ValueError, match="schedule='adam' must be a group"):
+        Trains("x", "adam")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"schedule\.step: there is no such option; did you mean it\.schedule\.steps\?",
+    ):
+        instantiate({"it": {"schedule": {"step": 7}, "name": "x"}}, {"it": Trains})
+
+
+def test_names_of_arguments_are_those_of_bases_and_groups():
+    own = ["schedule", "schedule.lr", "schedule.steps"]
+    assert argument_names(Trains) == ["name", *own]
+    assert argument_names(TrainsNoisily) == ["sigma", "name", *own]
+    assert {"k", "sampling_rate", "screening", "noise"} <= set(argument_names(PrivateKNN))
+    assert "noise.sigma" not in argument_names(PrivateKNN)
+
+
+DATA = {"class_path": "DigitsDataModule"}
+KNN = {"class_path": "PrivateKNN", "init_args": {"k": 30, "sampling_rate": 0.5}}
+SKLEARN = {"num_teachers": 30, "teachers": {"class_path": "SklearnTeachers"}}
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A module that leaves a file behind when it is imported, and its name."""
+    (tmp_path / "trap_module.py").write_text(
+        "import pathlib\n(pathlib.Path(__file__).parent / 'sprung').touch()\nclass Trap:\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "sprung"
+    sys.modules.pop("trap_module", None)
+
+
+def knn(**arguments):
+    return {**KNN, "init_args": {**KNN["init_args"], **arguments}}
+
+
+TRAP = {"class_path": "trap_module.Trap", "init_args": {"path": "x"}}
+CALL = {"class_path": "subprocess.run", "init_args": {"args": ["true"]}}
+HIDDEN = [
+    {"labeler": TRAP},
+    {"labeler": "trap_module.Trap"},
+    {"labeler": json.dumps(TRAP)},
+    {"labeler": knn(noise=TRAP)},
+    {"labeler": knn(noise="trap_module.Trap")},
+    {"labeler": knn(noise=json.dumps({"noise": [TRAP]}))},
+    {"labeler": knn(noise_source=TRAP)},
+    {"labeler": {"class_path": "IndKNN", "init_args": {"epsilon": 1.0, "ids": TRAP}}},
+    {"labeler": {"class_path": "PATE", "init_args": {**SKLEARN, "partitioner": TRAP}}},
+    {"labeler": KNN, "selection": TRAP},
+    {"labeler": KNN, "selection": "trap_module.Trap"},
+    {"labeler": {**KNN, "dict_kwargs": {"noise": TRAP}}},
+    {"labeler": {"init_args": {}, "labeler.class_path": "trap_module.Trap"}},
+    {"labeler": CALL},
+    {"labeler": knn(noise=CALL)},
+]
+
+
+@pytest.mark.parametrize("labeling", HIDDEN)
+@pytest.mark.parametrize("num_classes", [[], ["--num-classes", "10"]])
+def test_nothing_outside_the_project_is_imported(labeling, num_classes, trap, tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({"labeling": {"queries_per_round": 10, **labeling}, "data": DATA}))
+    assert main(["epsilon", str(path), "--fast", *num_classes]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert str(path) in printed
+    assert not trap.exists()
+    assert "trap_module" not in sys.modules
+
+
+@pytest.mark.parametrize("data", [TRAP, "trap_module.Trap", {"class_path": "trap_module.Trap"}, "HOG", 3, []])
+def test_data_modules_are_the_projects_own(data, trap, tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({"labeling": {"labeler": KNN}, "data": data}))
+    assert main(["epsilon", str(path), "--fast"]) == 2
+    assert capsys.readouterr().err.startswith(f"privknn epsilon: {path}: data")
+    assert not trap.exists()
+
+
+def test_what_has_no_part_in_a_plan_is_not_made(trap, tmp_path, capsys):
+    # The estimator's name is text until a fit begins; extractors and teachers don't move the cost.
+    teachers = {"class_path": "SklearnTeachers", "init_args": {"estimator": "trap_module.Trap"}}
+    labeler = {"class_path": "PATE", "init_args": {"num_teachers": 30, "teachers": teachers}}
+    path = tmp_path / "run.yaml"
+    missing = {"class_path": "CheckpointFeatures", "init_args": {"path": "nowhere.ckpt"}}
+    for features in (missing, TRAP, [["student", [TRAP]]]):
+        path.write_text(json.dumps({"labeling": {"labeler": labeler, "features": features}, "data": DATA}))
+        assert main(["epsilon", str(path), "--fast", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["epsilon"] > 0
+        assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pl_privknn.labelers.pate_training.importlib.import_module",
+        "pl_privknn.privacy.ledger.Ledger",
+        "pl_privknn.cli.main.main",
+        "pl_privknn.labelers.pate_training.np",
+        "pl_privknn.labelers.nothing.Here",
+        "pl_privknn.labelers",
+        "jsonargparse.set_parsing_settings",
+        "..os.system",
+        "Nothing",
+        "",
+        3,
+        None,
+        ["PrivateKNN"],
+    ],
+)
+def test_other_paths_within_the_project_are_refused(path):
+    section = {"labeling": {"labeler": {"class_path": path}}}
+    with pytest.raises(ConfigurationError, match="labeling"):
+        instantiate(section, {"labeling": PrivateLabeler}, own_classes=True)
+
+
+def test_own_classes_by_name_and_by_path():
+    paths = [
+        "PrivateKNN",
+        *(f"pl_privknn.{room}PrivateKNN" for room in ("", "labelers.", "labelers.private_knn.")),
+    ]
+    for path in paths:
+        section = {"labeling": {"labeler": {**KNN, "class_path": path}}}
+        made = instantiate(section, {"labeling": PrivateLabeler}, own_classes=True).labeling
+        assert type(made.labeler) is PrivateKNN
+        assert known_classes()[path] is PrivateKNN
+
+
+def test_a_class_of_ones_own_is_refused_only_where_that_was_asked_for(trap):
+    section = {"labeling": {"labeler": TRAP}}
+    line = r"labeling\.labeler\.class_path=trap_module\.Trap is not a class of this project"
+    with pytest.raises(ConfigurationError, match=line):
+        instantiate(section, {"labeling": PrivateLabeler}, own_classes=True)
+    assert "trap_module" not in sys.modules
+    assert not trap.exists()
+    with pytest.raises(ConfigurationError, match="Trap"):  # no labeler, but imported
+        instantiate(section, {"labeling": PrivateLabeler})
+    assert trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Parser key \"a.b\":\n  Expected a <class 'int'>. Got value: x", "a.b=x: want int"),
+        (
+            'Parser key "a":\n  Does not validate against any of the Union subtypes\n  Subtypes: [int, None]\n'
+            "  Errors:\n    - Expected a <class 'int'>\n    - Expected a <class 'NoneType'>\n"
+            "  Given value type: <class 'str'>\n  Given value: x",
+            "a=x: want int",
+        ),
+        ("sigma=-1 must be\n  above 0", "sigma=-1 must be above 0"),
+        ("", "ValueError"),
+    ],
+)
+def test_messages_of_the_parser_become_one_line(text, line):
+    assert one_line(ValueError(text)) == line
+
+
+def test_sections_stay_as_they_were():
+    features = {"class_path": "RememberedFeatures", "init_args": {"extractor": "HOG"}}
+    teacher = {"class_path": "ReverseKNN", "init_args": {"epsilon": 1.0}}
+    section = {"labeler": teacher, "features": [features]}
+    before = copy.deepcopy(section)
+    instantiate({"labeling": section}, {"labeling": PrivateLabeler})
+    assert section == before
