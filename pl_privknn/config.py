@@ -522,9 +522,10 @@ def own_classes_only() -> Iterator[None]:
 
     before = dict(_common.parsing_settings)
     names = [name for name in known_classes() if name.startswith("pl_privknn.")]
-    set_parsing_settings(
-        import_path_denylist=["*"], import_path_allowlist=[*names, *(f"pl_privknn.{room}" for room in ROOMS)]
-    )
+    rooms = [
+        f"pl_privknn.{room}" for room in (*ROOMS, "neighbors", "networks")
+    ]  # also what those two only serve
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*names, *rooms])
     try:
         yield
     finally:
