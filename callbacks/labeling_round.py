@@ -39,7 +39,7 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.labelers.statistics import TARGETS
 from pl_privknn.privacy.ledger import LedgerRun
-from pl_privknn.privacy.private_side import privately, terminal
+from pl_privknn.privacy.redaction import privately, terminal
 from pl_privknn.privacy.store import private_folder
 from pl_privknn.students.losses import TASKS
 
@@ -211,7 +211,7 @@ class LabelingRound:
         Raises:
             BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
             PrivateSideError: in the place of an exception that the teacher, the extractor or the data module
-                raised on private records; see :func:`~pl_privknn.privacy.private_side.privately`.
+                raised on private records; see :func:`~pl_privknn.privacy.redaction.privately`.
         """
         examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
         open_positions = store.open_positions(index, ledger.num_charges)

@@ -18,8 +18,8 @@ from pl_privknn._files import write_durably
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.redaction import check_declared
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.base import PrivatePublicDataModule

@@ -28,9 +28,9 @@ from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.labelers.base import JoinsRuns, Labeler, MakesModel, ShardedLabeler, stated_plan
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.logged import check_declared
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Level, check_adjacency
+from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import torch
 from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_switch
-from pl_privknn._commit import source_commit
 from pl_privknn._files import write_durably
 from pl_privknn._quiet import quiet_lightning
 from pl_privknn.callbacks.labeling_round import MODELS, Judged, load_head
@@ -32,8 +33,8 @@ from pl_privknn.callbacks.loggers import (
 from pl_privknn.callbacks.private_labeler import PrivateLabeler, lasting_extractor
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.accounting.tradeoff import attack_in_words
-from pl_privknn.privacy.logged import check_declared
+from pl_privknn.privacy.accounting.accountant import attack_in_words
+from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.training.reporting import ReportsTraining
 
 #: The file in a run's folder.
@@ -322,3 +323,21 @@ def _versions(trainer: pl.Trainer) -> dict[str, str]:
         "python": platform.python_version(),
     }
     return versions if (commit := source_commit()) is None else {**versions, "commit": commit}
+
+
+@functools.cache
+def source_commit() -> str | None:
+    """The checkout's commit, with ``-dirty`` behind it where files differ; None for an installed package."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():  # a repository around an installation is somebody else's
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None

@@ -8,7 +8,7 @@ from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.celeba import CelebADataModule
 from pl_privknn.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
+from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.digits import DigitsDataModule
 from pl_privknn.datamodules.folder import ImageFolderDataModule
 from pl_privknn.datamodules.loaders import NoLabeledExamplesError
@@ -19,7 +19,6 @@ from pl_privknn.datamodules.mnist import (
     MNISTDataModule,
 )
 from pl_privknn.datamodules.published import DamagedFileError
-from pl_privknn.datamodules.stores import ImageStore, TensorImages
 from pl_privknn.datamodules.svhn import SVHNDataModule
 
 __all__ = [

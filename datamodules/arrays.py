@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.stores import ImageShape, ImageStore, TensorImages
+from pl_privknn.datamodules.datasets import ImageShape, ImageStore, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.tables import (
     ArrayOrPath,
     Table,

@@ -13,7 +13,16 @@ from torch.utils.data import DataLoader
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int
 from pl_privknn.config import HasInitArguments
-from pl_privknn.datamodules.datasets import TASKS, LabeledImages, PublicDataset, as_part, known_rows
+from pl_privknn.datamodules.datasets import (
+    TASKS,
+    ImageShape,
+    ImageStore,
+    LabeledImages,
+    PublicDataset,
+    as_part,
+    common_images,
+    known_rows,
+)
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.datamodules.loaders import (
     Batches,
@@ -22,9 +31,8 @@ from pl_privknn.datamodules.loaders import (
     UnlabeledSampler,
     take_batch,
 )
-from pl_privknn.datamodules.stores import ImageShape, ImageStore, common_images
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.private_side import privately
+from pl_privknn.privacy.redaction import privately
 
 Overlap = Literal["error", "warn", "ignore"]
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
-from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.datasets import ImageStore, LabeledImages
 from pl_privknn.datamodules.folder import FileImages, image_shape_of
 from pl_privknn.datamodules.published import PublishedDataModule, check_attributes
-from pl_privknn.datamodules.stores import ImageStore
 
 #: In the order of list_attr_celeba.txt.
 CELEBA_ATTRIBUTES: tuple[str, ...] = (

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice
+from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImages
 from pl_privknn.datamodules.published import PublishedDataModule
-from pl_privknn.datamodules.stores import ImageStore, JoinedImages, TensorImages
 
 #: Numbers of private, public and test images of each split; None: all that there are.
 SPLITS: dict[str, tuple[int | None, int | None, int | None]] = {

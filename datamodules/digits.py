@@ -9,8 +9,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.stores import TensorImages, fixed_shuffle
+from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset, TensorImages, fixed_shuffle
 
 _TOTAL = 1797
 _SOURCE_SIDE = 8

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.stores import ImageShape, ImageStore, digest_of
+from pl_privknn.datamodules.datasets import ImageShape, ImageStore, LabeledImages, PublicDataset, digest_of
 
 #: Endings of the files that are read as images.
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from pl_privknn.datamodules.datasets import LabelTable
-from pl_privknn.datamodules.stores import ImageStore
+from pl_privknn.datamodules.datasets import ImageStore, LabelTable
 
 
 class NoLabeledExamplesError(RuntimeError):

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_switch
-from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.datasets import ImageStore, LabeledImages
 from pl_privknn.datamodules.folder import FileImages, image_shape_of
 from pl_privknn.datamodules.published import DamagedFileError, PublishedDataModule, check_attributes
-from pl_privknn.datamodules.stores import ImageStore
 
 _COLOURS_UP = ("black", "white", "red", "purple", "yellow", "gray", "blue", "green")
 _COLOURS_DOWN = ("black", "white", "pink", "purple", "yellow", "gray", "blue", "green", "brown")

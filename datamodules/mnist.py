@@ -13,9 +13,8 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import Overlap
-from pl_privknn.datamodules.datasets import LabeledImages, check_targets
+from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, TensorImages, check_targets
 from pl_privknn.datamodules.published import PublishedDataModule, check_attributes
-from pl_privknn.datamodules.stores import ImageStore, TensorImages
 
 _SIDE = 28
 #: Attributes of Fashion-MNIST's classes, in the order of the class numbers 0 … 9: T-shirt/top, trouser, pullover,

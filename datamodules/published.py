@@ -13,8 +13,13 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import Overlap, PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
-from pl_privknn.datamodules.stores import ChosenImages, ImageStore, fixed_shuffle
+from pl_privknn.datamodules.datasets import (
+    ChosenImages,
+    ImageStore,
+    LabeledImages,
+    PublicDataset,
+    fixed_shuffle,
+)
 
 
 class DamagedFileError(ValueError):

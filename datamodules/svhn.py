@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
+from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImages
 from pl_privknn.datamodules.published import PublishedDataModule
-from pl_privknn.datamodules.stores import ImageStore, JoinedImages, TensorImages
 
 
 class SVHNDataModule(PublishedDataModule):

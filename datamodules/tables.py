@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
-from pl_privknn.datamodules.stores import ImageStore, JoinedImages, TensorImages
+from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImages
 
 #: An array, or the path of a ``.npy``, ``.npz`` or ``.parquet`` file, with ``:member`` or ``:column`` behind it.
 ArrayOrPath = str | Path | np.ndarray | Tensor

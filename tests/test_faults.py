@@ -26,7 +26,7 @@ from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.neighbors import poisson, search
 from pl_privknn.privacy import ledger, mechanisms, noise, store
-from pl_privknn.privacy.accounting import accountant, pld, rdp, tradeoff
+from pl_privknn.privacy.accounting import accountant, pld, rdp
 from pl_privknn.privacy.mechanisms import base
 from pl_privknn.privacy.mechanisms.data_dependent import DataDependent
 from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
@@ -335,7 +335,7 @@ FAULTS = {
         {"count": 5},
     ),
     "an attacker who is told to find less": Fault(
-        tradeoff.TradeOff,
+        accountant.TradeOff,
         "true_positive_rate",
         result(lambda rates: 0.99 * rates),
         "privacy/accounting/test_tradeoff.py::test_several_coins_against_every_transcript",

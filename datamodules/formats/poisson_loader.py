@@ -15,8 +15,8 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.datamodules.loaders import LateStartLoader
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample, steps_per_epoch
-from pl_privknn.privacy.private_side import privately
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
+from pl_privknn.privacy.redaction import privately
 
 _IMAGES_AT_ONCE = 1024
 

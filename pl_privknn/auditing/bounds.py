@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pl_privknn.privacy.accounting import pld
-from pl_privknn.privacy.accounting.accountant import account, merge_charges
-from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
+from pl_privknn.privacy.accounting.accountant import TradeOff, account, merge_charges, trade_off
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge
 
 Floats = NDArray[np.float64]

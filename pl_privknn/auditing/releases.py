@@ -32,9 +32,8 @@ from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
 from pl_privknn.labelers.pate_training import Partitioner, SklearnTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn import ReverseKNN
-from pl_privknn.privacy.accounting.accountant import account, merge_charges
+from pl_privknn.privacy.accounting.accountant import TradeOff, account, merge_charges
 from pl_privknn.privacy.accounting.rdp import sampled_loss
-from pl_privknn.privacy.accounting.tradeoff import TradeOff
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Adjacency,

@@ -28,12 +28,11 @@ from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.trainings import made_data, made_training, trains_itself
 from pl_privknn.config import ConfigurationError, get
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import LabeledImages
-from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
+from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages, LabeledImages
 from pl_privknn.labelers.canaries import Evidence, SampledEvidence
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.private_side import silenced
+from pl_privknn.privacy.redaction import silenced
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.training_run import TrainingRun
 

@@ -24,7 +24,7 @@ from pl_privknn.networks.base import image_shape
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import quiet_lr, steps_per_epoch
-from pl_privknn.privacy.private_side import privately
+from pl_privknn.privacy.redaction import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.clipping import ClippedGradients, cross_entropies
 from pl_privknn.training.network_checks import CannotRunError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from pl_privknn.privacy.logged import check_declared
+from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.training.reporting import ReportsTraining
 
 
@@ -28,7 +28,7 @@ class LogsTraining(ReportsTraining, pl.LightningModule):
         """Log a declared metric; this module sees private records, so any other is refused.
 
         Raises:
-            UndeclaredError: see :func:`pl_privknn.privacy.logged.check_declared`.
+            UndeclaredError: see :func:`pl_privknn.privacy.redaction.check_declared`.
         """
         check_declared([name])
         super().log(name, *args, **kwargs)

@@ -51,7 +51,7 @@ def _demo(parsed: argparse.Namespace, command: Command) -> int:
 
 
 def meaning(summary: Mapping[str, Any]) -> str:
-    """What the ε of a run means for one person, in a sentence; see :mod:`pl_privknn.privacy.accounting.tradeoff`."""
+    """What the ε of a run means for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
     found = 100 * summary["tpr_at_fpr_0.01"]
     return (
         f"ε = {summary['epsilon']:.3g}: whoever takes 1 in 100 outsiders for one of the people in the private data "

@@ -67,7 +67,7 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
 
         report["epsilon_lower"] = epsilon_lower(charges, **stated)
     if parsed.tradeoff:
-        from pl_privknn.privacy.accounting.tradeoff import trade_off
+        from pl_privknn.privacy.accounting.accountant import trade_off
 
         found = trade_off(charges, **stated, exact=exact)
         report |= found.to_dict()

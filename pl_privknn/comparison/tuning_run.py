@@ -21,7 +21,7 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.private_side import privately, silenced
+from pl_privknn.privacy.redaction import privately, silenced
 from pl_privknn.privacy.store import FolderLock
 
 _SEARCH, _RESULT, _MODEL, _BEST = "tuning.json", "result.json", "model.ckpt", "best.yaml"

@@ -47,7 +47,7 @@ from pl_privknn.privacy.mechanisms import (
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.mechanisms.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.private_side import silenced
+from pl_privknn.privacy.redaction import silenced
 
 #: One record is in one teacher, whose vote leaves one class and joins another.
 PATE_VOTES_L2 = math.sqrt(2.0)

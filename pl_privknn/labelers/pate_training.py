@@ -26,7 +26,7 @@ from pl_privknn._checks import check_choice, check_int, check_non_negative, chec
 from pl_privknn.privacy.mechanisms import Conditional
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.private_side import silenced, terminal
+from pl_privknn.privacy.redaction import silenced, terminal
 
 #: Told how much of the training is done, as a fraction in [0, 1].
 TrainingProgress = Callable[[float], None]

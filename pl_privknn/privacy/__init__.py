@@ -35,8 +35,8 @@ _HOMES = {
     "default_noise": "noise",
     "exact_epsilon": "accounting.exact",
     "epsilon_lower": "accounting.from_below",
-    "trade_off": "accounting.tradeoff",
-    "TradeOff": "accounting.tradeoff",
+    "trade_off": "accounting.accountant",
+    "TradeOff": "accounting.accountant",
 }
 
 __all__ = sorted(_HOMES)

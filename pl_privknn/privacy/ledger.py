@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pl_privknn import __version__
 from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.privacy.accounting.accountant import PrivacyReport, account
-from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, TradeOff, account, trade_off
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,

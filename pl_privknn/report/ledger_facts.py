@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.accounting.tradeoff import RATES, TradeOff
+from pl_privknn.privacy.accounting.accountant import RATES, TradeOff, account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, merged
 from pl_privknn.privacy.verification import audit_ledger, parameters_text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pl_privknn import __version__
 from pl_privknn._files import write_durably
 from pl_privknn.comparison.plot import figure_of
-from pl_privknn.privacy.logged import check_declared
+from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.report.card import card_markdown, card_of
 from pl_privknn.report.charts import attacker_chart, line_chart
 from pl_privknn.report.comparison_facts import comparison_facts
@@ -85,7 +85,7 @@ def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
 def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
     """Everything that a page shows, as plain JSON types.
 
-    The template sees nothing else, and :mod:`pl_privknn.privacy.logged` declares of each key what it is made of.
+    The template sees nothing else, and :mod:`pl_privknn.privacy.redaction` declares of each key what it is made of.
     """
     return _facts_and_results(Path(path), exact)[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pl_privknn.privacy.accounting.tradeoff import RATES
+from pl_privknn.privacy.accounting.accountant import RATES
 
 _UNITS = {
     "add_remove": "one private record more or less",
@@ -39,7 +39,7 @@ def right_guesses(epsilon: float, delta: float) -> float:
 def attacker(epsilon: float, delta: float) -> dict[str, Any]:
     """What an attacker reaches at most who knows everything but one record, from (ε, δ) alone.
 
-    Where the releases are known, :func:`~pl_privknn.privacy.accounting.tradeoff.trade_off` says more.
+    Where the releases are known, :func:`~pl_privknn.privacy.accounting.accountant.trade_off` says more.
     """
     return {
         "right_guesses": right_guesses(epsilon, delta),

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
 
-from pl_privknn.privacy.logged import UndeclaredError, check_declared
+from pl_privknn.privacy.redaction import UndeclaredError, check_declared
 from pl_privknn.training.step_checks import without_loggers
 
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -23,7 +23,7 @@ class ModuleGuard:
     * ``training_step`` is replaced; the module's own one is for :meth:`private_step` alone.
     * Hooks that move batches leave those of the private loader alone: parts of them pass within a step.
     * ``log`` passes what is logged outside of training, and of that in training what is declared
-      (:mod:`pl_privknn.privacy.logged`); the rest is dropped, with one warning for each name.
+      (:mod:`pl_privknn.privacy.redaction`); the rest is dropped, with one warning for each name.
 
     Args:
         module: in its trainer.
@@ -94,7 +94,7 @@ class ModuleGuard:
             rank_zero_warn(
                 f"{', '.join(sorted(new))}: logged in training, where private records are at hand, so it is dropped. "
                 "Log what validation shows instead; what is made of public figures alone may be declared by "
-                "pl_privknn.privacy.logged.declare(name, 'what it is made of')"
+                "pl_privknn.privacy.redaction.declare(name, 'what it is made of')"
             )
 
     def _metrics(self) -> list[Metric]:

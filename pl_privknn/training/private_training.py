@@ -15,7 +15,7 @@ from pl_privknn._run_end import leave_report
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
-from pl_privknn.privacy.private_side import privately
+from pl_privknn.privacy.redaction import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping, MovingNorm
 from pl_privknn.training.clipping import CLIPPING

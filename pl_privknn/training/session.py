@@ -16,7 +16,7 @@ from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism, steps_within
-from pl_privknn.privacy.private_side import privately
+from pl_privknn.privacy.redaction import privately
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
 from pl_privknn.training.correlated_noise import BandedNoise

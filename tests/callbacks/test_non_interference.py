@@ -38,10 +38,10 @@ from pl_privknn.labelers import (
     Screening,
     SklearnTeachers,
 )
-from pl_privknn.privacy import logged
-from pl_privknn.privacy.logged import UndeclaredError
+from pl_privknn.privacy import redaction
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.redaction import UndeclaredError
 from pl_privknn.report import page
 from pl_privknn.students import SupervisedStudent
 
@@ -297,15 +297,15 @@ def test_the_summary_holds_declared_keys_alone(tmp_path):
 
 
 def test_figures_of_ones_own_are_declared_with_what_they_are_made_of(monkeypatch):
-    monkeypatch.setattr(logged, "_LISTS", {"metrics": {}, "summary": {}})
+    monkeypatch.setattr(redaction, "_LISTS", {"metrics": {}, "summary": {}})
     with pytest.raises(ValueError, match="made_of=' '"):
-        logged.declare("labels/entropy", " ")
+        redaction.declare("labels/entropy", " ")
     with pytest.raises(UndeclaredError, match="labels/entropy"):
-        logged.check_declared(["labels/entropy"])
-    logged.declare("labels/entropy", "released answers")
-    logged.check_declared(["labels/entropy"])
+        redaction.check_declared(["labels/entropy"])
+    redaction.declare("labels/entropy", "released answers")
+    redaction.check_declared(["labels/entropy"])
     with pytest.raises(UndeclaredError):
-        logged.check_declared(["labels/entropy"], "summary")
+        redaction.check_declared(["labels/entropy"], "summary")
 
 
 def test_a_page_holds_declared_parts_alone(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.per_record.journal import JournalError
-from pl_privknn.privacy.private_side import SHOW, PrivateSideError, privately
+from pl_privknn.privacy.redaction import SHOW, PrivateSideError, privately
 from pl_privknn.students import SupervisedStudent
 
 CANARY = "record-4711"
@@ -128,7 +128,7 @@ def test_a_teachers_error_comes_out_as_type_and_place(tmp_path, capfd, caplog, m
     assert "RuntimeError at test_private_side:" in text
     assert SHOW in text
     assert quote.__name__ not in [frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.tb)]
-    assert frames[-1] == "pl_privknn.privacy.private_side"
+    assert frames[-1] == "pl_privknn.privacy.redaction"
     if place != "extractor":
         assert (tmp_path / "a" / "ckpt" / "last.ckpt").is_file()  # the first round went well
     monkeypatch.setenv(SHOW, "1")

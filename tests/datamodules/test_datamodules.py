@@ -26,7 +26,7 @@ from pl_privknn.datamodules import (
     PublicDataset,
     TensorImages,
 )
-from pl_privknn.datamodules.stores import fixed_shuffle
+from pl_privknn.datamodules.datasets import fixed_shuffle
 
 
 @pytest.fixture

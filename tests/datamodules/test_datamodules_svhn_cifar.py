@@ -18,7 +18,7 @@ from paper_checks import (
 from paper_data import published
 
 from pl_privknn.datamodules import CIFAR10DataModule, CIFAR100DataModule, SVHNDataModule, TensorImages
-from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
+from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pl_privknn.datamodules import EmbeddingsDataModule
-from pl_privknn.privacy.private_side import PrivateSideError
+from pl_privknn.privacy.redaction import PrivateSideError
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget

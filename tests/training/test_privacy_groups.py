@@ -8,9 +8,8 @@ from noisy_sgd_setup import PRIVATE, keep_last, make_data, power_cut_at
 from torch.nn import functional as F
 from training_setup import Lit, Silent, fit, training
 
-from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.datasets import ChosenImages, LabeledImages
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
-from pl_privknn.datamodules.stores import ChosenImages
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise

@@ -15,7 +15,7 @@ from pl_privknn.callbacks.loggers import run_settings
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.private_side import PrivateSideError
+from pl_privknn.privacy.redaction import PrivateSideError
 from pl_privknn.training.clipping import ClippedGradients
 from pl_privknn.training.step_gradients import StepGradients
 

@@ -14,9 +14,8 @@ from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 from training_setup import Lit, fit, training
 
 from pl_privknn.datamodules import ArraysDataModule
-from pl_privknn.datamodules.datasets import LabeledImages
+from pl_privknn.datamodules.datasets import LabeledImages, TensorImages
 from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
-from pl_privknn.datamodules.stores import TensorImages
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian

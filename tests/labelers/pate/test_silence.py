@@ -14,7 +14,7 @@ from pl_privknn.labelers import PATE
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import SklearnTeachers
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.private_side import SHOW, silenced, terminal
+from pl_privknn.privacy.redaction import SHOW, silenced, terminal
 
 CANARY = "record-4711"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pl_privknn.privacy.accounting import induction
-from pl_privknn.privacy.accounting.induction import spread, worst_profiles
+from pl_privknn.privacy.accounting import exact
+from pl_privknn.privacy.accounting.exact import spread, worst_profiles
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, NoisyScreening
 
 GROWTH = np.exp(0.01)
@@ -36,7 +36,7 @@ def test_values_are_those_of_all_pairs(name, monkeypatch):
     settings = {"spacing": spread(p, q) / 16, "tail": 1e-9}
     found = worst_profiles(p, q, [30, 150], **settings)
     with monkeypatch.context() as patch:
-        patch.setattr(induction, "gains", lambda *words: np.zeros((0, 3)))
+        patch.setattr(exact, "gains", lambda *words: np.zeros((0, 3)))
         everywhere = worst_profiles(p, q, [30, 150], **settings)
     for one, other in zip(found, everywhere, strict=True):
         np.testing.assert_array_equal(one.excess, other.excess)
@@ -45,7 +45,7 @@ def test_values_are_those_of_all_pairs(name, monkeypatch):
 @pytest.mark.parametrize("name", ["screening", "sampled screening", "coins"])
 def test_pairs_of_two_outcomes_that_stay_have_the_envelope_of_all(name):
     p, q = FAMILIES[name]
-    kept_p, kept_q = induction.undominated(p, q)
+    kept_p, kept_q = exact.undominated(p, q)
     assert len(kept_p) < len(p)
     shape = (-1, 1, 2)
     for ratio in np.geomspace(0.5, 2, 201):
@@ -71,7 +71,7 @@ def test_ratios_are_those_of_the_kinks():
     values = smooth_values(slope, bend)
     least, most = np.zeros(13), np.zeros(13)
     # r = 1 lies outside, where it adds no kink.
-    induction.find_ratios(values, -10, 0, len(values), GROWTH, least, most)
+    exact.find_ratios(values, -10, 0, len(values), GROWTH, least, most)
     assert (least[0], most[-1]) == (0, np.inf)  # blocks over the ends say nothing
     for block in range(1, 12):
         m = np.arange(32 * block, 32 * block + 32) - 200
@@ -82,17 +82,17 @@ def test_ratios_are_those_of_the_kinks():
 
 def test_who_stays_holds_the_best_for_every_smooth_value():
     """Kinks drawn between both slopes; the best pair by its gains is always among those that stay."""
-    p, q = induction.undominated(*FAMILIES["sampled screening"])
+    p, q = exact.undominated(*FAMILIES["sampled screening"])
     spacing = spread(p, q) / 16
     wide = int(np.ceil(np.abs(np.log(p / q)).max() / spacing)) + 2
-    plan = induction.Stencils.build(p, q, np.ones(p.shape, bool), spacing, 20 * wide, 20 * wide)
+    plan = exact.Stencils.build(p, q, np.ones(p.shape, bool), spacing, 20 * wide, 20 * wide)
     reach = plan.gains.shape[1] // 2
     draw = np.random.default_rng(3)
-    known = np.full((induction.CLASSES, int(4 / induction.UNIT) + 4, 2), -1)
+    known = np.full((exact.CLASSES, int(4 / exact.UNIT) + 4, 2), -1)
     sizes = []
     for middle in np.linspace(-0.05, 0.05, 21):
         for width in (0.0005, 0.004, 0.03):
-            first, last = induction.contenders(
+            first, last = exact.contenders(
                 plan.gains, np.exp(middle - width / 2), np.exp(middle + width / 2), known
             )
             sizes.append(last - first)
@@ -103,14 +103,14 @@ def test_who_stays_holds_the_best_for_every_smooth_value():
             assert np.all((first <= best) & (best < last))
     assert min(sizes) <= 5 < len(p) / 10
     # Where nothing is known of the slopes, all stay.
-    assert induction.contenders(plan.gains, 0.0, np.inf, known) == (0, len(p))
+    assert exact.contenders(plan.gains, 0.0, np.inf, known) == (0, len(p))
 
 
 def test_gains_are_those_of_the_stencils():
     """V = (r − r_j)₊ has one kink: what a pair gains at r_i is read off the stencil itself."""
-    p, q = induction.undominated(*FAMILIES["coins"])
+    p, q = exact.undominated(*FAMILIES["coins"])
     spacing = spread(p, q) / 8
-    plan = induction.Stencils.build(p, q, np.ones(p.shape, bool), spacing, 500, 500)
+    plan = exact.Stencils.build(p, q, np.ones(p.shape, bool), spacing, 500, 500)
     reach = plan.gains.shape[1] // 2
     for k in range(len(p)):
         for d in range(-reach, reach + 1):

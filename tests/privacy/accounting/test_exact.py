@@ -16,9 +16,10 @@ from pl_privknn.privacy.accounting.exact import (
     adaptive_losses,
     exact_compositions,
     exact_epsilon,
+    spread,
+    worst_profiles,
 )
 from pl_privknn.privacy.accounting.from_below import epsilon_lower
-from pl_privknn.privacy.accounting.induction import spread, worst_profiles
 from pl_privknn.privacy.mechanisms import (
     Charge,
     ExponentialArgmax,
