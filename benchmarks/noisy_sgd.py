@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.record import Measured
-from pl_privknn._quiet import TRAINS_ALONE
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.baselines.updates import NoisyOptimization
 from pl_privknn.comparison.marks import guarantee_of, stated

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.record import ROOT, Measured, entries
 from pl_privknn._files import write_durably
-from pl_privknn._quiet import TRAINS_ALONE
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.marks import stated
 from pl_privknn.config import get, instantiate, put, read_document

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measured, entries
-from pl_privknn._quiet import TRAINS_ALONE
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import FashionMNISTDataModule

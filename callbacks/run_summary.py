@@ -16,7 +16,7 @@ from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_switch
 from pl_privknn._files import write_durably
-from pl_privknn._quiet import quiet_lightning
+from pl_privknn._lightning import quiet_lightning
 from pl_privknn.callbacks.labeling_round import MODELS, Judged, load_head
 from pl_privknn.callbacks.loggers import (
     TestConfusion,

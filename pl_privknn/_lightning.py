@@ -13,6 +13,8 @@ defines it, which also keeps the versions of Trainer and method together.
 Other ways fail: the package that happens to be imported says nothing of the one that comes later; a class that
 changes where a Trainer attaches is refused before that; an entry of ``sys.modules`` changes the user's own imports.
 The second package takes about half a second to import. Messages stay with the package that the user imported.
+
+Beside it: warnings on which no user can act, and a trainer that says nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import importlib
 import inspect
 import sys
 import types
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import Logger
     from pytorch_lightning.plugins.io import TorchCheckpointIO
     from pytorch_lightning.utilities import CombinedLoader
+
 
 __all__ = [
     "Callback",
@@ -127,3 +131,27 @@ if not TYPE_CHECKING:
     )
     Logger, TorchCheckpointIO = _joined("loggers.Logger"), _joined("plugins.io.TorchCheckpointIO")
     CombinedLoader = _joined("utilities.CombinedLoader")
+
+
+#: Beginnings of warnings on which no user can act.
+MESSAGES = (
+    r".*isinstance\(treespec, LeafSpec\)` is deprecated",
+    # Students log once an epoch, whatever the interval of steps is.
+    r"The number of training batches .* is smaller than the logging interval",
+)
+
+#: Options of a trainer that trains and leaves nothing: no log, checkpoint, output or evaluation.
+TRAINS_ALONE: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+}
+
+
+def quiet_lightning() -> None:
+    """Drop :data:`MESSAGES` from here on."""
+    for message in MESSAGES:
+        warnings.filterwarnings("ignore", message=message)

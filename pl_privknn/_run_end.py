@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pl_privknn import _lightning as pl
-from pl_privknn._quiet import quiet_lightning
+from pl_privknn._lightning import quiet_lightning
 
 
 def leave_report(trainer: pl.Trainer) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pl_privknn import _lightning as pl
-from pl_privknn._lightning import rank_zero_info
-from pl_privknn._quiet import MESSAGES
+from pl_privknn._lightning import MESSAGES, rank_zero_info
 
 #: Beginnings of warnings about Lightning's own workings, and about what this package sees to itself.
 _WORKINGS = (

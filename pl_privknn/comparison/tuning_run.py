@@ -13,7 +13,7 @@ import yaml
 
 from pl_privknn import _lightning as pl
 from pl_privknn._files import replaced_durably, write_durably
-from pl_privknn._quiet import TRAINS_ALONE
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.trainings import made_data, made_training
 from pl_privknn.comparison.tuning import Tuning
 from pl_privknn.config import merged

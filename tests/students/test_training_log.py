@@ -5,7 +5,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from pl_privknn._quiet import TRAINS_ALONE
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.students import SupervisedStudent
 
 
