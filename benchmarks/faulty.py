@@ -34,7 +34,7 @@ from pl_privknn.labelers import (
     SklearnTeachers,
     reverse_knn,
 )
-from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine
+from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
 from pl_privknn.labelers.statistics import not_too_long
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import negative_binomial
@@ -264,7 +264,10 @@ def _budget(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any
         literal(self, *given, **named)
         self.table.left *= size
 
-    with mock.patch.object(IndKNNEngine, "add", added), mock.patch.object(IndKNNEngine, "pay"):
+    def paid_nothing(self: IndKNNEngine, before: Any, mark: str | None = None) -> str:
+        return self.budgets.spend(self.table.ids[:0], before[:0], mark)
+
+    with mock.patch.multiple(IndKNNEngine, add=added, pay=paid_nothing):
         yield made
 
 

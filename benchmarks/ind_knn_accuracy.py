@@ -28,12 +28,12 @@ from torch import Tensor
 
 from benchmarks.ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Tables, add_feature_options, load
 from benchmarks.ind_knn_rival import Ranking, best_private_knn
+from benchmarks.ind_knn_search import search_ind_knn
 from benchmarks.record import Measured
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters, PublicDensity, ask
-from pl_privknn.labelers.ind_knn.hyperparameters import search_ind_knn
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.per_record.budgets import CONVERSIONS, Conversion
+from pl_privknn.privacy.record_budgets import CONVERSIONS, Conversion
 
 METHODS = ("density", "fixed")
 VIEWS = ("plain", "components")

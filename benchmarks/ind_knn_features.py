@@ -21,7 +21,7 @@ from torch import Tensor
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features import HOG, TimmFeatures
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.labelers.ind_knn.engine import unit_rows
 
 DELTA, CLASSES, RECORDS = 1e-5, 10, 60_000
 FEATURES = {"hog": "HOG", "efficientnet": "EfficientNet-Lite0"}

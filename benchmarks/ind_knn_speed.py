@@ -23,9 +23,9 @@ from torch import Tensor
 
 from benchmarks.ind_knn_features import CLASSES, DELTA, LOG
 from benchmarks.record import Measured
+from pl_privknn.labelers.ind_knn import RecordBudgets
+from pl_privknn.labelers.ind_knn.engine import IndKNNSwitches
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
-from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
-from pl_privknn.labelers.ind_knn.settings import RecordBudgets
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.testing import FreeLedger
 

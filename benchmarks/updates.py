@@ -29,10 +29,10 @@ from benchmarks.ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Part, Tabl
 from benchmarks.record import Measured
 from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
-from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
+from pl_privknn.labelers.ind_knn.engine import IndKNNSwitches
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.per_record.budgets import epsilon_of_budget
+from pl_privknn.privacy.record_budgets import epsilon_of_budget
 
 #: Records that leave, and as many that arrive, at every change.
 LEAVING = 25

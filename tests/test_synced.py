@@ -3,12 +3,12 @@
 import os
 
 import pytest
-from individual_setup import opened
 from ledger_setup import G
 
 from pl_privknn._files import replaced_durably, write_durably
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.private_store import PrivateStore
 
 #: SQLite's levels: FULL syncs the file with each commit, EXTRA the journal's folder too.
 FULL, EXTRA = 2, 3
@@ -35,27 +35,6 @@ def synced(monkeypatch):
     return sizes
 
 
-def test_budgets_are_synced_with_every_change(tmp_path, synced):
-    path = tmp_path / "budgets"
-    state = opened(path)
-
-    def batch():
-        with state.batch():
-            state.charge([4], 0.25)
-
-    for change in (
-        lambda: state.charge([1, 2], 0.25),
-        lambda: state.charge([1], 0.25, marked=True),
-        batch,
-        lambda: state.remove([3]),
-        lambda: state.add([3, 99]),
-    ):
-        before = path.stat().st_size
-        change()
-        found = path.stat()
-        assert synced[found.st_ino] == found.st_size > before
-
-
 def test_a_replaced_file_is_synced_before_it_takes_its_place(tmp_path, synced):
     path = tmp_path / "file"
     for content in (b"first", b"a longer second"):
@@ -73,7 +52,9 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one(tmp_path):
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file", "old")]
 
 
-def test_ledgers_and_label_stores_sync_every_commit(tmp_path):
+def test_ledgers_and_stores_sync_every_commit(tmp_path):
+    private = PrivateStore(tmp_path / "private.sqlite")
+    assert private.read("PRAGMA synchronous").fetchone() == (EXTRA,)
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.run("a").charge(G)
     assert ledger._store._db.execute("PRAGMA synchronous").fetchone() == (EXTRA,)

@@ -22,7 +22,7 @@ SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
 _PACKAGE = __name__.split(".")[0]
 _RAISE = dis.opmap["RAISE_VARARGS"]
 #: Raise with public values alone, whoever calls them.
-_PUBLIC_VALUES = tuple(f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "per_record.journal"))
+_PUBLIC_VALUES = tuple(f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "store", "private_store"))
 #: Stand between two functions of this package without giving arguments of their own.
 _PASS_ON = (_PACKAGE, "torch", "contextlib", "functools")
 _FILES = (1, 2)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler, RecognisesRecords, Release, UsesPublicFeatures
-from pl_privknn.labelers.ind_knn import prediction
+from pl_privknn.labelers.ind_knn import engine
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Votes
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, Shuffled
@@ -550,7 +550,7 @@ def protocol_methods() -> list[DrawingMethod]:
             for name in ("simulate", "randomize", "messages")
             if name in vars(cls) and not getattr(vars(cls)[name], "__isabstractmethod__", False)
         ),
-        StreamMethod(prediction, "ask", lambda *given: given[0]),
+        StreamMethod(engine, "ask", lambda *given: given[0]),
     ]
 
 

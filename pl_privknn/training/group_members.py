@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._files import write_durably
-from pl_privknn.privacy.per_record.record_key import RecordKey, as_bytes
+from pl_privknn.privacy.record_budgets import RecordKey, as_bytes
 from pl_privknn.privacy.store import private_folder
 
 _KEY_BYTES = 32

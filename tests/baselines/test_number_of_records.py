@@ -17,10 +17,10 @@ from pl_privknn.callbacks import RunReport
 from pl_privknn.callbacks.labeling_round import rich_progress
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN
-from pl_privknn.labelers.ind_knn.identities import read_ids
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.record_budgets import read_ids
 
 
 def fewer(private_images, private_labels, **kwargs):

@@ -18,7 +18,7 @@ from pl_privknn.labelers import Release
 from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.privacy.private_store import PrivateStoreError
 from pl_privknn.privacy.redaction import SHOW, PrivateSideError, privately
 from pl_privknn.students import SupervisedStudent
 
@@ -203,9 +203,9 @@ def test_own_raise_statements_pass_without_their_past():
     assert CANARY not in everything_of(caught.value)[0]
 
     def pretends():
-        raise JournalError(CANARY)  # the type alone is no pass
+        raise PrivateStoreError(CANARY)  # the type alone is no pass
 
-    with pytest.raises(PrivateSideError, match="JournalError at test_private_side"):
+    with pytest.raises(PrivateSideError, match="PrivateStoreError at test_private_side"):
         privately(pretends)
 
 

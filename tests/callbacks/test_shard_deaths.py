@@ -6,24 +6,26 @@ import signal
 import sqlite3
 
 from forked import in_group
+from ind_knn_setup import amounts
 from ledger_setup import needs_fork
 from test_sharded_runs import fit
 
+from pl_privknn.labelers.ind_knn import IndKNNParameters
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.per_record.filter import IndividualFilter
+from pl_privknn.privacy.record_budgets import BudgetTable
 
 
 @needs_fork
 def test_a_shard_that_dies_once_its_budgets_are_written_lets_nothing_out(tmp_path):
-    folder, charge = tmp_path / "run", IndividualFilter.charge
+    folder, spend = tmp_path / "run", BudgetTable.spend
 
     def dying(*given, **named):
-        charge(*given, **named)
+        spend(*given, **named)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def member(rank):
         if rank == 1:
-            IndividualFilter.charge = dying
+            BudgetTable.spend = dying
         fit(folder, "ind knn", 2)
 
     assert in_group(2, member) == [1, -signal.SIGKILL]
@@ -32,9 +34,8 @@ def test_a_shard_that_dies_once_its_budgets_are_written_lets_nothing_out(tmp_pat
 
     def spent(rank):
         own = place / f"shard-{rank:05d}" if rank else place
-        with IndividualFilter(1.0, own / "budgets") as budgets:
-            records = budgets.active(0.0)
-            return len(records), len(records) - budgets.remaining(records).sum()
+        left = amounts(own, IndKNNParameters(0.9, 4.0, 0.5, 1.0))
+        return len(left), len(left) - sum(left.values())
 
     def answered():
         with contextlib.closing(sqlite3.connect(folder / "labels.sqlite")) as store:

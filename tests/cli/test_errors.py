@@ -7,7 +7,7 @@ from pl_privknn.cli.errors import mistake
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import IndKNN, PrivateKNN
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.privacy.private_store import PrivateStoreError
 
 
 def raised(function):
@@ -31,7 +31,7 @@ def test_what_any_room_of_the_package_refuses_is_a_mistake(function, word):
 
 
 def test_own_exceptions_and_the_disks_are_mistakes_and_other_code_is_not():
-    assert mistake(JournalError("the budgets\nare older")) == "the budgets are older"
+    assert mistake(PrivateStoreError("the budgets\nare older")) == "the budgets are older"
     assert mistake(OSError(28, "No space left on device")) == "[Errno 28] No space left on device"
     assert mistake(raised(lambda: torch.ones(2) @ torch.ones(3))) is None
     assert mistake(raised(lambda: int("seven"))) is None

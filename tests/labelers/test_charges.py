@@ -138,7 +138,9 @@ def test_teachers_of_numbers_predictors_and_noisy_steps_are_for_added_records(tm
     refused(
         tmp_path,
         ("add_remove",),
-        lambda run: IndKNNPredictor(PARAMETERS, C, D, ledger=run, noise_source=Silent(0)),
+        lambda run: IndKNNPredictor(PARAMETERS, C, D, ledger=run, noise_source=Silent(0)).predict(
+            torch.ones(1, D)
+        ),
     )
 
     def step(run):

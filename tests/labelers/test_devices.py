@@ -23,7 +23,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.attributes import FixedThresholds
 from pl_privknn.labelers.base import UsesPublicFeatures
-from pl_privknn.labelers.ind_knn.settings import Similarity
+from pl_privknn.labelers.ind_knn import Similarity
 from pl_privknn.neighbors import assign, nearest, search, top_k, within_radius
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise

@@ -31,7 +31,7 @@ from pl_privknn.labelers import (
     SklearnTeachers,
 )
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.labelers.ind_knn import prediction
+from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.labelers.private_knn import PrivateRegression
@@ -255,11 +255,11 @@ def test_example_is_true():
 @pytest.mark.parametrize("fault", [None, "SensitivityOne"])
 def test_nothing_is_left_behind(fault):
     labeler = PrivateKNN(5, 1.0) if fault is None else getattr(broken_answers, fault)()
-    before = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], prediction.ask]
+    before = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], ind_knn_engine.ask]
     source, state = labeler.noise_source, torch.get_rng_state()
     with contextlib.suppress(LabelerCheckError):
         check_labeler(labeler)
-    after = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], prediction.ask]
+    after = [vars(Gaussian)["add_noise"], vars(Partitioner)["assign"], ind_knn_engine.ask]
     assert all(one is other for one, other in zip(before, after, strict=True))
     assert labeler.noise_source is source
     assert torch.equal(torch.get_rng_state(), state)

@@ -18,7 +18,7 @@ from pl_privknn.labelers import (
     Screening,
     noisy_sgd,
 )
-from pl_privknn.labelers.ind_knn import prediction
+from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -193,25 +193,25 @@ def stream(**settings):
     ],
 )
 def test_stream_with_a_fault_is_caught(monkeypatch, change, message):
-    original = prediction.ask
+    original = ind_knn_engine.ask
 
     def ask(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further):
         left, draws = change(left, draws)
         return original(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further)
 
     check_labeler(stream())
-    monkeypatch.setattr(prediction, "ask", ask)
+    monkeypatch.setattr(ind_knn_engine, "ask", ask)
     with pytest.raises(LabelerCheckError, match=message):
         check_labeler(stream())
 
 
 def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
-    original = prediction.IndKNNEngine._answer_block
+    original = ind_knn_engine.IndKNNEngine._answer_block
 
     def block(self, vectors, thresholds, draws, answers, rows):
         original(self, vectors, thresholds, np.repeat(draws[:1], len(draws), 0), answers, rows)
 
-    monkeypatch.setattr(prediction.IndKNNEngine, "_answer_block", block)
+    monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_answer_block", block)
     with pytest.raises(LabelerCheckError, match="every query needs a row of its own"):
         check_labeler(stream())
 

@@ -138,16 +138,16 @@ class VotesManyTimes(IndKNN):
     def serve(self, order):
         super().serve(order)
         if order[0] == "begin":
-            once = self._turns._votes
-            self._turns._votes = lambda count: 8 * once(count)
+            once = self._part._votes
+            self._part._votes = lambda count: 8 * once(count)
 
 
 class VotesForNothing(IndKNN):
     """What is spent in other shards is forgotten at the next query."""
 
     def serve(self, order):
-        if order[0] == "turn" and len(self._turns._near):
-            self._turns._left = self._engine.table.left[self._turns._near]
+        if order[0] == "turn" and len(self._part._near):
+            self._part._left = self._engine.table.left[self._part._near]
         super().serve(order)
 
 

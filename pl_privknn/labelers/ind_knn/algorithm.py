@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
 from pl_privknn._compiled import compiled
-from pl_privknn.labelers.ind_knn.others import ALONE, Alone
 from pl_privknn.privacy.mechanisms import FixedTotal
-from pl_privknn.privacy.per_record.budgets import Conversion, budget_for_epsilon
+from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
 
 Floats = NDArray[np.float64]
 Kernel = Literal["cosine", "rbf"]
@@ -87,7 +87,7 @@ class IndKNNParameters:
                 record near a third of them spends its budget on being counted. No limit.
             sigma1: instead of that.
             budget: B, instead of ``epsilon``.
-            conversion: how ε becomes B, see :func:`~pl_privknn.privacy.per_record.budgets.budget_for_epsilon`.
+            conversion: how ε becomes B, see :func:`~pl_privknn.privacy.record_budgets.budget_for_epsilon`.
             **others: ``kernel``, ``bandwidth``, ``min_count``.
 
         Raises:
@@ -215,6 +215,33 @@ class Votes:
     noisy: Floats
 
 
+class NoShards:
+    """All private records are here: the other shards of a table that has none.
+
+    Attributes:
+        active: number of active neighbours of the present query in other shards. **Private**.
+    """
+
+    __slots__ = ()  # one object, which holds nothing, serves all tables
+    active = 0
+
+    def begin(self, vectors: Tensor, thresholds: Floats) -> None:
+        """Queries come: unit vectors, float32 ``(m, d)``, and the τ of each, ``(m,)``."""
+
+    def turn(self) -> None:
+        """The next query comes; what the one before cost is final."""
+
+    def votes(self, count: float) -> Floats | float:
+        """Votes for the present query, ``(c,)``, at the noisy number of neighbours. **Private**."""
+        return 0.0
+
+    def pay(self, mark: str) -> None:
+        """Write what the queries have cost; on the disks of all shards when this returns."""
+
+
+NO_SHARDS = NoShards()
+
+
 def ask(
     parameters: IndKNNParameters,
     near: NDArray[np.intp],
@@ -224,8 +251,7 @@ def ask(
     public_votes: Floats,
     num_public: int,
     draws: Floats,
-    copies: int = 1,
-    others: Alone = ALONE,
+    others: NoShards = NO_SHARDS,
 ) -> Votes:
     """One turn of Algorithm 3's loop; takes from ``left`` what the neighbours pay.
 
@@ -241,15 +267,11 @@ def ask(
         public_votes: sum of κ over earlier answers near the query, by class, shape ``(c,)``.
         num_public: how many of them there are.
         draws: 1 + c independent standard normal numbers.
-        copies: how often each private record stands in the table (for tuning on a small public set); equal
-            records pay equal amounts.
         others: shards of private records in other processes.
     """
-    active = count_active(parameters, near, left)
-    noisy = num_public + parameters.sigma1 * float(draws[0])
-    count = max(copies * active + others.active + noisy, parameters.min_count)
-    votes = copies * collect(parameters, near, kappa, labels, left, count, len(public_votes))
-    votes = votes + others.votes(count)
+    active = count_active(parameters, near, left) + others.active
+    count = max(active + num_public + parameters.sigma1 * float(draws[0]), parameters.min_count)
+    votes = collect(parameters, near, kappa, labels, left, count, len(public_votes)) + others.votes(count)
     deviation = parameters.sigma2 * math.sqrt(count)
     return Votes(count, votes + public_votes + deviation * draws[1:])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,30 +13,104 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
+from pl_privknn._processes import Exchange
 from pl_privknn.config import as_group
-from pl_privknn.labelers.base import ChargesLedger, HasCanaries, Release, UsesPublicFeatures, check_table
+from pl_privknn.labelers.base import (
+    ChargesLedger,
+    HasCanaries,
+    JoinsRuns,
+    RecognisesRecords,
+    Release,
+    ShardedLabeler,
+    UsesPublicFeatures,
+    check_table,
+)
 from pl_privknn.labelers.canaries import Canaries, far_apart
-from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters
-from pl_privknn.labelers.ind_knn.identities import read_ids
-from pl_privknn.labelers.ind_knn.keeping import KeepsBudgets
-from pl_privknn.labelers.ind_knn.others import OtherShards
-from pl_privknn.labelers.ind_knn.prediction import (
+from pl_privknn.labelers.ind_knn.algorithm import (
+    PAPER_BANDWIDTH,
+    PAPER_MIN_COUNT,
+    Floats,
+    IndKNNParameters,
+    Kernel,
+    NoShards,
+    collect,
+    count_active,
+)
+from pl_privknn.labelers.ind_knn.engine import (
     IndKNNEngine,
     IndKNNSwitches,
     check_queries,
     probabilities,
+    unit_rows,
 )
-from pl_privknn.labelers.ind_knn.private_table import unit_rows
-from pl_privknn.labelers.ind_knn.settings import RecordBudgets, Records, Similarity
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.per_record.budgets import budget_for_epsilon
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
+from pl_privknn.privacy.record_budgets import (
+    BudgetTable,
+    Conversion,
+    budget_for_epsilon,
+    check_unpaid,
+    read_ids,
+)
+from pl_privknn.privacy.record_groups import RecordGroups
 
 # How often an attack asks about a record that spends its budget.
 _MOST_ASKED = 100
 
 
-class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
+@dataclasses.dataclass(frozen=True)
+class Similarity:
+    """How near a record must be to vote, and how much its vote weighs.
+
+    Args:
+        kernel: ``"cosine"``, or ``"rbf"`` for exp(−‖x − q‖² / ν²).
+        bandwidth: ν of the RBF kernel.
+        min_count: floor under the noisy number of neighbours; 30 as in the paper, or with ``density`` the number
+            of neighbours that it aims at, unless given.
+    """
+
+    kernel: Kernel = "cosine"
+    bandwidth: float = PAPER_BANDWIDTH
+    min_count: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordBudgets:
+    """How ε becomes the budget of every record, and what they pay for being counted.
+
+    Args:
+        budget: B of every record, instead of ``epsilon``.
+        sigma1: noise of the number of neighbours, instead of √(T / (6B)).
+        conversion: how ε becomes B: ``"gdp"``, the tightest, or for comparison with the paper ``"rdp"`` or
+            ``"rdp_classic"``.
+        groups: groups of records with an ε of their own, instead of ``epsilon``. A record stops when it has spent
+            the budget of its group; the stream as a whole costs the largest.
+    """
+
+    budget: float | None = None
+    sigma1: float | None = None
+    conversion: Conversion = "gdp"
+    groups: RecordGroups | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Which record is which, and where their budgets are kept.
+
+    Args:
+        ids: lasting whole numbers of the private records, in the data module's order, or the path of a
+            ``.npy`` file with them; by default the data module's, if it has any, or else digests. A record must
+            always come under the same number, for a second number would give it a second budget.
+        state_dir: folder of the budgets, **private**, for this labeler and this data set alone; None keeps them
+            beside the run's folder, and in memory where there is none.
+    """
+
+    ids: Any = dataclasses.field(default=None, repr=False)  # numbers of people may be private
+    state_dir: str | Path | None = None
+
+
+class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, HasCanaries):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -48,7 +123,8 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
     *In the ledger* the stream is one entry, charged when the first query is asked. *After a crash* the budgets
     must not start afresh under the same entry, so they are on disk before any answer leaves: in ``state_dir``, or
     within ``trainer.fit`` in a private folder beside the run's, ``<run_dir>.private``. A resumed run continues them
-    at no further charge. An older copy of that folder, a second one, or none is refused. In other uses without a
+    at no further charge, with noise from a source of the same kind. An older copy of that folder, a second one, or
+    none is refused. In other uses without a
     ``state_dir`` they live in memory, and a new process starts a new stream, for which it charges a whole entry
     more: honest, and more than a ``max_epsilon`` set for one stream allows.
 
@@ -93,6 +169,12 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
     """
 
     free_parameters = ("epsilon", "budgets.budget")
+    _public: Tensor | None = None
+    _offered: Tensor | None = None
+    _budgets: BudgetTable | None = None
+    _run_folder: Path | None = None
+    _engine: IndKNNEngine | None = None
+    _part: ShardPart | None = None
 
     def __init__(
         self,
@@ -131,15 +213,13 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
             conversion=budgets.conversion,
             min_count=min_count,
         )
-        #: B of each group of records, in the order of their ε.
-        self._group_budgets = [
-            budget_for_epsilon(own, delta, budgets.conversion)
+        #: B of each group of records, by the group's ε.
+        self._group_budgets = {
+            own: budget_for_epsilon(own, delta, budgets.conversion)
             for own in (() if self.groups is None else self.groups.epsilons)
-        ]
-        for own, paid in zip(
-            () if self.groups is None else self.groups.epsilons, self._group_budgets, strict=True
-        ):
-            if paid < self.parameters.count_cost:
+        }
+        for own, budget in self._group_budgets.items():
+            if budget < self.parameters.count_cost:
                 raise ValueError(
                     f"epsilons: {own!r} does not pay for taking part in one query, as num_queries={num_queries!r} "
                     "sets the noise of counts; raise num_queries, or sigma1 of budgets"
@@ -149,9 +229,6 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
         self.release_counts = check_switch("release_counts", release_counts)
         self.ids = records.ids
         self.state_dir = None if records.state_dir is None else Path(records.state_dir)
-        self._public: Tensor | None = None
-        self._offered: Tensor | None = None
-        self._calls = 0
 
     # ------------------------------------------------------------------ the labeler's contract
 
@@ -172,23 +249,27 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
 
         Raises:
             ValueError: also where it is not certain that every record keeps its own budget.
-            JournalError: if the budgets' folder is damaged, incomplete, an older or second copy, or in use.
+            PrivateStoreError: if the budgets' folder is damaged, incomplete, an older or second copy, or in use.
         """
         check_table(features, labels, num_classes)
         digests, self.private_digests = self.private_digests, None
-        state = self._open_state()
-        rows = np.arange(len(labels))
-        if self.shard is not None:
-            rows = self.shard.first + self.shard.stride * rows
-        owned = None if self.ids is None else read_ids(self.ids, self._records(rows))[rows]
-        ids = state.identify(self.private_ids if owned is None else owned, digests, features, labels)
-        limits = self._limits(rows)
-        state.hold_limits(ids, limits)
-        engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], state.budgets)
+        budgets, shard = self._open_budgets(), self.shard
+        rows, total = np.arange(len(labels)), len(labels)
+        if shard is not None:
+            rows, total = shard.first + shard.stride * rows, shard.total
+        given = self.private_ids if self.ids is None else read_ids(self.ids, total)[rows]
+        ids = budgets.recognise(
+            None if given is None else read_ids(given, len(labels)),
+            digests,
+            (features, labels),
+            self._limits(rows, total),
+            is_shard=shard is not None,
+        )
+        engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], budgets)
         engine.device = self.device
-        engine.add(ids, features, labels.numpy(), limits, overwrite=self.owns_table)
-        if self.shard is not None and self.shard.exchange.rank == 0:
-            engine.others = OtherShards(self.shard.exchange, num_classes)
+        engine.add(ids, unit_rows(features, overwrite=self.owns_table), labels.cpu().numpy())
+        if shard is not None and shard.exchange.rank == 0:
+            engine.others = OtherShards(shard.exchange, num_classes)
         if (then := self._engine) is not None:
             if len(ids) and torch.equal(then.table.vectors, engine.table.vectors):
                 engine.answered, engine.reference = then.answered, then.reference
@@ -210,28 +291,21 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
 
         Raises:
             RuntimeError: before :meth:`fit`.
-            ValueError: for queries of another dimension, or not finite.
-            JournalError: if the budgets could not be written, or are not those from which this run has answered;
+            ValueError: for queries of another dimension, or not finite, or noise from a source of another kind than
+                that of earlier answers.
+            PrivateStoreError: if the budgets could not be written, or are not those from which this run has answered;
                 nothing is let out.
         """
-        engine, state = self._engine, self._state
-        if engine is None or state is None:
-            raise RuntimeError("IndKNN.label needs the private table: call fit(features, labels) first")
+        engine = self._fitted("label")
         check_queries(queries, engine.table.dimension)
         labels = torch.full((len(queries),), -1, dtype=torch.int64)
         soft = torch.full((len(queries), engine.num_classes), 1 / engine.num_classes) if self.soft else None
         scores = torch.full((len(queries), engine.num_classes), torch.nan, dtype=torch.float64)
         asked = queries[:max_answers]
         if len(asked):
-            state.pay_for(self.parameters.total, ledger, self.noise_source, self.adjacencies)
             if self.switches.density is not None and self._public is None:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
-            opening, row = state.content["openings"], state.row + 1
-            noise = self.noise_source.stream("ind_knn", opening, row, self._calls)
-            self._calls += 1
-            answers = engine.answer(asked, noise)
-            state.marks = engine.others.marks
-            state.vouch(ledger)
+            answers = engine.answer(asked, self.noise_source, ledger)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
@@ -256,8 +330,6 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
         }
         return dataclasses.replace(canaries, **first)
 
-    # ------------------------------------------------------------------ beyond the contract
-
     def use_public(self, features: Tensor) -> None:
         """Give public examples for ``density`` to take thresholds from.
 
@@ -273,20 +345,202 @@ class IndKNN(KeepsBudgets, UsesPublicFeatures, HasCanaries):
 
     def remaining(self) -> NDArray[np.float64]:
         """What each private record of this process has left. **Private**: for the owner of the data alone."""
+        return self._fitted("remaining").remaining()
+
+    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Keyed digests of private records; see :meth:`RecognisesRecords.record_digests`."""
+        return self._open_budgets().key.digests(images, labels)
+
+    # ------------------------------------------------------------------ runs and shards
+
+    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+        """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`JoinsRuns.join_run`.
+
+        In shards every process keeps those of its own records, in a folder of its own.
+
+        Raises:
+            PrivateStoreError: if the budgets' folder is damaged, incomplete, an older or second copy, in use, or not
+                the one from which the run has answered.
+        """
+        place = (self.state_dir or folder).resolve()
+        self._move_to(place)
+        if not (place / FILE_NAME).exists():
+            check_unpaid(place, self.parameters.total, ledger)
+        budgets = self._open_budgets()
+        budgets.check(self.parameters.total, ledger)
+        if self.shard is not None:
+            noted = budgets.noted(ledger)
+            self.shard.exchange.tell(("join", place, budgets.name, budgets.begun, noted))
+            self.shard.exchange.sum(torch.zeros(1))  # all others have opened theirs
+
+    def leave_run(self) -> None:
+        """Close the budgets; see :meth:`JoinsRuns.leave_run`."""
+        if self._budgets is not None:
+            self._budgets.close()
+        self._budgets = self._run_folder = None
+
+    def close(self) -> None:
+        """Forget the table and let others open ``state_dir``."""
+        self.leave_run()
+        self._engine = self._part = None
+
+    def serve(self, order: Any) -> None:
+        """Answer for the records of this shard, which keeps their budgets; see :meth:`ShardedLabeler.serve`.
+
+        Raises:
+            PrivateStoreError: if the shard's budgets are missing, damaged, another shard's, an older or second copy.
+        """
+        if self.shard is None:
+            raise RuntimeError("IndKNN.serve needs a shard")
+        kind, *given = order
+        if kind == "join":
+            self._join(*given)
+            self.shard.exchange.sum(torch.zeros(1))
+        elif kind == "begin":
+            self._part = ShardPart(self._fitted("serve"), self.shard.exchange, *given)
+        else:
+            assert self._part is not None
+            self._part.serve(kind, *given)
+
+    def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
+        """Open the budgets of this shard beside those of the first one, once they are found to be the right ones."""
+        assert self.shard is not None
+        own = folder / f"shard-{self.shard.exchange.rank:05d}"
+        self._move_to(own)
+        if begun and not (own / FILE_NAME).exists():
+            raise PrivateStoreError(
+                f"{own}: the budgets of this shard are missing; put them back, or start a new run or state_dir, "
+                "which charges a new stream"
+            )
+        budgets = self._open_budgets(stream)
+        budgets.check_mark(noted, "this run")
+        budgets.begun_elsewhere = begun
+
+    def _move_to(self, place: Path) -> None:
+        """Keep the budgets in a folder from now on."""
+        if self._budgets is None or self._budgets.path != place / FILE_NAME:
+            self.close()
+            self._run_folder = place
+
+    def _open_budgets(self, stream: str | None = None) -> BudgetTable:
+        if self._budgets is None:
+            folder, facts = self._run_folder or self.state_dir, {"shard": "0 of 1"}
+            if self.shard is not None:
+                if folder is not None and self._run_folder is None:
+                    raise RuntimeError(
+                        "state_dir: budgets of shards are opened together; call join_run first"
+                    )
+                facts = {"shard": f"{self.shard.exchange.rank} of {self.shard.exchange.size}"}
+            if stream is not None:
+                facts["stream"] = stream
+            path = None if folder is None else folder / FILE_NAME
+            self._budgets = BudgetTable(path, self.parameters.budget, self.parameters.quantum, **facts)
+        return self._budgets
+
+    def _fitted(self, method: str) -> IndKNNEngine:
         if self._engine is None:
-            raise RuntimeError("IndKNN.remaining needs the private table: call fit(features, labels) first")
-        return self._engine.budgets.remaining(self._engine.table.ids)
+            raise RuntimeError(f"IndKNN.{method} needs the private table: call fit(features, labels) first")
+        return self._engine
 
-    def _records(self, rows: NDArray[np.intp]) -> int:
-        """Number of all records, of which this process holds ``rows``."""
-        return len(rows) if self.shard is None else self.shard.total
-
-    def _limits(self, rows: NDArray[np.intp]) -> NDArray[np.float64] | None:
+    def _limits(self, rows: NDArray[np.intp], total: int) -> NDArray[np.float64] | None:
         """What each record may spend in all, where groups have an ε of their own. **Private**."""
         if self.groups is None:
             return None
-        if len(self.groups.members) != self._records(rows):
+        if len(self.groups.members) != total:
             raise ValueError(
                 "members: must be one group a private record, in the data module's order, and there are more or fewer"
             )
-        return np.array(self._group_budgets)[self.groups.members.numpy()[rows]]
+        budgets = np.array([self._group_budgets[own] for own in self.groups.epsilons])
+        return budgets[self.groups.members.numpy()[rows]]
+
+
+class OtherShards(NoShards):
+    """Private records in other processes, each of which keeps the budgets of its own; for process 0.
+
+    A record's part in a query depends on the query, on that record, on what it has left, and on the noisy number of
+    neighbours, which is released: on nothing that other records hold. So each process works its records' parts out,
+    and what travels to process 0 are sums: one number, then one a class.
+
+    Args:
+        exchange: joins the processes.
+        num_classes: number of classes.
+    """
+
+    def __init__(self, exchange: Exchange, num_classes: int) -> None:
+        self._exchange, self._none = exchange, torch.zeros(num_classes, dtype=torch.float64)
+
+    def begin(self, vectors: Tensor, thresholds: Floats) -> None:
+        """See the base."""
+        self._exchange.tell(("begin", vectors, thresholds))
+
+    def turn(self) -> None:
+        """See the base."""
+        self._exchange.tell(("turn",))
+        self.active = int(self._exchange.sum(self._none[:1]))
+
+    def votes(self, count: float) -> Floats:
+        """See the base. Asked again with another number, the other shards answer anew, and pay for the last one."""
+        self._exchange.tell(("votes", count))
+        return self._exchange.sum(self._none).numpy()
+
+    def pay(self, mark: str) -> None:
+        """See the base.
+
+        Raises:
+            RuntimeError: where a process failed or ended; nothing may be released then.
+        """
+        self._exchange.tell(("pay", mark))
+        self._exchange.sum(self._none[:1])
+
+
+class ShardPart:
+    """The part of this process's records in queries that process 0 asks, one after another.
+
+    Args:
+        engine: holds the records; charges their budgets at the end.
+        exchange: to process 0.
+        vectors: queries, unit vectors, float32 ``(m, d)``.
+        thresholds: τ of each, ``(m,)``.
+    """
+
+    def __init__(self, engine: IndKNNEngine, exchange: Exchange, vectors: Tensor, thresholds: Floats) -> None:
+        self._engine, self._exchange = engine, exchange
+        self._before = engine.table.left[: len(engine.table)].copy()
+        self._coming = engine.neighborhoods(vectors, thresholds)
+        self._next = next(self._coming, None)  # while process 0 looks for its own
+        self._near: NDArray[np.intp] = np.empty(0, np.intp)
+        self._kappa = self._left = np.empty(0)
+
+    def serve(self, kind: str, *given: Any) -> None:
+        """Carry out an order of :class:`OtherShards`."""
+        engine, table = self._engine, self._engine.table
+        if kind == "votes":
+            self._exchange.sum(torch.from_numpy(self._votes(*given)))
+            if self._next is None:  # while process 0 decides
+                self._next = next(self._coming, None)
+            return
+        table.left[self._near] = self._left  # the query before, also where the call ends with it
+        done = torch.zeros(1, dtype=torch.float64)
+        if kind == "turn":
+            assert self._next is not None
+            (self._near, self._kappa), self._next = self._next, None
+            self._left = table.left[self._near]
+            done += count_active(engine.parameters, self._near, table.left)
+        else:
+            engine.pay(self._before, *given)
+        self._exchange.sum(done)
+
+    def _votes(self, count: float) -> Floats:
+        """Votes of the present query. What they cost is put aside: process 0 may ask again with another number."""
+        engine, near = self._engine, self._near
+        self._left = engine.table.left[near]
+        labels = engine.table.labels[near]
+        return collect(
+            engine.parameters,
+            np.arange(len(near)),
+            self._kappa,
+            labels,
+            self._left,
+            count,
+            engine.num_classes,
+        )

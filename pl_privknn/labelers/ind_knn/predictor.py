@@ -1,14 +1,14 @@
-"""Ind-KNN for answering users: a private table that changes, in a folder that survives a crash."""
+"""Ind-KNN for answering users: a private table that changes, in a file that survives a crash."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
+import dataclasses
+import itertools
+import sqlite3
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +16,49 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int, shape_text
-from pl_privknn._files import sync_folder
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import ChargesLedger, check_table
-from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
-from pl_privknn.labelers.ind_knn.identities import read_ids
-from pl_privknn.labelers.ind_knn.prediction import (
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
+from pl_privknn.labelers.ind_knn.engine import (
     IndKNNEngine,
     IndKNNSwitches,
-    Predictions,
     check_queries,
     probabilities,
+    unit_rows,
 )
-from pl_privknn.labelers.ind_knn.predictor_files import PredictorFolder
-from pl_privknn.labelers.ind_knn.private_table import unit_rows
-from pl_privknn.labelers.ind_knn.stream import StreamState
+from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.per_record.budgets import Conversion, epsilon_of_budget
-from pl_privknn.privacy.per_record.filter import IndividualFilter
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
+from pl_privknn.privacy.record_budgets import (
+    BudgetTable,
+    Conversion,
+    Ids,
+    epsilon_of_budget,
+    read_ids,
+)
+
+#: The records that are in the table, earlier queries whose answers take part in later ones, and public examples for
+#: thresholds by density.
+_SCHEMA = "".join(
+    f"CREATE TABLE {name} (number INTEGER PRIMARY KEY, label INTEGER NOT NULL, vector BLOB NOT NULL);"
+    for name in ("records", "answers", "reference")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """Differentially private answers; nothing in it is private any more.
+
+    Attributes:
+        labels: int64, shape ``(m,)``; -1 where the answer was held back as unsure (``abstain``).
+        probabilities: float32, shape ``(m, c)``; the non-negative part of the noisy votes, normalised.
+        counts: float64, shape ``(m,)``; noisy numbers of neighbours. Where one is at the floor, the answer may
+            be nothing but noise.
+    """
+
+    labels: Tensor
+    probabilities: Tensor
+    counts: Tensor
 
 
 class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
@@ -61,7 +86,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         dimension: of the features.
         switches: prediction reuse, hashing, thresholds from public density, held-back answers.
         extractor: turns images into features, where images are given instead of features.
-        ledger: charged once, here, with the whole stream; a saved predictor's state is noted there.
+        ledger: charged once, at the first query, with the whole stream; a saved predictor's state is noted there.
         noise_source: where protective randomness comes from; the operating system's generator by default.
 
     Raises:
@@ -69,7 +94,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
     Example:
         >>> from pl_privknn.labelers import IndKNNPredictor
-        >>> from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
+        >>> from pl_privknn.labelers.ind_knn import IndKNNParameters
         >>> parameters = IndKNNParameters.for_epsilon(1.0, 1e-5, threshold=0.6, sigma2=0.4, num_queries=2000)
         >>> round(IndKNNPredictor(parameters, num_classes=10, dimension=128).epsilon(delta=1e-5), 3)
         1.0
@@ -91,15 +116,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         self.switches = switches if switches is not None else IndKNNSwitches()
         self.extractor = extractor
         self.noise_source = noise_source if noise_source is not None else default_noise()
-        self._folder: PredictorFolder | None = None
-        self._ledger = ledger
-        self._removed: set[int] = set()
-        self._asked = 0
-        self._usable = True
-        self._turn = threading.RLock()
-        self._state = StreamState(IndividualFilter(parameters.budget), None)
-        self._pay()
-        self._engine = self._new_engine(self._state.budgets)
+        self._ledger, self._turn = ledger, threading.RLock()
+        self._engine = self._opened(None)
 
     # ------------------------------------------------------------------ what users get
 
@@ -120,24 +138,21 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
         Raises:
             RuntimeError: where thresholds come from public density and :meth:`use_public` was never called.
-            ValueError: for queries of another shape, or not finite.
-            JournalError: if the budgets could not be written; nothing is let out.
+            ValueError: for queries of another shape, or not finite, or noise from a source of another kind than that
+                of earlier answers.
+            PrivateStoreError: if the budgets could not be written, or are not the latest; nothing is let out.
         """
         queries = self._features(x)
         check_queries(queries, self.dimension)
-        with self._my_turn():
-            if self.switches.density is not None and not len(self._engine.reference):
+        with self._turn:
+            engine = self._engine
+            if self.switches.density is not None and not len(engine.reference):
                 raise RuntimeError(
                     "density: there are no public examples yet; call use_public(features) first"
                 )
-            with self._changing():
-                noise = self.noise_source.stream("ind_knn", self._state.content["openings"], self._asked)
-                self._asked += len(queries)
-                answers = self._engine.answer(queries, noise)
-                if self._folder is not None and self.switches.reuse:
-                    self._folder.append_answers(unit_rows(queries), answers.labels)
-                if self._ledger is not None:
-                    self._state.vouch(self._ledger)
+            known = len(engine.answered)
+            answers = engine.answer(queries, self.noise_source, self._ledger)
+            self._keep("answers", engine.answered.vectors[known:], engine.answered.labels[known:])
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)
         return Predictions(labels, probabilities(answers.noisy), counts)
 
@@ -154,46 +169,45 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
         Raises:
             ValueError: for shapes and values that don't fit, or numbers that are in the table already.
+            PrivateStoreError: if they could not be written; they are not admitted then.
         """
         features = self._features(x)
         check_table(features, y, self.num_classes)
         if features.shape[1] != self.dimension:
             raise ValueError(f"x: {features.shape[1]} features; want dimension={self.dimension}")
-        numbers = read_ids(np.atleast_1d(np.asarray(ids, None if len(y) else np.int64)), len(y))
-        with self._my_turn():
-            if any(record in self._engine.table for record in numbers.tolist()):
+        numbers = read_ids(np.atleast_1d(np.asarray(ids)), len(y))
+        with self._turn:
+            engine = self._engine
+            if np.isin(numbers, engine.table.ids).any():
                 raise ValueError("ids: some are in the table already; remove them first")
-            if not len(numbers):
-                return
-            with self._changing():
-                if self._folder is not None:
-                    # First the records, then the filter's word that they count: see PredictorFolder.
-                    self._folder.records.add(numbers, y.numpy(), unit_rows(features).numpy())
-                self._engine.add(numbers, features, y.numpy())
-                self._removed.difference_update(numbers.tolist())
+            vectors, labels = unit_rows(features), y.numpy()
+            with engine.budgets.writing():
+                engine.budgets.admit(numbers)
+                self._keep("records", vectors, labels, numbers)
+            engine.add(numbers, vectors, labels)
 
     def remove(self, ids: ArrayLike) -> None:
         """Take records out, from the next query on, and overwrite them.
 
         Raises:
             ValueError: if some are not in the table.
+            PrivateStoreError: if it could not be written; they stay then.
         """
         given = np.atleast_1d(np.asarray(ids))
-        numbers = read_ids(given if given.size else given.astype(np.int64), len(given))
-        with self._my_turn():
-            if not all(record in self._engine.table for record in numbers.tolist()):
+        numbers = read_ids(given, len(given))
+        with self._turn:
+            engine = self._engine
+            if not np.isin(numbers, engine.table.ids).all():
                 raise ValueError("ids: some are not in the table; leave them out")
-            with self._changing():
-                self._engine.remove(numbers)
-                if self._folder is not None:
-                    self._folder.records.wipe(numbers)
-                self._removed.update(numbers.tolist())
+            with engine.budgets.writing() as db:
+                db.executemany("DELETE FROM records WHERE number = ?", zip(numbers.tolist()))
+            engine.remove(numbers)
 
     def remaining(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Numbers of the records in the table, and what each has left. **Private**: for the owner alone."""
-        with self._my_turn():
-            ids = np.sort(self._engine.table.ids)
-            return ids, self._engine.budgets.remaining(ids)
+        with self._turn:
+            order = np.argsort(self._engine.table.ids)
+            return self._engine.table.ids[order], self._engine.remaining()[order]
 
     def use_public(self, x: Tensor) -> None:
         """Give the public examples from whose density thresholds are taken; replaces earlier ones.
@@ -203,12 +217,13 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         """
         features = self._features(x)
         check_queries(features, self.dimension)
-        with self._my_turn(), self._changing():
+        with self._turn:
             self._engine.reference = unit_rows(features)
-            if self._folder is not None:
-                self._folder.save_reference(self._engine.reference)
+            with self._engine.budgets.writing() as db:
+                db.execute("DELETE FROM reference")
+                self._keep("reference", self._engine.reference)
 
-    # ------------------------------------------------------------------ the folder
+    # ------------------------------------------------------------------ the file
 
     def save(self, folder: str | Path) -> None:
         """Put the predictor into a new folder, where it lives from now on.
@@ -219,26 +234,26 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             FileExistsError: if the folder exists.
             ValueError: if the predictor has another folder.
         """
-        target = Path(folder).resolve()
-        with self._my_turn():
-            if self._folder is not None:
-                if target != self._folder.path:
+        target = Path(folder).resolve() / FILE_NAME
+        with self._turn:
+            engine = self._engine
+            if engine.budgets.path is not None:
+                if target != engine.budgets.path:
                     raise ValueError(
-                        f"folder={str(folder)!r}: this predictor lives in {self._folder.path}; two copies would "
-                        "each spend the same budget. Close it and move the folder"
+                        f"folder={str(folder)!r}: this predictor lives in {engine.budgets.path.parent}; two copies "
+                        "would each spend the same budget. Close it and move the folder"
                     )
                 return
             if target.exists():
-                raise FileExistsError(f"folder={str(folder)!r} exists; use open(folder), or choose a new one")
-            partial = target.with_name(target.name + ".partial")
-            if partial.exists():
-                shutil.rmtree(partial)  # of a process that died while saving: its predictor died with it
-            removed = np.array(sorted(self._removed), np.int64)
-            PredictorFolder.create(partial, self._engine, removed, self._state.content["runs"])
-            with self._changing():
-                os.replace(partial, target)
-                sync_folder(target.parent)
-                self._enter(target)
+                raise FileExistsError(
+                    f"folder={str(folder)!r} holds a predictor; use open(folder), or choose a new one"
+                )
+            with engine.budgets.copied_to(target) as db:
+                _put(db, "records", engine.table.vectors, engine.table.labels, engine.table.ids)
+                _put(db, "answers", engine.answered.vectors, engine.answered.labels)
+                _put(db, "reference", engine.reference)
+            self._engine = self._opened(target)
+            engine.budgets.close()
 
     @classmethod
     def open(
@@ -253,86 +268,76 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         Args:
             folder: what :meth:`save` made.
             extractor: as in the constructor.
-            noise_source: as there.
+            noise_source: as there; of the same kind as that of earlier answers.
             ledger: notes the state, and finds out an older copy; charged, if it has not paid for the stream.
 
         Raises:
             FileNotFoundError: if there is none.
-            JournalError: if it is damaged, incomplete, an older or second copy, or in use.
+            PrivateStoreError: if it is damaged, an older or second copy, or in use.
         """
-        place = Path(folder).resolve()
-        settings = PredictorFolder.read_settings(place)
+        path = Path(folder).resolve() / FILE_NAME
+        if not path.is_file():
+            raise FileNotFoundError(f"folder={str(folder)!r} holds no predictor")
+        with contextlib.closing(PrivateStore(path)) as store:
+            settings = store.fact("settings")
+        if settings is None:
+            raise PrivateStoreError(f"{path} holds no predictor; name the folder of one")
+        switches = settings["switches"]
+        for name, kind in (("density", PublicDensity), ("hashing", SignProjections)):
+            switches[name] = None if switches[name] is None else kind(**switches[name])
         predictor = cls(
-            settings.parameters,
-            settings.num_classes,
-            settings.dimension,
-            settings.switches,
-            extractor=extractor,
-            noise_source=noise_source,
+            IndKNNParameters(**settings["parameters"]),
+            settings["num_classes"],
+            settings["dimension"],
+            IndKNNSwitches(**switches),
+            extractor,
+            ledger,
+            noise_source,
         )
-        predictor._enter(place)
-        predictor._ledger = ledger
-        try:
-            predictor._pay()
-        except BaseException:
-            predictor.close()
-            raise
+        predictor._engine = predictor._opened(path)
+        predictor._engine.budgets.check(predictor.parameters.total, ledger)
         return predictor
 
     def close(self) -> None:
         """Give the folder back; the predictor can't be used any more."""
         with self._turn:
-            self._usable = False
-            if self._folder is not None:
-                self._folder.close()
-            self._state.close()
+            self._engine.budgets.close()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an IndKNNPredictor can't be copied or pickled: each copy would spend the same budget"
-        )
 
     def __repr__(self) -> str:
         return f"IndKNNPredictor({self.parameters!r})"
 
     # ------------------------------------------------------------------ inner work
 
-    def _pay(self) -> None:
-        if self._ledger is not None:
-            self._state.pay_for(self.parameters.total, self._ledger, self.noise_source, ("add_remove",))
-
-    def _new_engine(self, budgets: IndividualFilter) -> IndKNNEngine:
-        return IndKNNEngine(self.parameters, self.switches, self.num_classes, self.dimension, budgets)
-
-    def _enter(self, place: Path) -> None:
-        """Read everything from a folder and stay there."""
-        self._folder = PredictorFolder(place, self.parameters.budget)
+    def _opened(self, path: Path | None) -> IndKNNEngine:
+        """All that a file holds; nothing for None."""
+        settings = {
+            "parameters": dataclasses.asdict(self.parameters),
+            "switches": dataclasses.asdict(self.switches),
+            "num_classes": self.num_classes,
+            "dimension": self.dimension,
+        }
+        parameters = self.parameters
+        budgets = BudgetTable(path, parameters.budget, parameters.quantum, _SCHEMA, settings=settings)
+        engine = IndKNNEngine(parameters, self.switches, self.num_classes, self.dimension, budgets)
         try:
-            engine = self._new_engine(self._folder.state.budgets)
-            self._folder.load_into(engine)
+            engine.add(*_read(budgets, "records", self.dimension))
+            _, vectors, labels = _read(budgets, "answers", self.dimension)
+            engine.answered.append(vectors, labels)
+            engine.reference = _read(budgets, "reference", self.dimension)[1]
         except BaseException:
-            self._folder.close()
+            budgets.close()
             raise
-        self._engine, self._state = engine, self._folder.state
+        return engine
 
-    @contextlib.contextmanager
-    def _my_turn(self) -> Iterator[None]:
-        with self._turn:
-            if not self._usable:
-                raise RuntimeError(
-                    "this predictor was closed, or a change of it broke off; close it and open its folder"
-                )
-            yield
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """After a change that broke off, memory and disk may differ, so nothing more is done."""
-        self._usable = False
-        yield
-        self._usable = True
+    def _keep(
+        self, name: str, vectors: Tensor, labels: Ids | None = None, numbers: Ids | None = None
+    ) -> None:
+        if self._engine.budgets.path is not None and len(vectors):
+            with self._engine.budgets.writing() as db:
+                _put(db, name, vectors, labels, numbers)
 
     def _features(self, x: Tensor) -> Tensor:
         if x.ndim != 4:
@@ -343,3 +348,29 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             )
         with torch.inference_mode():
             return self.extractor(x)
+
+
+def _put(
+    db: sqlite3.Connection, name: str, vectors: Tensor, labels: Ids | None = None, numbers: Ids | None = None
+) -> None:
+    """Write rows of a table of vectors."""
+    rows = (row.tobytes() for row in vectors.numpy())
+    columns: list[Any] = [
+        itertools.repeat(None) if numbers is None else numbers.tolist(),
+        itertools.repeat(-1) if labels is None else labels.tolist(),
+        rows,
+    ]
+    db.executemany(f"INSERT INTO {name} VALUES (?, ?, ?)", zip(*columns, strict=False))
+
+
+def _read(budgets: BudgetTable, name: str, dimension: int) -> tuple[Ids, Tensor, Ids]:
+    """Numbers, vectors and labels of a table of vectors."""
+    (count,) = budgets.read(f"SELECT COUNT(*) FROM {name}").fetchone()
+    numbers, labels, vectors = (
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty((count, dimension), "f4"),
+    )
+    for place, row in enumerate(budgets.read(f"SELECT number, label, vector FROM {name} ORDER BY number")):
+        numbers[place], labels[place], vectors[place] = row[0], row[1], np.frombuffer(row[2], np.float32)
+    return numbers, torch.from_numpy(vectors), labels

@@ -1,26 +1,28 @@
-"""Ind-KNN as a labeler: what it costs, what it answers, and a fit."""
+"""Ind-KNN as a labeler: what it costs, what it answers, groups of records, and a fit."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from grouped import grouped
+from ind_knn_literal import Literal
+from ind_knn_setup import Draws, engine_of, teacher
 from scipy import stats
 
+from pl_privknn.auditing import Target
+from pl_privknn.config import as_section
+from pl_privknn.labelers import IndKNN
 from pl_privknn.labelers.base import stated_plan
-from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
-from pl_privknn.labelers.ind_knn.labeler import IndKNN
-from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
-from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, RecordBudgets, Records
+from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, FixedTotal
-from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.per_record.budgets import CONVERSIONS
-from pl_privknn.privacy.per_record.filter import IndividualFilter
-from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.private_store import PrivateStoreError
+from pl_privknn.privacy.record_budgets import CONVERSIONS, budget_for_epsilon
+from pl_privknn.privacy.record_groups import RecordGroups
 from pl_privknn.testing import FreeLedger
 
 # ---------------------------------------------------------------- what it costs
@@ -28,7 +30,7 @@ from pl_privknn.testing import FreeLedger
 
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_the_ledger_entry_is_the_stated_epsilon(conversion):
-    labeler = IndKNN(0.5, 0.5, epsilon=1.0, delta=1e-5, num_queries=600, budgets={"conversion": conversion})
+    labeler = teacher(epsilon=1.0, delta=1e-5, num_queries=600, conversion=conversion)
     parameters = labeler.parameters
     assert parameters.sigma1 == pytest.approx(math.sqrt(100 / parameters.budget))
     for queries, answers, rounds in [(1, 1, 1), (10**6, 5, 1), (100, 100, 7)]:
@@ -44,35 +46,31 @@ def test_the_ledger_entry_is_the_stated_epsilon(conversion):
         assert report.epsilon < 0.95
 
 
-def _data(n=60):
+def data(count=60):
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(n, 4, generator=generator), torch.arange(n) % 3
+    return torch.randn(count, 4, generator=generator), torch.arange(count) % 3
 
 
-def _fitted(n=60, **settings):
-    given = {"threshold": 0.3, "sigma2": 0.5, "epsilon": 2.0, "num_queries": 50, **settings}
-    labeler = IndKNN(**grouped(IndKNN, **{"noise_source": SeededNoise(0), **given}))
-    labeler.fit(*_data(n), 3)
+def fitted(count=60, **settings):
+    labeler = teacher(**{"threshold": 0.3, "epsilon": 2.0, "num_queries": 50, **settings})
+    labeler.fit(*data(count), 3)
     return labeler
 
 
 def test_one_entry_for_all_calls_and_it_comes_before_the_first_draw():
     order = []
 
-    class Watched(SeededNoise):
+    class Watched(Draws):
         def normal(self, shape, scale):
             order.append("draw")
             return super().normal(shape, scale)
-
-        def stream(self, *key):
-            return self
 
     class Noting(FreeLedger):
         def charge(self, *charge, **stated):
             order.append("charge")
             return super().charge(*charge, **stated)
 
-    labeler, ledger = _fitted(noise_source=Watched(0)), Noting()
+    labeler, ledger = fitted(noise_source=Watched(0)), Noting()
     for size in (5, 1, 60):
         labeler.label(torch.randn(size, 4), ledger)
     assert ledger.rows == stated_plan(labeler, 66, 66, 3)
@@ -81,136 +79,120 @@ def test_one_entry_for_all_calls_and_it_comes_before_the_first_draw():
     labeler.label(torch.randn(2, 4), other)  # another run's books must show the stream too
     assert other.rows == ledger.rows
     order.clear()
-    refusing = _fitted(noise_source=Watched(0))
+    refusing = fitted(noise_source=Watched(0))
+    start = refusing.remaining()
     with pytest.raises(BudgetExceeded):
         refusing.label(torch.randn(5, 4), Noting(limit=0))
     assert order == ["charge"]
-    assert (refusing.remaining() == refusing.parameters.budget).all()
+    np.testing.assert_array_equal(refusing.remaining(), start)
 
 
 def test_budgets_belong_to_records_whatever_their_features():
-    labeler, ledger = _fitted(reuse=True, ids=range(60)), FreeLedger()
+    labeler, ledger = fitted(reuse=True, ids=range(60)), FreeLedger()
     labeler.label(torch.randn(30, 4), ledger)
     left = labeler.remaining()
     assert left.min() < left.max()
+    labeler.fit(*data(), 3)
+    assert len(labeler._engine.answered) == 30  # earlier answers serve as long as the features stay
     labeler.fit(torch.randn(60, 9), torch.arange(60) % 3, 3)
+    assert len(labeler._engine.answered) == 0
     np.testing.assert_array_equal(labeler.remaining(), left)
     labeler.label(torch.randn(30, 9), ledger)
     assert (labeler.remaining() <= left).all()
     assert len(ledger.rows) == 1
-    unnumbered = _fitted()
-    unnumbered.label(torch.randn(30, 4), ledger)
-    with pytest.raises(ValueError, match="not those that the budgets belong to"):
-        unnumbered.fit(torch.randn(60, 9), torch.arange(60) % 3, 3)
-
-
-def test_reused_answers_stay_while_the_features_do():
-    features, labels = _data()
-    labeler, ledger = _fitted(reuse=True, ids=range(60)), FreeLedger()
-    labeler.label(torch.randn(8, 4), ledger)
-    labeler.fit(features, labels, 3)
-    assert len(labeler._engine.answered) == 8
-    labeler.fit(features + 1, labels, 3)
-    assert len(labeler._engine.answered) == 0
 
 
 def test_a_new_process_without_a_folder_pays_again(tmp_path):
-    def ask(labeler, run):
-        return labeler.label(torch.randn(10, 4), run)
-
-    plan = _fitted().plan(40, 40, 3)
+    plan = fitted().plan(40, 40, 3)
     with_room = Ledger(tmp_path / "a.sqlite", delta=1e-5).run("run", plan)
-    ask(_fitted(), with_room)
-    ask(_fitted(), with_room)  # stands for the resumed process
+    for _ in range(2):  # the second one stands for the resumed process
+        fitted().label(torch.randn(10, 4), with_room)
     assert with_room.num_charges == 2
     one_stream = Ledger(tmp_path / "b.sqlite", delta=1e-5, max_epsilon=2.0).run("run", plan)
-    ask(_fitted(), one_stream)
+    fitted().label(torch.randn(10, 4), one_stream)
     with pytest.raises(BudgetExceeded):
-        ask(_fitted(), one_stream)
+        fitted().label(torch.randn(10, 4), one_stream)
 
 
 def test_a_new_process_with_a_folder_goes_on(tmp_path):
-    plan = _fitted().plan(40, 40, 3)
+    plan, state = fitted().plan(40, 40, 3), tmp_path / "state"
     ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5, max_epsilon=2.0)
-    run = ledger.run("run", plan)
-    first = _fitted(state_dir=tmp_path / "state")
-    released = first.label(torch.randn(64, 4), run).labels
+    first = fitted(state_dir=state)
+    released = first.label(torch.randn(64, 4), ledger.run("run", plan)).labels
     left = first.remaining()
-    with pytest.raises(JournalError, match="in use"):
-        _fitted(state_dir=tmp_path / "state")
+    with pytest.raises(PrivateStoreError, match="in use"):
+        fitted(state_dir=state)
     first.close()
-    second = _fitted(state_dir=tmp_path / "state")
+    second = fitted(state_dir=state)
     np.testing.assert_array_equal(second.remaining(), left)
     again = second.label(torch.zeros(64, 4), ledger.run("run", plan)).labels
-    assert run.num_charges == 1
+    assert ledger.run("run").num_charges == 1
     assert (second.remaining() == left).all()  # zero vectors have no neighbours: answers are noise alone,
     assert not torch.equal(again, released)  # and other noise than before, though the seed is the same
     second.close()
     with pytest.raises(ValueError, match="not those that the budgets belong to"):
-        _fitted(n=61, state_dir=tmp_path / "state")
-    (tmp_path / "state" / "budgets").unlink()
-    with pytest.raises(JournalError, match="'budgets' is missing"):
-        _fitted(state_dir=tmp_path / "state")
+        fitted(61, state_dir=state)
+    with pytest.raises(ValueError, match=r"budget=.* differs from .*, with which .* was made"):
+        fitted(epsilon=1.9, state_dir=state)
 
 
-def test_owners_numbers_follow_records_that_move(tmp_path):
-    features, labels = _data(30)
-    numbers = torch.randperm(1000)[:30]
-    np.save(tmp_path / "ids.npy", numbers.numpy())
-    settings = {"threshold": 0.3, "sigma2": 0.5, "epsilon": 2.0, "num_queries": 50}
-    first = IndKNN(
-        **grouped(IndKNN, **settings, records={"ids": tmp_path / "ids.npy", "state_dir": tmp_path / "state"})
-    )
-    first.fit(features, labels, 3)
-    first.label(torch.randn(20, 4), FreeLedger())
-    left = first.remaining()
-    first.close()
-    order = torch.randperm(30)[:25]
-    second = IndKNN(
-        **grouped(
-            IndKNN, **settings, records={"ids": numbers[order].numpy(), "state_dir": tmp_path / "state"}
-        )
-    )
-    second.fit(features[order], labels[order], 3)
-    np.testing.assert_array_equal(second.remaining(), left[order.numpy()])
-    with pytest.raises(ValueError, match="ids: shape"):
-        second.fit(features, labels, 3)
+@pytest.mark.parametrize("in_a_folder", [True, False])
+def test_a_stream_keeps_to_the_kind_of_noise_that_the_ledger_says_of_it(tmp_path, in_a_folder):
+    """Its one entry holds for all answers: a seed that joins later would be seen nowhere."""
+    sources = (SystemNoise(), SeededNoise(7))
+    for number, (begun, other) in enumerate((sources, sources[::-1])):
+        settings = {"state_dir": tmp_path / f"{number}"} if in_a_folder else {}
+        ledger = Ledger(tmp_path / f"{number}.sqlite", delta=1e-5)
+        plan = stated_plan(fitted(noise_source=begun), 60, 60, 3)
+        labeler = fitted(noise_source=begun, **settings)
+        labeler.label(torch.randn(1, 4), ledger.run("run", plan))
+        if in_a_folder:
+            labeler.close()
+            labeler = fitted(noise_source=other, **settings)
+        labeler.noise_source = other
+        left = labeler.remaining()
+        for run in (ledger.run("run", plan), ledger.run("another"), FreeLedger()):
+            with pytest.raises(
+                ValueError, match=r"noise_source: .* came from .*would now come from .*start a new run"
+            ):
+                labeler.label(torch.randn(30, 4), run)
+        np.testing.assert_array_equal(labeler.remaining(), left)
+        assert sum(charge.count for charge in ledger.report().charged) == 1
+        labeler.noise_source = begun
+        labeler.label(torch.randn(1, 4), ledger.run("run", plan))
+        assert ledger.report().guarantee.guarantee == ("none" if number else "unconditional")
+        labeler.close()
 
 
 # ---------------------------------------------------------------- answers
 
 
 def test_soft_answers_caps_and_held_back_answers():
-    labeler = _fitted(soft=True, abstain=1.0)
+    labeler = fitted(soft=True, abstain=1.0)
     release = labeler.label(torch.randn(40, 4), FreeLedger(), max_answers=25)
     assert (release.labels[25:] == -1).all()
     assert 0 < release.answered.sum() < 25
     torch.testing.assert_close(release.soft.sum(dim=1), torch.ones(40))
     assert torch.equal(release.soft.argmax(1)[release.answered], release.labels[release.answered])
-    everything = _fitted().label(torch.randn(40, 4), FreeLedger())
+    everything = fitted().label(torch.randn(40, 4), FreeLedger())
     assert everything.soft is None
     assert everything.answered.all()
     # A margin of m deviations is passed by noise alone with about the normal probability.
-    parameters = IndKNNParameters(0.5, 5.0, 1.0, 1.0)
-    engine = IndKNNEngine(parameters, IndKNNSwitches(abstain=2.0), 2, 3, IndividualFilter(1.0))
-    held = (engine.answer(torch.ones(20_000, 3), SeededNoise(0)).labels == -1).mean()
+    engine = engine_of(IndKNNParameters(0.5, 5.0, 1.0, 1.0), 3, num_classes=2, abstain=2.0)
+    held = (engine.answer(torch.ones(20_000, 3), SeededNoise(0), FreeLedger()).labels == -1).mean()
     assert held == pytest.approx(1 - 2 * stats.norm.sf(2.0), abs=0.006)  # four standard errors
 
 
 def test_reuse_helps_when_budgets_are_spent():
     generator = torch.Generator().manual_seed(1)
-    labels = torch.arange(600) % 3
-    rows = torch.eye(3)[labels] + 0.15 * torch.randn(600, 3, generator=generator)
-    truth = torch.arange(900) % 3
-    queries = torch.eye(3)[truth] + 0.15 * torch.randn(900, 3, generator=generator)
+    truth = torch.arange(1500) % 3
+    points = torch.eye(3)[truth] + 0.15 * torch.randn(1500, 3, generator=generator)
     accuracy = {}
     for reuse in (False, True):
-        labeler = IndKNN(
-            0.8, 1.0, 1.0, num_queries=50, noise_source=SeededNoise(0), switches={"reuse": reuse}
-        )
-        labeler.fit(rows, labels, 3)
-        released = labeler.label(queries, FreeLedger()).labels
-        accuracy[reuse] = float((released == truth)[450:].double().mean())
+        labeler = teacher(0.8, 1.0, epsilon=1.0, num_queries=50, reuse=reuse)
+        labeler.fit(points[:600], truth[:600], 3)
+        released = labeler.label(points[600:], FreeLedger()).labels
+        accuracy[reuse] = float((released == truth[600:])[450:].double().mean())
     assert accuracy[False] < 0.6
     assert accuracy[True] > 0.9
 
@@ -222,24 +204,23 @@ def test_thresholds_follow_public_density_alone():
     centre = torch.where(torch.arange(3000)[:, None] % 2 == 0, torch.eye(8)[0], -torch.eye(8)[0])
     rows = centre + spread * torch.randn(3000, 8, generator=generator)
     private, public, queries = rows[:2000], rows[2000:2600], rows[2600:]
-    density = PublicDensity(neighbors=40, records=2000)
+    density, near = PublicDensity(neighbors=40, records=2000), unit_rows(queries) @ unit_rows(private).T
     parameters = IndKNNParameters(0.01, 10.0, 0.5, 1.0)
     thresholds = density.thresholds(parameters, (unit_rows(queries) @ unit_rows(public).T).numpy())
-    sizes = ((unit_rows(queries) @ unit_rows(private).T) >= torch.tensor(thresholds)[:, None]).sum(1).double()
+    sizes = (near >= torch.tensor(thresholds)[:, None]).sum(1).double()
     assert 35 < sizes.mean() < 50
     for half in (sizes[::2], sizes[1::2]):
         assert 30 < half.median() < 55
-    labeler = IndKNN(0.01, 0.5, 1.0, noise_source=SeededNoise(0), switches={"density": density})
+    labeler = teacher(0.01, epsilon=1.0, density=density)
     labeler.use_public(public)
     labeler.fit(private, torch.arange(2000) % 3, 3)
     np.testing.assert_allclose(labeler._engine._thresholds(unit_rows(queries)), thresholds, rtol=1e-6)
     # Without public examples the queries so far take their place; a query is not its own neighbour.
-    alone = IndKNN(0.01, 0.5, 1.0, noise_source=SeededNoise(0), switches={"density": density})
+    alone = teacher(0.01, epsilon=1.0, density=density)
     alone.fit(private, torch.arange(2000) % 3, 3)
     alone.label(queries, FreeLedger())
     assert torch.equal(alone._engine.reference, unit_rows(queries))
-    own = alone._engine._thresholds(unit_rows(queries))
-    sizes = ((unit_rows(queries) @ unit_rows(private).T) >= torch.tensor(own)[:, None]).sum(1).double()
+    sizes = (near >= torch.tensor(alone._engine._thresholds(unit_rows(queries)))[:, None]).sum(1).double()
     assert 35 < sizes.mean() < 60
     labeler.fit(torch.randn(2000, 5), torch.arange(2000) % 3, 3)
     assert len(labeler._engine.reference) == 0  # other features: those examples can't serve any more
@@ -249,8 +230,8 @@ def test_thresholds_follow_public_density_alone():
 def test_only_a_table_that_nobody_else_looks_at_is_overwritten(hashing):
     answers = []
     for owned, dtype in ((False, torch.float32), (True, torch.float32), (True, torch.float64)):
-        labeler = IndKNN(0.3, 0.5, epsilon=2.0, noise_source=SeededNoise(0), switches={"hashing": hashing})
-        features, labels = _data(3000)
+        labeler = teacher(0.3, epsilon=2.0, hashing=hashing)
+        features, labels = data(3000)
         features[7] = 0
         features = features.to(dtype)
         before = features.clone()
@@ -269,32 +250,154 @@ def test_only_a_table_that_nobody_else_looks_at_is_overwritten(hashing):
 
 
 def test_bad_arguments_are_named():
-    good = {"threshold": 0.5, "sigma2": 0.5, "epsilon": 1.0}
+    good = {"threshold": 0.5, "epsilon": 1.0}
     for name, value in [
         ("threshold", 0.0), ("threshold", 1.0), ("sigma2", 0.0), ("sigma1", -1.0), ("epsilon", 0.0),
         ("delta", 1.0), ("num_queries", 0), ("kernel", "linear"), ("bandwidth", 0.0), ("min_count", 0.0),
         ("abstain", -1.0), ("conversion", "zcdp"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}={value!r}".replace(".", r"\.")):
-            IndKNN(**grouped(IndKNN, **{**good, name: value}))
-    with pytest.raises(ValueError, match="exactly one"):
-        IndKNN(0.5, 0.5)
-    with pytest.raises(ValueError, match="exactly one"):
-        IndKNN(0.5, 0.5, 1.0, budgets={"budget": 0.1})
+            teacher(**{**good, name: value})
+    for both_or_none in ({}, {"epsilon": 1.0, "budget": 0.1}):
+        with pytest.raises(ValueError, match="exactly one"):
+            teacher(**both_or_none)
     with pytest.raises(ValueError, match="neighbors=5"):
         PublicDensity(5, 4)
     with pytest.raises(RuntimeError, match="call fit"):
-        IndKNN(**grouped(IndKNN, **good)).label(torch.randn(2, 4), FreeLedger())
+        teacher(**good).label(torch.randn(2, 4), FreeLedger())
     with pytest.raises(ValueError, match=r"queries: shape \(2, 5\)"):
-        _fitted().label(torch.randn(2, 5), FreeLedger())
+        fitted().label(torch.randn(2, 5), FreeLedger())
     with pytest.raises(ValueError, match="NaN"):
-        _fitted().label(torch.full((2, 4), torch.nan), FreeLedger())
+        fitted().label(torch.full((2, 4), torch.nan), FreeLedger())
+
+
+# ---------------------------------------------------------------- groups of records with an ε of their own
+
+COUNT, EPSILONS, DELTA = 60, (0.5, 2.0), 1e-5
+MEMBERS = torch.arange(COUNT) % 2
+LIMITS = np.array([budget_for_epsilon(epsilon, DELTA) for epsilon in EPSILONS])[MEMBERS.numpy()]
+ASKED = torch.rand(600, 4, generator=torch.Generator().manual_seed(2))
+
+
+def grouped(members=MEMBERS, order=slice(None), epsilons=EPSILONS, ids=None, **settings):
+    """A teacher of records in an order, by digests or by numbers."""
+    given = {} if members is None else {"groups": RecordGroups(members, epsilons)}
+    labeler = teacher(0.2, 1.0, delta=DELTA, ids=ids, **{"num_queries": 200, **given, **settings})
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.rand(COUNT, 4, generator=generator), torch.arange(COUNT) % 3
+    try:
+        labeler.fit(features[order], labels[order], 3)
+    except ValueError:
+        labeler.close()
+        raise
+    return labeler
+
+
+def test_answers_are_those_of_the_algorithm_with_a_budget_for_each_record():
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(COUNT, 4, generator=generator), torch.arange(COUNT).numpy() % 3
+    queries = torch.randn(40, 4, generator=generator)
+    parameters = IndKNNParameters(0.2, 4.0, 1.0, float(LIMITS.max()), min_count=5.0)
+    engine = engine_of(parameters, 4, np.arange(COUNT), x, y, limits=LIMITS)
+    literal = Literal(parameters, 3)
+    literal.z = dict(enumerate(LIMITS))
+    literal.add(range(COUNT), x, y)
+    answers = engine.answer(queries, Draws(3), FreeLedger())
+    draws = Draws(3).normal((40, 1 + 3), 1.0).numpy()
+    for query, (label, noisy) in enumerate(zip(answers.labels, answers.noisy, strict=True)):
+        expected, votes, _ = literal.predict(queries[query], draws[query])
+        np.testing.assert_allclose(noisy, votes, atol=1e-5)
+        assert label == expected
+    np.testing.assert_allclose(LIMITS - engine.remaining(), list(literal.cost.values()), atol=1e-7)
+    assert literal.clipped >= 5  # some have spent all that they may
+
+
+def test_the_stream_costs_the_largest_and_each_record_at_most_its_own():
+    labeler = grouped()
+    plain = teacher(0.2, 1.0, epsilon=max(EPSILONS), delta=DELTA, num_queries=200)
+    assert labeler.plan(10, 10, 3) == plain.plan(10, 10, 3)
+    labeler.label(ASKED, FreeLedger())
+    assert (labeler.remaining() >= 0).all()
+    assert (labeler.remaining() < 0.1 * LIMITS).mean() > 0.8
+
+
+@pytest.mark.parametrize("by_number", [True, False])
+def test_every_record_keeps_its_group_once_something_was_answered(tmp_path, by_number):
+    """Members in another order than the records, other ε, or no groups any more: a promise would be broken."""
+
+    def go_on(members=MEMBERS, order=slice(None), **settings):
+        ids = np.arange(COUNT)[order] if by_number else None
+        labeler = grouped(members, order, ids=ids, state_dir=tmp_path / "state", **settings)
+        before = labeler.remaining()
+        labeler.label(ASKED[:4], FreeLedger())
+        after = labeler.remaining()
+        labeler.close()
+        return before, after
+
+    left = go_on()[1]
+    order = torch.arange(COUNT).roll(1)
+    for wrong in (
+        {"members": 1 - MEMBERS},
+        {"order": order},  # and the members as they were
+        {"epsilons": (1.5, 2.0)},
+        {"members": None, "epsilon": max(EPSILONS)},
+    ):
+        with pytest.raises(ValueError, match="groups: some private records are in another group than before"):
+            go_on(**wrong)
+    np.testing.assert_array_equal(
+        go_on(MEMBERS[order], order)[0], left[order.numpy()]
+    )  # each keeps its group
+
+
+def test_groups_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"epsilon=1.0: groups have an ε of their own"):
+        grouped(epsilon=1.0)
+    with pytest.raises(ValueError, match=r"epsilons: 0.5 does not pay for taking part in one query"):
+        grouped(num_queries=20)
+    with pytest.raises(ValueError, match="members: must be one group a private record") as refused:
+        grouped(MEMBERS[:-1])
+    assert str(COUNT) not in str(refused.value)
+    with pytest.raises(ValueError, match="members: must be groups from 0 to 1"):
+        RecordGroups([0, 2], EPSILONS)
+    with pytest.raises(FileNotFoundError, match=r"members='nowhere.npy'"):
+        RecordGroups("nowhere.npy", EPSILONS)
+    np.save(tmp_path / "members.npy", MEMBERS.numpy())
+    assert torch.equal(RecordGroups(tmp_path / "members.npy", EPSILONS).members, MEMBERS)
+
+
+def test_what_tells_records_apart_stands_in_no_configuration():
+    for records in (Records(ids=np.arange(COUNT)), Records(ids=list(range(COUNT)))):
+        noted, left_out = as_section(IndKNN(0.2, 1.0, epsilon=1.0, records=records))
+        assert noted["init_args"] == {"threshold": 0.2, "sigma2": 1.0, "epsilon": 1.0}
+        assert left_out == ["records"]
+    budgets = RecordBudgets(groups=RecordGroups(MEMBERS, EPSILONS))
+    noted, left_out = as_section(IndKNN(0.2, 1.0, num_queries=200, budgets=budgets))
+    assert "budgets" in left_out
+    assert "members" not in str(noted)
+    noted, left_out = as_section(IndKNN(0.2, 1.0, epsilon=1.0, records=Records(ids="numbers.npy")))
+    assert (noted["init_args"]["records"], left_out) == ({"ids": "numbers.npy"}, [])
+
+
+def test_an_attack_is_on_what_the_ledger_promises():
+    labeler = grouped()
+    labeler.close()
+    queries, plan = ASKED[:20], labeler.plan(20, 20, 3)
+    subject = Target(
+        labeler, queries, torch.zeros(20).long(), queries, queries, 3, 1, None, plan, DELTA, "add_remove"
+    )
+    attacked = subject.fitted(SeededNoise(0), queries[:7], torch.zeros(7).long())
+    assert (attacked.groups, len(attacked.remaining())) == (None, 7)
+    assert labeler.groups is not None
+
+
+# ---------------------------------------------------------------- a fit
 
 
 def test_in_training_rounds_cost_one_entry(tmp_path):
     import pytorch_lightning as pl
 
     from pl_privknn.callbacks import PrivateLabeler
+    from pl_privknn.callbacks.private_labeler import LabelingBudget
     from pl_privknn.datamodules import ArraysDataModule
     from pl_privknn.students import SupervisedStudent
 
@@ -307,16 +410,11 @@ def test_in_training_rounds_cost_one_entry(tmp_path):
         num_classes=2, batch_size=8,
     )  # fmt: skip
     labeling = PrivateLabeler(
-        IndKNN(0.6, 0.5, epsilon=1.0, num_queries=30, records={"state_dir": tmp_path / "state"}),
-        rounds=2,
-        epochs_per_round=1,
-        queries_per_round=15,
-        query_batch_size=5,
-        features=[torch.nn.Flatten(), "student"],
-        progress=False,
-        files={"run_dir": tmp_path / "run"},
-        budget={"max_epsilon": 1.0},
-    )
+        teacher(0.6, epsilon=1.0, num_queries=30, state_dir=tmp_path / "state", noise_source=None),
+        rounds=2, epochs_per_round=1, queries_per_round=15, query_batch_size=5,
+        files={"run_dir": tmp_path / "run"}, budget=LabelingBudget(max_epsilon=1.0),
+        features=[torch.nn.Flatten(), "student"], progress=False,
+    )  # fmt: skip
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, callbacks=[labeling], default_root_dir=tmp_path,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,

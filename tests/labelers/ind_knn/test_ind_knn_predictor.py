@@ -1,24 +1,32 @@
-"""The predictor: budgets under any order of changes, one call at a time."""
+"""The predictor: budgets under any order of changes, in a file that survives a crash and has no second copy."""
 
+import contextlib
 import copy
+import itertools
+import os
 import pickle
+import shutil
+import signal
 import threading
 
 import numpy as np
 import pytest
 import torch
+from forked import is_killed, talking
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ind_knn_literal import Literal
-from ind_knn_setup import PARAMETERS, QUERIES, C, D, filled, new, rows
+from ind_knn_setup import PARAMETERS, QUERIES, C, D, filled, left_of, new, rows
+from ledger_setup import needs_fork
 
-from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
-from pl_privknn.labelers.ind_knn.prediction import IndKNNSwitches
-from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
-from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.labelers import IndKNNPredictor
+from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity
+from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.privacy.mechanisms import FixedTotal
-from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Charge, FixedTotal
+from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.testing import FreeLedger
 
 RECORDS = rows(12, seed=7)
@@ -36,10 +44,9 @@ operations = st.lists(
 @given(operations, st.sampled_from([0.002, 0.03, 0.5]), st.booleans())
 def test_no_record_ever_spends_more_than_its_budget(steps, budget, reuse):
     parameters = IndKNNParameters(0.4, 4.0, 0.5, budget, min_count=3.0)
-    switches = IndKNNSwitches(reuse=reuse)
-    predictor = new(parameters=parameters, switches=switches)
+    predictor = new(parameters, switches=IndKNNSwitches(reuse=reuse))
     literal = Literal(parameters, C, reuse)
-    present, asked = set(), 0
+    present, calls = set(), 0
     for kind, what in steps:
         if kind == "add":
             ids = np.array(sorted(what - present), np.int64)
@@ -53,57 +60,39 @@ def test_no_record_ever_spends_more_than_its_budget(steps, budget, reuse):
             present -= what
         else:
             answers = predictor.predict(QUERIES[what])
-            stream = SeededNoise(0).stream("ind_knn", 0, asked)
-            draws = stream.normal((len(what), 1 + C), 1.0).numpy()
+            draws = SeededNoise(0).stream("ind_knn", -1, calls).normal((len(what), 1 + C), 1.0).numpy()
             for query, draw, label in zip(what, draws, answers.labels.tolist(), strict=True):
                 assert label == literal.predict(QUERIES[query], draw)[0]
-            asked += len(what)
+            calls += 1
         ids, left = predictor.remaining()
         assert set(ids.tolist()) == present
         assert (left >= 0).all()
         np.testing.assert_allclose(left, [literal.z[i] for i in ids.tolist()], atol=1e-5 * budget)
     # What the releases truly cost a record, over all its comings and goings.
     assert max(literal.cost.values(), default=0.0) <= budget * (1 + 1e-9)
-    assert predictor.epsilon(1e-5) == new(parameters=parameters).epsilon(1e-5)
-
-
-def test_a_record_that_comes_back_has_what_it_had_left():
-    predictor = filled()
-    predictor.predict(QUERIES)
-    left = dict(zip(*predictor.remaining(), strict=True))
-    predictor.remove([3, 5])
-    assert len(predictor.remaining()[0]) == 38
-    predictor.add([5, 100], *rows(2))
-    now = dict(zip(*predictor.remaining(), strict=True))
-    assert now[5] == left[5] < PARAMETERS.budget == now[100]
+    assert predictor.epsilon(1e-5) == new(parameters).epsilon(1e-5)
 
 
 @pytest.mark.parametrize("hashing", [None, SignProjections(4, 3)])
 def test_changes_leave_no_trace_in_later_answers(hashing):
-    def answers(predictor):
-        return predictor.predict(QUERIES).labels, predictor.remaining()
-
     switches = IndKNNSwitches(hashing=hashing)
     features, labels = rows(60)
-    direct = new(switches=switches)
+    direct, roundabout = new(switches=switches), new(switches=switches)
     direct.add(np.arange(30), features[:30], labels[:30])
-    roundabout = new(switches=switches)
     for part in torch.arange(60).split(7):
         roundabout.add(part.numpy(), features[part], labels[part])
     roundabout.remove(np.r_[45:60, 30])
     roundabout.remove(np.r_[31:45])
-    first, second = answers(direct), answers(roundabout)
-    assert torch.equal(first[0], second[0])
-    np.testing.assert_array_equal(first[1][0], second[1][0])
-    np.testing.assert_allclose(first[1][1], second[1][1], rtol=1e-5)
-    removed = roundabout._engine.table
-    assert float(removed._vectors[len(removed) :].abs().sum()) == 0  # wiped in memory
+    assert torch.equal(direct.predict(QUERIES).labels, roundabout.predict(QUERIES).labels)
+    for one, other in zip(direct.remaining(), roundabout.remaining(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    table = roundabout._engine.table
+    assert float(table._vectors[len(table) :].abs().sum()) == 0  # wiped in memory
 
 
 def test_images_need_an_extractor_and_a_ledger_is_charged_once():
-    ledger = FreeLedger()
-    images = rows(20)[0].reshape(20, 1, 2, 3)
-    predictor = IndKNNPredictor(PARAMETERS, C, D, extractor=torch.nn.Flatten(), ledger=ledger)
+    ledger, images = FreeLedger(), rows(20)[0].reshape(20, 1, 2, 3)
+    predictor = new(extractor=torch.nn.Flatten(), ledger=ledger)
     predictor.add(np.arange(20), images, rows(20)[1])
     for _ in range(3):
         predictions = predictor.predict(images)
@@ -116,22 +105,20 @@ def test_images_need_an_extractor_and_a_ledger_is_charged_once():
 
 def test_bad_arguments_show_no_record():
     predictor = filled()
-    with pytest.raises(ValueError, match="some are in the table already"):
-        predictor.add([39, 40], *rows(2))
-    with pytest.raises(ValueError, match="some are not in the table"):
-        predictor.remove([40])
-    with pytest.raises(ValueError, match="ids: shape"):
-        predictor.add([50, 50], *rows(2))
-    with pytest.raises(ValueError, match=r"5 features; want dimension=6"):
-        predictor.add([50], torch.ones(1, 5), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(ValueError, match="labels: some lie outside"):
-        predictor.add([50], torch.ones(1, D), torch.tensor([3]))
-    with pytest.raises(ValueError, match="queries: shape"):
-        predictor.predict(torch.ones(2, 5))
+    for message, call in [
+        ("some are in the table already", lambda: predictor.add([39, 40], *rows(2))),
+        ("some are not in the table", lambda: predictor.remove([40])),
+        ("ids: shape", lambda: predictor.add([50, 50], *rows(2))),
+        ("5 features; want dimension=6", lambda: predictor.add([50], torch.ones(1, 5), torch.tensor([0]))),
+        ("labels: some lie outside", lambda: predictor.add([50], torch.ones(1, D), torch.tensor([3]))),
+        ("queries: shape", lambda: predictor.predict(torch.ones(2, 5))),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
     with pytest.raises(RuntimeError, match="no public examples"):
         filled(switches=IndKNNSwitches(density=PublicDensity(2, 40))).predict(QUERIES)
     for forbidden in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="can't be copied"):
+        with pytest.raises(TypeError):
             forbidden(predictor)
     assert len(predictor.predict(QUERIES).labels) == 9  # refused changes leave it in order
     assert "40" not in repr(predictor)
@@ -151,4 +138,254 @@ def test_threads_take_turns():
     alone = filled()
     for _ in range(8):
         alone.predict(QUERIES)
-    np.testing.assert_array_equal(predictor.remaining()[1], alone.remaining()[1])
+    assert left_of(predictor) == left_of(alone)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_a_saved_predictor_goes_on_as_if_never_closed(tmp_path):
+    switches = IndKNNSwitches(PublicDensity(8, 40), reuse=True, hashing=SignProjections(5, 2), abstain=0.1)
+    predictor = filled(switches=switches)
+    predictor.use_public(rows(30, seed=3)[0])
+    predictor.predict(QUERIES)
+    left = left_of(predictor)
+    predictor.remove([4])
+    predictor.save(tmp_path / "p")
+    predictor.save(tmp_path / "p")
+    with pytest.raises(ValueError, match="two copies would each spend the same budget"):
+        predictor.save(tmp_path / "q")
+    assert left_of(predictor) == {number: amount for number, amount in left.items() if number != 4}
+    predictor.add([77], *rows(1, seed=2))
+    predictor.predict(QUERIES)
+    predictor.remove([6])
+    expected, table = left_of(predictor), predictor._engine.table
+    by_number, answered = np.argsort(table.ids), len(predictor._engine.answered)
+    with pytest.raises(PrivateStoreError, match="in use"):
+        IndKNNPredictor.open(tmp_path / "p")
+    predictor.close()
+    with pytest.raises(PrivateStoreError, match="is closed"):
+        predictor.predict(QUERIES)
+    with IndKNNPredictor.open(tmp_path / "p", noise_source=SeededNoise(0)) as again:
+        assert (again.switches, again.parameters) == (switches, PARAMETERS)
+        assert left_of(again) == expected
+        assert (len(again._engine.answered), len(again._engine.reference)) == (answered, 30)
+        np.testing.assert_array_equal(again._engine.table.vectors, table.vectors[by_number])
+        np.testing.assert_array_equal(again._engine.table.labels, table.labels[by_number])
+        again.add([4], *rows(1, seed=4))  # comes back with what it had left
+        assert left_of(again)[4] == left[4] < PARAMETERS.budget
+        assert len(again.predict(QUERIES).labels) == 9
+    with pytest.raises(FileExistsError):
+        filled().save(tmp_path / "p")
+    with pytest.raises(FileNotFoundError):
+        IndKNNPredictor.open(tmp_path / "nowhere")
+    PrivateStore(tmp_path / "other" / FILE_NAME).close()
+    with pytest.raises(PrivateStoreError, match="holds no predictor"):
+        IndKNNPredictor.open(tmp_path / "other")
+
+
+def test_a_failed_save_leaves_the_predictor_as_it_was(tmp_path, monkeypatch):
+    predictor = filled()
+    predictor.predict(QUERIES)
+    left = left_of(predictor)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "disk full")))
+        with pytest.raises(PrivateStoreError, match="disk full"):
+            predictor.save(tmp_path / "p")
+    assert left_of(predictor) == left
+    predictor.save(tmp_path / "p")
+    assert left_of(predictor) == left
+
+
+def saved(folder, **settings):
+    """What records have left in a predictor with a folder, closed after some answers."""
+    with filled(**settings) as predictor:
+        predictor.predict(QUERIES[:3])
+        predictor.save(folder)
+        predictor.predict(QUERIES[3:5])
+        return left_of(predictor)
+
+
+def reopened(folder, **settings):
+    return IndKNNPredictor.open(folder, **{"noise_source": SeededNoise(0), **settings})
+
+
+def test_a_second_copy_is_refused_while_the_first_is_there(tmp_path):
+    left = saved(tmp_path / "p")
+    shutil.copytree(tmp_path / "p", tmp_path / "copy")
+    with pytest.raises(
+        PrivateStoreError, match=r"copy is a copy of .*p, and each would spend the same budgets"
+    ):
+        reopened(tmp_path / "copy")
+    shutil.rmtree(tmp_path / "p")
+    (tmp_path / "copy").rename(tmp_path / "elsewhere")  # the only one that is left, by another name
+    with reopened(tmp_path / "elsewhere") as predictor:
+        assert left_of(predictor) == left
+
+
+def test_an_older_copy_is_found_out_by_the_ledger(tmp_path):
+    run, place = Ledger(tmp_path / "ledger.sqlite").run("users", []), tmp_path / "p" / FILE_NAME
+    saved(tmp_path / "p", ledger=run)
+    older = place.read_bytes()
+    with reopened(tmp_path / "p", ledger=run) as predictor:
+        predictor.predict(QUERIES[:1])
+        left = left_of(predictor)
+    latest = place.read_bytes()
+    place.write_bytes(older)
+    with pytest.raises(PrivateStoreError, match="an older copy of the budgets"):
+        reopened(tmp_path / "p", ledger=run)
+    place.write_bytes(latest)
+    # Books of their own must show the stream, too; and answers that another folder gave are not this one's.
+    other = Ledger(tmp_path / "other.sqlite").run("users", [])
+    with reopened(tmp_path / "p", ledger=other) as predictor:
+        assert left_of(predictor) == left
+        predictor.predict(QUERIES[:1])
+    assert other.ledger.report().charged == (
+        Charge(PARAMETERS.total, 1, run.ledger.report().charged[0].guarantee),
+    )
+    assert run.num_charges == 1
+    saved(tmp_path / "q")
+    with pytest.raises(PrivateStoreError, match="not hold the budgets from which run 'users' has answered"):
+        reopened(tmp_path / "q", ledger=run)
+
+
+@pytest.mark.parametrize("sources", [(SystemNoise(), SeededNoise(3)), (SeededNoise(3), SystemNoise())])
+def test_a_predictor_keeps_to_the_kind_of_its_noise(tmp_path, sources):
+    run = Ledger(tmp_path / "ledger.sqlite").run("users", [])
+    left = saved(tmp_path / "p", ledger=run, noise_source=sources[0])
+    for ledger in (run, None, Ledger(tmp_path / "other.sqlite").run("users", [])):
+        with reopened(tmp_path / "p", ledger=ledger, noise_source=sources[1]) as predictor:
+            with pytest.raises(ValueError, match="noise_source: the noise of this stream came from"):
+                predictor.predict(QUERIES)
+            assert left_of(predictor) == left
+    assert run.num_charges == 1
+
+
+# ---------------------------------------------------------------- crashes
+
+LEAVING = torch.full((1, D), 1.0) + torch.arange(D) / 7  # its bytes occur nowhere else
+
+
+def scenario(folder, note):
+    """A life of a predictor; ``note`` is told of each change after it has returned."""
+    predictor = filled(12, switches=IndKNNSwitches(reuse=True))
+    predictor.predict(QUERIES[:2])
+    predictor.save(folder)
+    note("saved", predictor)
+    predictor.add([50, 51], torch.cat([LEAVING, QUERIES[:1]]), torch.tensor([1, 2]))
+    note("added", predictor)
+    predictor.predict(QUERIES[2:5])
+    note("asked", predictor)
+    predictor.remove([50, 3])
+    note("removed", predictor)
+    predictor.predict(QUERIES[5:7])
+    note("asked again", predictor)
+    predictor.add([3], *rows(1, seed=3))
+    note("back", predictor)
+    predictor.predict(QUERIES[7:])
+    note("asked at last", predictor)
+    predictor.close()
+
+
+def run_until(folder, log, event):
+    """Run the scenario in a child that dies before or after its event-th statement of SQL; False if it didn't."""
+    counter = 0
+
+    class Dying:
+        def __init__(self, db):
+            self._db = db
+
+        def __getattr__(self, name):
+            found = getattr(self._db, name)
+            if name not in ("execute", "executemany", "executescript", "backup"):
+                return found
+
+            def call(*given):
+                nonlocal counter
+                counter += 1
+                if counter == event and counter % 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                result = found(*[getattr(one, "_db", one) for one in given])
+                if counter == event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return result
+
+            return call
+
+    def live():
+        from pl_privknn.privacy import private_store
+
+        connected = private_store._connected
+        private_store._connected = lambda place: Dying(connected(place))
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        scenario(folder, lambda what, predictor: os.write(descriptor, f"{what}\n".encode()))
+
+    return is_killed(live)
+
+
+@needs_fork
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 7])
+def test_killed_at_any_point_nothing_is_forgotten(tmp_path, every):
+    # What each record has left at each milestone of a life without a crash; seeds are the same.
+    milestones = {}
+    scenario(tmp_path / "whole", lambda what, predictor: milestones.setdefault(what, left_of(predictor)))
+    died = 0
+    for event in itertools.count(1, every):
+        folder, log = tmp_path / f"run{event}", tmp_path / f"log{event}"
+        if not run_until(folder, log, event):
+            break
+        died += 1
+        told = log.read_text().split("\n")[:-1]
+        assert told == list(milestones)[: len(told)]
+        if not told and not (folder / FILE_NAME).exists():
+            continue  # died while saving: the predictor lived in memory only
+        with reopened(folder) as predictor:
+            left = left_of(predictor)
+            last = milestones[told[-1] if told else "saved"]
+            following = list(milestones)[min(max(len(told), 1), len(milestones) - 1)]
+            assert set(left) in (set(last), set(milestones[following]))
+            for number in set(left) & set(last):
+                assert left[number] <= last[number]
+            if "removed" in told:
+                held = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+                assert unit_rows(LEAVING).numpy().tobytes() not in held
+            for milestone, count in (("saved", 2), ("asked", 5), ("asked again", 7), ("asked at last", 9)):
+                assert milestone not in told or len(predictor._engine.answered) >= count
+            # It goes on: the next change and the next query work, and the folder opens again.
+            predictor.add([99], *rows(1, seed=9))
+            predictor.predict(QUERIES)
+            expected = left_of(predictor)
+        with reopened(folder) as predictor:
+            assert left_of(predictor) == expected
+        shutil.rmtree(folder)
+    assert died > 60 / every
+
+
+@needs_fork
+def test_killed_while_answering_every_answer_was_paid_for(tmp_path):
+    parameters = IndKNNParameters(0.4, 20.0, 2.0, 2.0)
+    with contextlib.closing(filled(parameters=parameters)) as predictor:
+        predictor.save(tmp_path / "p")
+
+    def answer(say):
+        with reopened(tmp_path / "p") as predictor:
+            while True:
+                say(len(predictor.predict(QUERIES[:1]).labels))
+
+    with talking(answer) as (child, said):
+        lines = [said.readline() for _ in range(30)]
+        os.kill(child, signal.SIGKILL)
+        lines += said.readlines()
+    answered = sum(line == "1\n" for line in lines)
+    assert answered >= 30
+    literal = Literal(parameters, C)
+    literal.add(np.arange(40), unit_rows(rows(40)[0]), rows(40)[1])
+    after = []
+    for call in range(answered + 1):
+        draws = SeededNoise(0).stream("ind_knn", -1, call).normal((1, 1 + C), 1.0).numpy()[0]
+        literal.predict(QUERIES[0], draws)
+        after.append(np.array([literal.z[i] for i in range(40)]))
+    with reopened(tmp_path / "p") as predictor:
+        left = predictor.remaining()[1]
+    # Paid for what was answered, and perhaps for one more that was under way.
+    assert any(np.allclose(left, state, atol=1e-5) for state in after[-2:])

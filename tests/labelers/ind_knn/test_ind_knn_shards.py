@@ -5,23 +5,17 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from grouped import grouped
-from ind_knn_shards import Together
-from ind_knn_stream import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, C, D, Silent, records
+from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, C, D, Silent, Together, amounts, rows
+from ind_knn_setup import teacher as any_teacher
 from shard_setup import by_row, in_order
 
-from pl_privknn.labelers.ind_knn import PublicDensity, RecordBudgets, RecordGroups
-from pl_privknn.labelers.ind_knn.labeler import IndKNN
-from pl_privknn.labelers.ind_knn.others import ALONE
+from pl_privknn.labelers.ind_knn import PublicDensity, RecordGroups
+from pl_privknn.labelers.ind_knn.labeler import ShardPart
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.per_record.filter import IndividualFilter
-from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.tables import PlayedEnd
-
-pytestmark = pytest.mark.filterwarnings("ignore:IndKNN. arguments stand in groups")
 
 COUNT, BUDGET = 60, 0.4
 PARTS = {
@@ -32,7 +26,7 @@ PARTS = {
     "unequal": in_order(1, 50, 9),
     "empty": in_order(0, 40, 0, 20),
 }
-GROUPS = RecordBudgets(groups=RecordGroups(torch.arange(COUNT) % 2, (0.3, 2.0)))
+GROUPS = RecordGroups(torch.arange(COUNT) % 2, (0.3, 2.0))
 OTHERS = {
     "cosine": {},
     "rbf": {"kernel": "rbf", "bandwidth": 1.0},
@@ -40,14 +34,14 @@ OTHERS = {
     "density": {"density": PublicDensity(10, COUNT)},
     "hashing": {"hashing": SignProjections(3, 2)},
     "numbers": {"ids": np.arange(COUNT) * 7 - 30},
-    "groups": {"budget": None, "sigma1": None, "budgets": GROUPS, "num_queries": 300},
+    "groups": {"budget": None, "sigma1": None, "groups": GROUPS, "num_queries": 300},
 }
 
 
 def table(count=COUNT):
     """Every record three times, so that equal ones lie in different shards."""
-    rows, labels = records(count // 3)
-    return rows.repeat(3, 1), labels.repeat(3)
+    features, labels = rows(count // 3, seed=1)
+    return features.repeat(3, 1), labels.repeat(3)
 
 
 def teacher(**settings):
@@ -57,11 +51,8 @@ def teacher(**settings):
         "noise_source": SeededNoise(3),
         "soft": True,
         "release_counts": True,
-        **settings,
     }
-    if "budgets" in settings:
-        del given["budget"], given["sigma1"]
-    return IndKNN(**grouped(IndKNN, **given))
+    return any_teacher(**{**given, **settings})
 
 
 THREE = in_order(5, 4, 3)
@@ -70,12 +61,12 @@ THREE = in_order(5, 4, 3)
 @pytest.mark.parametrize("settings", OTHERS)
 @pytest.mark.parametrize("parts", PARTS)
 def test_answers_and_payments_are_those_of_one_process(parts, settings):
-    rows, labels = table()
-    queries = torch.cat([QUERIES, records(30, seed=5)[0]])
+    features, labels = table()
+    queries = torch.cat([QUERIES, rows(30, seed=5)[0]])
     alone, ledgers = teacher(**OTHERS[settings]), [FreeLedger(), FreeLedger()]
-    alone.fit(rows, labels, C)
+    alone.fit(features, labels, C)
     expected = alone.label(queries, ledgers[0])
-    shards = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], rows, labels, ledgers[1]).fit()
+    shards = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], features, labels, ledgers[1]).fit()
     found = shards.ask(queries)
     assert torch.equal(found.labels, expected.labels)
     # A product in float32 depends in its last digits on the table that the row stands in.
@@ -84,10 +75,10 @@ def test_answers_and_payments_are_those_of_one_process(parts, settings):
     np.testing.assert_allclose(shards.left(), alone.remaining(), rtol=1e-5, atol=1e-5)
     assert (shards.left() < alone.parameters.count_cost).any(), "budgets must run out"
     assert ledgers[0].rows == ledgers[1].rows
-    # A count, votes, and once how far the budgets have come.
+    # A count, votes, and once that the budgets are written.
     for member in shards.members:
-        assert member.shard.exchange.sent == len(queries) * 8 * (1 + C) + 64
-    again = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], rows, labels).fit().ask(queries)
+        assert member.shard.exchange.sent == 8 * (len(queries) * (1 + C) + 1)
+    again = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], features, labels).fit().ask(queries)
     assert torch.equal(again.scores, found.scores)
 
 
@@ -107,38 +98,45 @@ def test_where_products_are_exact_everything_is_equal_bit_by_bit(parts):
     alone.fit(rows, labels, C)
     expected = alone.label(queries, FreeLedger())
     shards = Together(teacher, PARTS[parts], rows, labels).fit()
-    answers = shards.members[0]._engine.answer
-    counted = []
-
-    def noted(*given):
-        counted.append(answers(*given))
-        return counted[-1]
-
-    shards.members[0]._engine.answer = noted
     found = shards.ask(queries)
     assert torch.equal(found.labels, expected.labels)
     # Votes that were cut to what is left are no round numbers, and are added up in another order.
     torch.testing.assert_close(found.scores, expected.scores, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(shards.left(), alone.remaining())
     assert (shards.left() < 1e-12).any()
-    again = teacher()
-    again.fit(rows, labels, C)
-    source = again.noise_source.stream("ind_knn", 0, 1, 0)
-    np.testing.assert_array_equal(counted[0].counts, again._engine.answer(queries, source).counts)
+
+
+@pytest.mark.parametrize("folder", ["on disk", None])
+def test_the_last_query_of_each_call_is_paid_for(tmp_path, folder):
+    """Also where it is the only one, and in what the shards have written."""
+
+    def make():
+        return teacher(noise_source=Silent(0))
+
+    run, place = Ledger(tmp_path / "ledger.sqlite").run("run"), folder and tmp_path / "state"
+    alone, shards = make(), Together(make, THREE, ROWS, LABELS, run, place).fit()
+    alone.fit(ROWS, LABELS, C)
+    for queries in (QUERIES[:1], QUERIES[1:4], QUERIES[4:5], QUERIES[5:]):
+        before = shards.left()
+        alone.label(queries, FreeLedger())
+        shards.ask(queries)
+        np.testing.assert_allclose(shards.left(), alone.remaining(), rtol=1e-5, atol=1e-9)
+        for member, (_, _, places) in zip(shards.members, THREE, strict=True):
+            engine = member._engine
+            noted = engine.budgets.left(engine.table.ids) * engine.parameters.quantum
+            np.testing.assert_array_equal(noted, shards.left()[places])
+            assert (noted < before[places]).any()
 
 
 # ---------------------------------------------------------------------------- a run, and what it must not forget
 
 
-def started(
-    folder, parts=THREE, places=ALL, numbers=NUMBERS, end=PlayedEnd, name="run", fit=True, **settings
-):
+def started(folder, parts=THREE, places=ALL, numbers=NUMBERS, name="run", fit=True, **settings):
     """The processes of a run; the same one, if it was started before."""
     ledger = Ledger(folder / "ledger.sqlite")
-    rows, labels = ROWS[places], LABELS[places]
     shards = Together(
-        lambda: teacher(noise_source=Silent(0), **settings), parts, rows, labels, ledger.run(name, []),
-        folder / "run.private" / name, end,
+        lambda: teacher(noise_source=Silent(0), **settings), parts, ROWS[places], LABELS[places],
+        ledger.run(name, []), folder / "run.private" / name,
     )  # fmt: skip
     return shards.fit(None if numbers is None else numbers[places]) if fit else shards
 
@@ -152,13 +150,10 @@ def test_every_shard_keeps_its_own_budgets_and_a_resumed_run_goes_on_with_them(t
     run.ask(QUERIES[:6])
     place, before = tmp_path / "run" / "run.private" / "run", run.left()
     run.close()
-    kept = {"budgets", "budgets.lock", "state.json"} | ({"digests.npz"} if numbers is not None else set())
-    assert {path.name for path in place.iterdir()} == kept | {"shard-00001", "shard-00002"}
     for rank, count in enumerate((5, 4, 3)):
         own = place / f"shard-{rank:05d}" if rank else place
         assert own.stat().st_mode & 0o777 == 0o700
-        with IndividualFilter(BUDGET, own / "budgets") as kept:
-            assert len(kept.active(0.0)) == count
+        assert len(amounts(own, run.members[0].parameters)) == count
     run = started(tmp_path / "run", numbers=numbers)
     np.testing.assert_array_equal(run.left(), before)
     found = run.ask(QUERIES[6:])
@@ -167,7 +162,7 @@ def test_every_shard_keeps_its_own_budgets_and_a_resumed_run_goes_on_with_them(t
     assert run.run.num_charges == 1
 
 
-def refused(message, folder, error=JournalError, **how):
+def refused(message, folder, error=PrivateStoreError, **how):
     with pytest.raises(error, match=message) as caught:
         started(folder, **how)
     assert "\n" not in str(caught.value)
@@ -182,9 +177,11 @@ def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_n
     refused(r"run holds the budgets of shard 0 of 3, .* 0 of 4", tmp_path, parts=in_order(5, 4, 2, 1))
     refused(r"run holds the budgets of shard 0 of 3, and this is shard 0 of 1", tmp_path, parts=in_order(12))
     alone = teacher(noise_source=Silent(0))
-    with pytest.raises(JournalError, match=r"holds the budgets of shard 0 of 3, and this is shard 0 of 1"):
+    with pytest.raises(
+        PrivateStoreError, match=r"holds the budgets of shard 0 of 3, and this is shard 0 of 1"
+    ):
         alone.join_run(place, Ledger(tmp_path / "ledger.sqlite").run("run"))
-    with pytest.raises(JournalError, match=r"shard-00001 holds the budgets of shard 1 of 3"):
+    with pytest.raises(PrivateStoreError, match=r"shard-00001 holds the budgets of shard 1 of 3"):
         teacher(state_dir=place / "shard-00001").fit(ROWS, LABELS, C)
 
     one, two = place / "shard-00001", place / "shard-00002"
@@ -194,10 +191,6 @@ def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_n
     refused(r"shard-00001 holds the budgets of shard 2 of 3, and this is shard 1 of 3", tmp_path)
     one.rename(two)
     (place / "aside").rename(one)
-    for name in ("budgets", "state.json"):
-        (one / name).rename(place / f"{name}.aside")
-        refused(rf"shard-00001: the (budgets of this shard are|file '{name}' is) missing", tmp_path)
-        (place / f"{name}.aside").rename(one / name)
     np.testing.assert_array_less(started(tmp_path).left(), BUDGET + 1)
 
 
@@ -209,7 +202,7 @@ def test_budgets_of_another_stream_are_refused(tmp_path):
     first, second = (tmp_path / name / "run.private" / "run" / "shard-00002" for name in ("first", "second"))
     shutil.rmtree(second)
     first.rename(second)
-    refused("shard-00002 does not hold this stream's budgets of the shard", tmp_path / "second")
+    refused(r"shard-00002 holds the budgets of stream \w+, and this is stream \w+", tmp_path / "second")
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -219,12 +212,11 @@ def test_an_older_copy_of_one_shards_budgets_is_refused(tmp_path, rank):
     run.close()
     place = tmp_path / "run.private" / "run"
     own = place / f"shard-{rank:05d}" if rank else place
-    old = {name: (own / name).read_bytes() for name in ("budgets", "state.json")}
+    old = (own / FILE_NAME).read_bytes()
     run = started(tmp_path)
     run.ask(QUERIES[3:])
     run.close()
-    for name, data in old.items():
-        (own / name).write_bytes(data)
+    (own / FILE_NAME).write_bytes(old)
     refused("holds an older copy of the budgets", tmp_path)
 
 
@@ -258,40 +250,40 @@ def test_records_that_changed_places_under_their_numbers_are_refused(tmp_path):
     refused(r"shard 0 of 3 must hold", tmp_path, ValueError, places=swapped, numbers=numbers)
 
 
-class Breaks(PlayedEnd):
-    """An end that breaks when the shards have written what was spent, as where a process dies."""
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_shard_that_dies_lets_nothing_out_and_gives_nothing_back(tmp_path, monkeypatch, rank):
+    run = started(tmp_path)
+    start, serve = run.left(), ShardPart.serve
 
-    def gather(self, part):
-        parts = super().gather(part)
-        if self.rank == 0 and self.exchange.size > 1 and parts[0].numpy().tobytes()[1:2] == b":":
+    def dying(part, kind, *given):
+        serve(part, kind, *given)
+        if kind == "pay" and part is run.members[rank]._part:
             raise RuntimeError("another process of this training ended")
-        return parts
 
-
-def test_a_process_that_dies_after_the_budgets_were_written_lets_nothing_out_and_gives_nothing_back(tmp_path):
-    run = started(tmp_path, end=Breaks)
-    start = run.left()
-    with pytest.raises(RuntimeError, match="another process"):
-        run.ask()
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardPart, "serve", dying)
+        with pytest.raises(RuntimeError, match="another process"):
+            run.ask()
     spent = run.left()
     assert (spent < start).any()
-    assert run.run.noted(f"ind_knn {run.members[0]._state.budgets.name}") is None
+    assert run.run.noted(run.members[0]._budgets.topic) is None
     run.close()
-    np.testing.assert_array_equal(started(tmp_path).left(), spent)
+    resumed = started(tmp_path).left()
+    written = np.concatenate([THREE[shard][2] for shard in range(rank + 1)])
+    np.testing.assert_array_equal(resumed[written], spent[written])
+    assert (resumed <= start).all()
 
 
 def test_what_one_shard_has_spent_holds_all_of_them_to_their_records(tmp_path):
     """A process that died before it wrote anything knows of no query; a record that comes to it may have spent."""
     run = started(tmp_path)
-    run.members[2]._state.budgets.close()
-    with pytest.raises(JournalError):
+    run.members[2]._budgets.close()
+    with pytest.raises(PrivateStoreError):
         run.ask()
-    for member in run.members[:2]:
-        assert member._state.budgets.begun
     run.close()
     resumed = started(tmp_path, fit=False)
-    assert [member._state.budgets.begun for member in resumed.members] == [True, True, False]
-    assert all(member._state.begun for member in resumed.members)
+    assert [member._budgets.calls for member in resumed.members] == [1, 1, 0]
+    assert all(member._budgets.begun for member in resumed.members)
     resumed.close()
     # Record 0, which shard 0 has charged, is now the last one's.
     moved = {"places": [*ALL[1:], 0], "parts": in_order(4, 4, 4)}
@@ -310,9 +302,3 @@ def test_shards_say_what_they_miss(tmp_path):
         Together(lambda: teacher(ids=NUMBERS[:11]), THREE, ROWS, LABELS).fit()
     with pytest.raises(ValueError, match="members: must be one group a private record"):
         Together(lambda: teacher(**OTHERS["groups"]), THREE, ROWS, LABELS).fit()
-
-
-@pytest.mark.parametrize("name", ["active", "turn", "votes"])
-def test_what_stands_for_no_other_shards_can_not_be_changed(name):
-    with pytest.raises(AttributeError, match="read-only"):
-        setattr(ALONE, name, lambda: 1)

@@ -21,11 +21,12 @@ from pl_privknn.labelers.ind_knn.algorithm import (
     IndKNNParameters,
     Kernel,
     PublicDensity,
-    ask,
+    collect,
+    count_active,
 )
-from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
-from pl_privknn.privacy.per_record.budgets import Conversion
+from pl_privknn.privacy.record_budgets import Conversion
 
 #: The paper's grids (its appendix C); higher noise on top, which pays where queries are many and ε is small.
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -195,12 +196,12 @@ class Simulation:
         """Accuracy of one stream with noise and budgets."""
         draws: Floats = noise.normal((len(self.truth), 1 + self.num_classes), 1.0).numpy()
         left = np.full(len(self.labels), float(parameters.quanta(np.array(parameters.budget))))
-        nothing = np.zeros(self.num_classes)
         right = 0
         for query, similarities in enumerate(self.similarities):
             near, kappa = parameters.neighbors(similarities, float(thresholds[query]))
-            votes = ask(
-                parameters, near, kappa, self.labels, left, nothing, 0, draws[query], copies=self.copies
-            )
-            right += int(votes.noisy.argmax()) == int(self.truth[query])
+            counted = self.copies * count_active(parameters, near, left) + parameters.sigma1 * draws[query, 0]
+            count = max(counted, parameters.min_count)
+            votes = self.copies * collect(parameters, near, kappa, self.labels, left, count, self.num_classes)
+            noisy = votes + parameters.sigma2 * np.sqrt(count) * draws[query, 1:]
+            right += int(noisy.argmax()) == int(self.truth[query])
         return right / len(self.truth)

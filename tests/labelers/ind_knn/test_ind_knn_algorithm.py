@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 from ind_knn_literal import Literal
+from ind_knn_setup import Draws, engine_of
 from scipy import stats
 
-from pl_privknn.labelers.ind_knn import prediction as ind_knn_engine
-from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters
-from pl_privknn.labelers.ind_knn.prediction import IndKNNEngine, IndKNNSwitches
-from pl_privknn.labelers.ind_knn.private_table import unit_rows
+from pl_privknn.labelers.ind_knn import IndKNNParameters
+from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
+from pl_privknn.labelers.ind_knn.algorithm import ask
+from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.per_record.filter import IndividualFilter
+from pl_privknn.testing import FreeLedger
 
 NUM_CLASSES = 4
 
@@ -35,35 +35,36 @@ def random_rows(rng, count, dimension=12):
     return centres[rng.integers(NUM_CLASSES, size=count)] + 0.8 * rng.normal(size=(count, dimension))
 
 
-def engine_of(parameters, dimension, switches=None):
-    budgets = IndividualFilter(parameters.budget)
-    return IndKNNEngine(parameters, switches or IndKNNSwitches(), NUM_CLASSES, dimension, budgets)
+def engine(parameters, dimension, *table, **switches):
+    return engine_of(parameters, dimension, *table, num_classes=NUM_CLASSES, **switches)
 
 
-def compare(parameters, rows, queries, *, reuse, batches, rtol, literal_candidates=None, switches=None):
+def answer(made, queries, seed):
+    return made.answer(torch.as_tensor(queries, dtype=torch.float32), Draws(seed), FreeLedger())
+
+
+def compare(parameters, rows, queries, *, batches, rtol, reuse=False, literal_candidates=None, hashing=None):
     """Fast path against the printed loop on the same draws; returns the loop."""
     rng = np.random.default_rng(5)
     labels, ids = rng.integers(NUM_CLASSES, size=len(rows)), 7 * np.arange(len(rows)) + 3
-    switches = switches or IndKNNSwitches(reuse=reuse)
-    fast = engine_of(parameters, rows.shape[1], switches)
-    fast.add(ids, torch.tensor(rows, dtype=torch.float32), labels)
+    fast = engine(parameters, rows.shape[1], ids, rows, labels, reuse=reuse, hashing=hashing)
     literal = Literal(parameters, NUM_CLASSES, reuse)
     literal.add(ids, np.float32(rows), labels)
     start = 0
     for number, size in enumerate(batches):
         part = queries[start : start + size]
-        answers = fast.answer(torch.tensor(part, dtype=torch.float32), SeededNoise(number))
-        draws = SeededNoise(number).normal((size, 1 + NUM_CLASSES), 1.0).numpy()
+        answers = answer(fast, part, number)
+        draws = Draws(number).normal((size, 1 + NUM_CLASSES), 1.0).numpy()
         for offset in range(size):
             chosen = None if literal_candidates is None else literal_candidates(start + offset, ids)
-            answer, noisy, count = literal.predict(np.float32(part[offset]), draws[offset], chosen)
-            assert answers.labels[offset] == answer
+            expected, noisy, count = literal.predict(np.float32(part[offset]), draws[offset], chosen)
+            assert answers.labels[offset] == expected
             np.testing.assert_allclose(answers.noisy[offset], noisy, rtol=rtol, atol=rtol)
             assert answers.counts[offset] == pytest.approx(count, rel=1e-12)
-        left = fast.budgets.remaining(ids)
+        left = fast.remaining()
         np.testing.assert_allclose(left, [literal.z[i] for i in ids], atol=rtol * parameters.budget)
-        # What the table works with is what the filter has on record.
-        np.testing.assert_array_equal(parameters.quanta(left), fast.table.left[: len(ids)])
+        # What the table works with is what is on record.
+        np.testing.assert_array_equal(fast.budgets.left(ids), fast.table.left[: len(ids)])
         start += size
     assert start == len(queries)
     assert max(literal.cost.values()) <= parameters.budget * (1 + 1e-9)
@@ -121,8 +122,8 @@ def test_hashing_is_the_same_algorithm_among_the_candidates():
     sizes = [len(candidates(query, np.arange(150))) for query in range(200)]
     assert 5 < np.mean(sizes) < 130
     compare(
-        parameters, rows, queries, reuse=False, batches=[50, 150], rtol=1e-10,
-        literal_candidates=candidates, switches=IndKNNSwitches(hashing=options),
+        parameters, rows, queries, batches=[50, 150], rtol=1e-10,
+        literal_candidates=candidates, hashing=options,
     )  # fmt: skip
 
 
@@ -157,37 +158,33 @@ def test_no_row_depends_on_another():
 def test_nobody_near_goes_through_the_same_noise():
     parameters = IndKNNParameters(0.5, 5.0, 1.0, 1.0)
     queries = torch.eye(3).repeat(2000, 1)
-    empty, far = engine_of(parameters, 3), engine_of(parameters, 3)
-    far.add(np.arange(100), -torch.ones(100, 3), np.zeros(100, np.int64))
-    first, second = (engine.answer(queries, SeededNoise(4)) for engine in (empty, far))
+    far = engine(parameters, 3, np.arange(100), -torch.ones(100, 3), np.zeros(100))
+    first, second = (answer(made, queries, 4) for made in (engine(parameters, 3), far))
     np.testing.assert_array_equal(first.noisy, second.noisy)
     np.testing.assert_array_equal(first.labels, second.labels)
     assert np.isfinite(first.noisy).all()
     # Uniform over classes at a fixed seed: a correct engine fails for one seed in a thousand.
     assert stats.chisquare(np.bincount(first.labels, minlength=NUM_CLASSES)).pvalue > 1e-3
-    np.testing.assert_array_equal(far.budgets.remaining(np.arange(100)), 1.0)
+    np.testing.assert_array_equal(far.remaining(), 1.0)
 
 
 def test_spent_records_give_nothing_away():
     # 500 records of class 2 at the query, until their budgets are spent; afterwards nothing tells of them.
     parameters = IndKNNParameters(0.5, 30.0, 1.0, 0.02)
-    engine = engine_of(parameters, 2)
-    engine.add(np.arange(500), torch.ones(500, 2), np.full(500, 2))
-    at_once = engine.answer(torch.ones(10, 2), SeededNoise(1))
-    assert (at_once.labels == 2).all()
-    engine.answer(torch.ones(400, 2), SeededNoise(2))
-    assert engine.table.left.max() < parameters.costs(parameters.count_cost)
-    after = engine.answer(torch.ones(4000, 2), SeededNoise(3))
-    empty = engine_of(parameters, 2).answer(torch.ones(4000, 2), SeededNoise(3))
+    made = engine(parameters, 2, np.arange(500), torch.ones(500, 2), np.full(500, 2))
+    assert (answer(made, torch.ones(10, 2), 1).labels == 2).all()
+    answer(made, torch.ones(400, 2), 2)
+    assert made.table.left.max() < parameters.costs(parameters.count_cost)
+    after = answer(made, torch.ones(4000, 2), 3)
+    empty = answer(engine(parameters, 2), torch.ones(4000, 2), 3)
     np.testing.assert_array_equal(after.noisy, empty.noisy)
     np.testing.assert_array_equal(after.counts, empty.counts)
 
 
 def test_noise_has_the_stated_deviations():
     parameters = IndKNNParameters(0.5, 10.0, 0.7, 1e6)
-    engine = engine_of(parameters, 2)
-    engine.add(np.arange(200), torch.ones(200, 2), np.full(200, 1))
-    answers = engine.answer(torch.ones(5000, 2), SeededNoise(0))
+    made = engine(parameters, 2, np.arange(200), torch.ones(200, 2), np.full(200, 1))
+    answers = answer(made, torch.ones(5000, 2), 0)
     # 5,000 draws: a sample deviation is off by more than 5 % with probability below 1e-6.
     assert answers.counts.std() == pytest.approx(10.0, rel=0.05)
     scaled = (answers.noisy - [0, 200, 0, 0]) / np.sqrt(answers.counts)[:, None]
@@ -196,6 +193,66 @@ def test_noise_has_the_stated_deviations():
 
 
 def test_the_count_has_a_floor():
-    answers = engine_of(IndKNNParameters(0.5, 100.0, 1.0, 1.0), 2).answer(torch.ones(300, 2), SeededNoise(0))
+    answers = answer(engine(IndKNNParameters(0.5, 100.0, 1.0, 1.0), 2), torch.ones(300, 2), 0)
     assert answers.counts.min() == 30
     assert (answers.counts == 30).mean() > 0.5
+
+
+# ---------------------------------------------------------------- one turn, compiled, bit for bit
+
+
+def over_arrays(parameters, near, kappa, labels, left, public_votes, num_public, draws):
+    """No loop over records: what numpy makes of the steps, one after another."""
+    counted = float(parameters.costs(parameters.count_cost))
+    active = left[near] >= counted
+    near, kappa = near[active], kappa[active]
+    count = max(len(near) + num_public + parameters.sigma1 * draws[0], parameters.min_count)
+    after = left[near] - counted
+    deviation = parameters.sigma2 * math.sqrt(count)
+    with np.errstate(over="ignore"):
+        full = parameters.costs((kappa / deviation) ** 2 / 2)
+    cut = deviation * np.sqrt(2 * parameters.quantum * after) * (1 - 1e-12)
+    part = np.where(full <= after, kappa, np.minimum(kappa, cut))
+    left[near] = after - np.minimum(full, after)
+    votes = np.bincount(labels[near], part, NUM_CLASSES) + public_votes
+    return count, votes + deviation * draws[1:]
+
+
+# With the smallest σ2 the cost of a whole vote is far beyond what fits into 64 bits of quanta, or is infinite.
+@pytest.mark.parametrize("sigma2", [0.5, 1e-3, 1e-12, 1e-200])
+def test_equals_whole_arrays(sigma2):
+    rng = np.random.default_rng(1)
+    parameters = IndKNNParameters.for_epsilon(
+        1.0, 1e-5, threshold=0.2, sigma2=sigma2, num_queries=60, min_count=40.0
+    )
+    labels = rng.integers(0, NUM_CLASSES, 400)
+    start = np.full(400, float(parameters.quanta(np.array(parameters.budget))))
+    ours, theirs = start.copy(), start.copy()
+    spent_out = 0
+    for _ in range(300):
+        near = np.flatnonzero(rng.random(400) < 0.2)
+        kappa, draws = rng.uniform(0.2, 1.0, len(near)), rng.normal(size=1 + NUM_CLASSES)
+        public_votes, num_public = rng.uniform(0, 3, NUM_CLASSES), int(rng.integers(0, 4))
+        given = (near, kappa, labels)
+        released = ask(parameters, *given, ours, public_votes, num_public, draws)
+        count, noisy = over_arrays(parameters, *given, theirs, public_votes, num_public, draws)
+        assert released.count == count
+        np.testing.assert_array_equal(released.noisy, noisy)
+        np.testing.assert_array_equal(ours, theirs)
+        spent_out += int((ours[near] == 0).sum())
+    assert (ours >= 0).all()
+    assert (ours <= start).all()
+    assert np.array_equal(ours, np.floor(ours))  # whole quanta
+    assert spent_out > 0 or sigma2 == 0.5
+
+
+def test_nobody_near_is_noise_alone():
+    parameters = IndKNNParameters(0.5, 2.0, 0.5, 1.0)
+    nobody = np.empty(0, np.intp)
+    left, draws = np.full(3, 1e10), np.arange(1.0, NUM_CLASSES + 2)
+    released = ask(
+        parameters, nobody, np.empty(0), np.zeros(3, np.int64), left, np.zeros(NUM_CLASSES), 0, draws
+    )
+    assert released.count == parameters.min_count
+    np.testing.assert_allclose(released.noisy, 0.5 * math.sqrt(parameters.min_count) * draws[1:])
+    assert (left == 1e10).all()

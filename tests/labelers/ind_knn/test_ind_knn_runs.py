@@ -10,21 +10,23 @@ import numpy as np
 import pytest
 import torch
 from forked import is_killed
-from grouped import grouped
+from ind_knn_setup import amounts
 from ledger_setup import needs_fork
 from small_fit import fit_student
 
 from pl_privknn.callbacks.label_store import LabelStore
-from pl_privknn.labelers.ind_knn.labeler import IndKNN
+from pl_privknn.labelers import IndKNN
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
-from pl_privknn.privacy.per_record.filter import IndividualFilter
-from pl_privknn.privacy.per_record.journal import JournalError
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
+from pl_privknn.privacy.record_budgets import BudgetTable
 
-PROMISE = {"delta": 1e-5, "max_epsilon": 1.0, "queries_per_round": 30, "query_batch_size": 6}
+BUDGET = {"delta": 1e-5, "max_epsilon": 1.0}
+PROMISE = {"budget": BUDGET, "queries_per_round": 30, "query_batch_size": 6}
 
 
 def teacher(**settings):
-    return IndKNN(0.6, 3.0, **grouped(IndKNN, epsilon=1.0, num_queries=300, **settings))
+    return IndKNN(0.6, 3.0, epsilon=1.0, num_queries=300, **settings)
 
 
 def fit(folder, **settings):
@@ -62,8 +64,9 @@ def private_files(folder):
     [
         (LedgerRun, "charge", 1, True),
         (LedgerRun, "charge", 1, False),
-        (IndividualFilter, "add", 1, False),
-        (IndividualFilter, "charge", 2, False),
+        (BudgetTable, "admit", 1, False),
+        (BudgetTable, "spend", 2, False),
+        (LedgerRun, "note", 1, True),
         (LedgerRun, "note", 1, False),
         (LabelStore, "put", 3, True),
         (LabelStore, "put", 4, False),
@@ -74,9 +77,8 @@ def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
     assert killed(folder, cls, name, call, before)
     (run,) = Ledger.open_readonly(folder / "run" / "ledger.sqlite").runs
     assert private_files(folder).name == run
-    with IndividualFilter(teacher().parameters.budget, private_files(folder) / "budgets") as state:
-        answered = state.begun
-        left = state.remaining(state.active(0.0)).sum()
+    left = amounts(private_files(folder), teacher().parameters)
+    answered = cls is LabelStore or name in ("spend", "note")
     folder = folder.rename(tmp_path / "moved")  # the run's folder, with the private one beside it
     callback = fit(folder)
     assert 0.9999 < callback.epsilon <= 1.0
@@ -85,7 +87,10 @@ def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
     counts = callback.label_counts()
     assert counts["answered"] + counts["lost"] == 30
     assert counts["lost"] <= 6
-    assert (callback.labeler.remaining().sum() < left) or not answered
+    after = amounts(private_files(folder), teacher().parameters)
+    if answered:  # nobody got anything back
+        assert all(after[number] <= left[number] for number in left)
+        assert after.keys() == left.keys()
     if cls is LabelStore:
         assert killed(folder, cls, name, 100, before) is False  # all is there: nothing is asked again
         assert callback._run.ledger_run.num_charges == 1
@@ -97,31 +102,31 @@ def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
     private = private_files(tmp_path)
     shutil.copytree(private, tmp_path / "older")
     shutil.move(private, tmp_path / "lost")
-    with pytest.raises(JournalError, match="does not hold the budgets from which run"):
+    with pytest.raises(PrivateStoreError, match="does not hold the budgets from which run"):
         fit(tmp_path)
     shutil.move(tmp_path / "lost", private)
     assert killed(tmp_path, LabelStore, "put", 2, True)
     latest = shutil.move(private, tmp_path / "latest")
     shutil.move(tmp_path / "older", private)
-    with pytest.raises(JournalError, match="an older copy of the budgets"):
+    with pytest.raises(PrivateStoreError, match="an older copy of the budgets"):
         fit(tmp_path)
     shutil.rmtree(private)
     shutil.move(latest, private)
+    with pytest.raises(ValueError, match="noise_source: the noise of this stream came from the operating"):
+        fit(tmp_path, noise_source=SeededNoise(7))
     assert fit(tmp_path)._run.ledger_run.num_charges == 1
     # A copy of the whole run would spend the same budgets a second time, as long as the first is there.
     shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
-    with pytest.raises(JournalError, match="does not hold the budgets"):
+    with pytest.raises(PrivateStoreError, match="does not hold the budgets"):
         again(tmp_path / "copy")
     shutil.copytree(tmp_path / "run.private", tmp_path / "copy" / "run.private")
-    with pytest.raises(JournalError, match="is a copy of"):
+    with pytest.raises(PrivateStoreError, match="is a copy of"):
         again(tmp_path / "copy")
 
 
 def again(folder):
     """Join a finished run in its folder, as one does that has queries left."""
-    ledger = Ledger(
-        folder / "run" / "ledger.sqlite", delta=PROMISE["delta"], max_epsilon=PROMISE["max_epsilon"]
-    )
+    ledger = Ledger(folder / "run" / "ledger.sqlite", **BUDGET)
     (run,) = ledger.runs
     teacher().join_run(folder / "run.private" / run, ledger.run(run))
 
@@ -140,13 +145,13 @@ def test_the_command_line_continues_and_refuses_in_one_line(tmp_path, capsys):
     assert main(["fit", "--config", str(config), "--run_dir", str(run), *words]) == 0
     private.rename(tmp_path / "kept")
     capsys.readouterr()
-    again = ["fit", "--resume", str(run), "--trainer.max_epochs", "2"]  # a second round of queries
-    assert main(again) == 2
+    resumed = ["fit", "--resume", str(run), "--trainer.max_epochs", "2"]  # a second round of queries
+    assert main(resumed) == 2
     assert "does not hold the budgets from which run" in (told := capsys.readouterr().err)
     assert "Traceback" not in told
     assert not private.exists()  # what is lost can be put back in its place
     (tmp_path / "kept").rename(private)
-    assert main(again) == 0
+    assert main(resumed) == 0
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["queried"], summary["lost"]) == (200, 0)
     assert summary["epsilon_spent"] == summary["epsilon"] == pytest.approx(2.0, rel=1e-4)
@@ -161,58 +166,34 @@ def test_the_private_folder_is_beside_the_run_and_nothing_of_it_inside(tmp_path)
         os.umask(before)
     private = private_files(tmp_path)
     assert private.name == callback._run.run_id
-    for folder in (private, private.parent):
-        assert folder.stat().st_mode & 0o777 == 0o700
-    kept = json.loads((private / "state.json").read_text())
-    secret = [kept["key"].encode(), bytes.fromhex(kept["key"])]
-    with IndividualFilter(callback.labeler.parameters.budget, private / "budgets") as state:
-        ids = state.active(0.0)
-        assert len(ids) == 120
-        secret += [number.tobytes() for number in ids] + [str(number).encode() for number in ids]
-        left = np.unique(state.remaining(ids))
-        for value in left[left > 0]:
-            secret += [str(value).encode(), value.tobytes()]
+    for path in (private, private.parent, *private.iterdir()):
+        assert path.stat().st_mode & 0o77 == 0
+    left, store = amounts(private, teacher().parameters), PrivateStore(private / FILE_NAME)
+    key = store.fact("key")
+    store.close()
+    assert len(left) == 120
+    secret = [key.encode(), bytes.fromhex(key)]
+    for number, amount in left.items():
+        secret += [str(number).encode(), np.int64(number).tobytes()]
+        secret += [str(amount).encode(), np.float64(amount).tobytes()] if amount else []
     for path in (tmp_path / "run").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert not [text for text in secret if text in content], path
-    assert {path.stat().st_mode & 0o777 for path in private.iterdir() if path.suffix != ".lock"} == {0o600}
 
 
-def test_another_run_in_the_same_place_has_budgets_of_its_own(tmp_path):
-    first = fit(tmp_path)
-    shutil.rmtree(tmp_path / "run")
-    second = fit(tmp_path)
-    assert len(list((tmp_path / "run.private").iterdir())) == 2
-    assert (first.epsilon, second.epsilon) == (second.epsilon, first.epsilon)
-    assert second._run.ledger_run.num_charges == 1
-
-
-def test_a_labeler_that_goes_on_to_another_run_starts_another_stream(tmp_path):
+def test_every_run_has_a_stream_of_its_own_or_charges_for_the_one_that_it_shares(tmp_path):
     labeler = teacher()
-    for name in ("a", "b"):
+    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)  # it was used before
+    for name in ("a", "b", "b"):
+        shutil.rmtree(tmp_path / "b" / "run", ignore_errors=True)  # another run in the same place
         callback, _ = fit_student(tmp_path / name, labeler, 0.15, private=120, **PROMISE)
         assert callback._run.ledger_run.num_charges == 1
-        assert len(labeler.remaining()) == 120
-        (state,) = (tmp_path / name / "run.private").iterdir()
-        with IndividualFilter(labeler.parameters.budget, state / "budgets") as budgets:  # it was let go of
-            left = budgets.remaining(budgets.active(0.0))
-            np.testing.assert_array_equal(np.sort(labeler.remaining()), np.sort(left))
-
-
-def test_a_labeler_that_was_used_before_keeps_the_budgets_of_its_run_on_disk(tmp_path):
-    labeler = teacher()
-    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)
-    callback, _ = fit_student(tmp_path, labeler, 0.15, private=120, **PROMISE)
-    assert callback._run.ledger_run.num_charges == 1
-    with IndividualFilter(labeler.parameters.budget, private_files(tmp_path) / "budgets") as state:
-        assert state.begun
-    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)  # after it, by itself again
-    assert labeler._state.folder is None
-
-
-def test_the_same_folder_is_used_for_state_dir_in_every_run(tmp_path):
-    for name in ("a", "b"):
-        callback = fit(tmp_path / name, state_dir=tmp_path / "state")
+        assert 0.9999 < callback.epsilon <= 1.0
+        left = amounts(tmp_path / name / "run.private" / callback._run.run_id, labeler.parameters)
+        np.testing.assert_allclose(np.sort(labeler.remaining()), np.sort(list(left.values())))
+    assert len(list((tmp_path / "b" / "run.private").iterdir())) == 2
+    for name in ("c", "d"):
+        callback = fit(tmp_path / name, records={"state_dir": tmp_path / "state"})
         assert callback._run.ledger_run.num_charges == 1  # each run's own ledger must show the stream
         assert not (tmp_path / name / "run.private").exists()
 
@@ -226,15 +207,11 @@ def test_a_run_that_fails_lets_go_of_its_state(tmp_path, monkeypatch):
 
 
 def test_seeded_noise_in_a_runs_folder_is_that_of_memory(tmp_path):
-    from pl_privknn.privacy.noise import SeededNoise
-
     images, labels, queries = torch.rand(40, 6), torch.arange(40) % 3, torch.rand(20, 6)
     found = []
     for place in (None, tmp_path / "private"):
-        labeler, run = (
-            teacher(noise_source=SeededNoise(3)),
-            Ledger(tmp_path / f"{len(found)}.sqlite").run("run"),
-        )
+        labeler = teacher(noise_source=SeededNoise(3))
+        run = Ledger(tmp_path / f"{len(found)}.sqlite").run("run")
         if place is not None:
             labeler.join_run(place, run)
         labeler.fit(images, labels, 3)

@@ -1,4 +1,4 @@
-"""What both faces of Ind-KNN share: a private table, its budgets, and the answering of queries."""
+"""Ind-KNN over one private table that may change: searching, answering, and paying."""
 
 from __future__ import annotations
 
@@ -11,17 +11,114 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_non_negative
-from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, PublicDensity, ask
-from pl_privknn.labelers.ind_knn.others import ALONE, Alone
-from pl_privknn.labelers.ind_knn.private_table import PublicAnswers, RecordTable, unit_rows
+from pl_privknn.labelers.ind_knn.algorithm import (
+    NO_SHARDS,
+    Floats,
+    IndKNNParameters,
+    NoShards,
+    PublicDensity,
+    ask,
+)
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
 from pl_privknn.neighbors.search import reaching
+from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.per_record.filter import IndividualFilter
+from pl_privknn.privacy.record_budgets import BudgetTable, Ids
 
+Rows = NDArray[np.intp]
 #: Similarities of one block of queries, at 4 bytes each (128 MiB).
 _BLOCK_ENTRIES = 32 * 1024 * 1024
 _MOST_QUERIES_AT_ONCE = 512
+_ROWS_AT_ONCE = 1024
+
+
+def unit_rows(rows: Tensor, *, overwrite: bool = False) -> Tensor:
+    """Each row by itself scaled to length 1, float32; a row of zeros stays as it is.
+
+    No row's result depends on another row: no mean is taken out and no column is scaled. With ``overwrite`` the
+    result takes the place of ``rows`` where it can.
+    """
+    in_place = overwrite and rows.dtype == torch.float32 and rows.is_cpu and rows.is_contiguous()
+    result = rows.detach() if in_place else torch.empty(rows.shape, dtype=torch.float32)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[start : start + _ROWS_AT_ONCE].detach().cpu().double()
+        norms = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+        result[start : start + len(part)] = part / torch.where(norms > 0, norms, 1.0)
+    return result
+
+
+class RecordTable:
+    """Rows of records, in buffers that grow; one that is taken out is overwritten, so nothing of it stays in memory.
+
+    Args:
+        dimension: of the vectors.
+
+    Attributes:
+        left: what each row's record has left, in quanta, float64, shape ``(capacity,)``. Private, as is
+            everything here (but where the table is one of earlier queries and their answers).
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self._count, self._vectors = 0, torch.empty(0, dimension)
+        self._labels, self._ids, self.left = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def dimension(self) -> int:
+        """Of the vectors."""
+        return self._vectors.shape[1]
+
+    @property
+    def vectors(self) -> Tensor:
+        """Float32 unit vectors, shape ``(n, dimension)``; a view."""
+        return self._vectors[: self._count]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Int64, shape ``(n,)``; a view."""
+        return self._labels[: self._count]
+
+    @property
+    def ids(self) -> Ids:
+        """The owner's numbers, int64, shape ``(n,)``; a view."""
+        return self._ids[: self._count]
+
+    def append(
+        self, vectors: Tensor, labels: NDArray[np.int64], ids: Ids | int = 0, left: Floats | float = 0.0
+    ) -> Rows:
+        """Add records; returns their rows. The first ``vectors`` are kept, not copied."""
+        start, stop = self._count, self._count + len(labels)
+        if stop > len(self._ids):
+            # The first records are their buffer, so a table that never grows takes no more than it needs.
+            more = max(stop, 2 * len(self._ids)) - start
+            grown = torch.cat([self.vectors, torch.zeros(more, self.dimension)]) if start else vectors
+            self._vectors = grown
+            self._labels, self._ids, self.left = (
+                np.concatenate([array[:start], np.zeros(more, array.dtype)])
+                for array in (self._labels, self._ids, self.left)
+            )
+        if self._vectors is not vectors:
+            self._vectors[start:stop] = vectors
+        self._labels[start:stop], self._ids[start:stop], self.left[start:stop] = labels, ids, left
+        self._count = stop
+        return np.arange(start, stop)
+
+    def delete(self, gone: Rows) -> Rows:
+        """Take rows out and wipe them; the last ones move into the holes, whose rows are returned."""
+        count = self._count - len(gone)
+        kept = np.ones(self._count, bool)
+        kept[gone] = False
+        holes = np.flatnonzero(~kept[:count])
+        movers = count + np.flatnonzero(kept[count:])
+        self._vectors[holes] = self._vectors[movers]
+        self._vectors[count : self._count] = 0
+        for array in (self._labels, self._ids, self.left):
+            array[holes] = array[movers]
+            array[count : self._count] = 0
+        self._count = count
+        return holes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +134,6 @@ class Answers:
     labels: NDArray[np.int64]
     noisy: Floats
     counts: Floats
-
-
-@dataclasses.dataclass(frozen=True)
-class Predictions:
-    """Differentially private answers; nothing in it is private any more.
-
-    Attributes:
-        labels: int64, shape ``(m,)``; -1 where the answer was held back as unsure (``abstain``).
-        probabilities: float32, shape ``(m, c)``; the non-negative part of the noisy votes, normalised.
-        counts: float64, shape ``(m,)``; noisy numbers of neighbours. Where one is at the floor, the answer may
-            be nothing but noise.
-    """
-
-    labels: Tensor
-    probabilities: Tensor
-    counts: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +163,19 @@ class IndKNNSwitches:
 
 
 class IndKNNEngine:
-    """Ind-KNN over one table, with one :class:`IndividualFilter` that it alone charges.
+    """Ind-KNN over one table, whose budgets it alone charges.
 
     Args:
         parameters: public constants.
         switches: what is added to Algorithm 3.
         num_classes: number of classes.
         dimension: of the features.
-        budgets: the filter; its budget is that of ``parameters``.
+        budgets: of the records, in quanta of ``parameters``.
 
     Attributes:
+        table: private records.
+        answered: earlier queries and answers; public, so they take part without a budget.
+        reference: unit vectors of public examples, for thresholds by density.
         others: private records in other processes; none at first.
         device: where neighbours are searched for; on the CPU if None.
     """
@@ -102,71 +186,60 @@ class IndKNNEngine:
         switches: IndKNNSwitches,
         num_classes: int,
         dimension: int,
-        budgets: IndividualFilter,
+        budgets: BudgetTable,
     ) -> None:
         self.parameters, self.switches = parameters, switches
         self.num_classes, self.budgets = num_classes, budgets
-        self.table = RecordTable(dimension)
-        self.answered = PublicAnswers(dimension)
-        self.index = HashIndex(switches.hashing, dimension) if switches.hashing is not None else None
+        self.table, self.answered = RecordTable(dimension), RecordTable(dimension)
+        self.index = None if switches.hashing is None else HashIndex(switches.hashing, dimension)
         self.reference = torch.empty(0, dimension)
-        self.others: Alone = ALONE
+        self.others: NoShards = NO_SHARDS
         self.device: torch.device | None = None
 
-    def add(
-        self,
-        ids: NDArray[np.int64],
-        features: Tensor,
-        labels: NDArray[np.int64],
-        limits: Floats | None = None,
-        *,
-        overwrite: bool = False,
-    ) -> None:
-        """Admit records that are not in the table, with what their numbers have left.
+    def add(self, ids: Ids, vectors: Tensor, labels: NDArray[np.int64]) -> None:
+        """Let records take part that have a budget, with what they have left of it.
 
         Args:
-            ids: their numbers, ``(n,)``.
-            features: float, ``(n, dimension)``.
+            ids: their numbers, ``(n,)``; none is in the table.
+            vectors: of :func:`unit_rows`, ``(n, dimension)``; the first ones are kept, not copied.
             labels: ``(n,)``.
-            limits: what each may spend in all, ``(n,)``; None for the whole budget.
-            overwrite: let the unit vectors stand in the place of float32 ``features``, wherever those lie.
         """
-        self.budgets.add(ids)
-        left = self.parameters.quanta(self.budgets.remaining(ids))
-        if limits is not None:
-            # In quanta, so that what was spent and what may be spent are exact: at most the limit, rounded down.
-            whole = self.parameters.quanta(np.array(self.budgets.budget))
-            left = np.clip(self.parameters.quanta(limits) - (whole - left), 0.0, left)
-        rows = self.table.append(ids, unit_rows(features, overwrite=overwrite), labels, left)
-        self._index(rows)
+        self._index(self.table.append(vectors, labels, ids, self.budgets.left(ids)))
 
-    def remove(self, ids: NDArray[np.int64]) -> None:
-        """Take records out; what they spent stays on record in the filter."""
-        self.budgets.remove(ids)
-        moved = self.table.delete(ids)
+    def remove(self, ids: Ids) -> None:
+        """Take records out; what they spent stays on record in the budgets."""
+        moved = self.table.delete(np.flatnonzero(np.isin(self.table.ids, ids)))
         if self.index is not None:
             self.index.truncate(len(self.table))
         self._index(moved)
 
-    def _index(self, rows: NDArray[np.intp]) -> None:
+    def remaining(self) -> Floats:
+        """What each row's record has left. **Private**."""
+        return self.table.left[: len(self.table)] * self.parameters.quantum
+
+    def _index(self, rows: Rows) -> None:
         if self.index is None or not len(rows):
             return
-        vectors, first, last = self.table.vectors, rows[0], rows[-1]
-        if last - first + 1 == len(rows):  # ascending: a run of rows, which is not copied
-            self.index.set_rows(rows, vectors[first : last + 1])
-        else:
-            self.index.set_rows(rows, vectors[torch.from_numpy(rows)])
+        ascending = rows[-1] - rows[0] + 1 == len(rows)  # a run of rows, which is not copied
+        chosen = slice(rows[0], rows[-1] + 1) if ascending else torch.from_numpy(rows)
+        self.index.set_rows(rows, self.table.vectors[chosen])
 
-    def answer(self, queries: Tensor, noise: NoiseSource) -> Answers:
-        """Answer queries one after another, by Algorithm 3; budgets are on disk when this returns.
+    # ------------------------------------------------------------------ answering
+
+    def answer(self, queries: Tensor, source: NoiseSource, ledger: ChargesLedger | None) -> Answers:
+        """Answer queries one after another, by Algorithm 3; what they cost is on disk when this returns.
 
         Args:
             queries: float features, shape ``(m, dimension)``.
-            noise: protective randomness of these queries: row t of ``normal((m, 1 + c), 1)`` serves query t.
+            source: of protective randomness; row t of ``normal((m, 1 + c), 1)`` serves query t.
+            ledger: pays for the whole stream, unless it has; None where nobody keeps books.
 
         Raises:
-            JournalError: if the budgets could not be written; nothing is let out.
+            BudgetExceeded: as the ledger says; nothing was drawn.
+            PrivateStoreError: if the budgets are not the latest of this run, or could not be written; nothing is let
+                out.
         """
+        noise = self.budgets.pay_for(self.parameters.total, ledger, source)
         vectors = unit_rows(queries)
         thresholds = self._thresholds(vectors)
         self.others.begin(vectors, thresholds)
@@ -176,16 +249,16 @@ class IndKNNEngine:
             np.empty((len(vectors), self.num_classes)),
             np.empty(len(vectors)),
         )
-        before = self.table.left[: len(self.table)].copy()
-        known = len(self.answered)
+        before, known = self.table.left[: len(self.table)].copy(), len(self.answered)
         try:
             for block in self._blocks(len(vectors)):
                 self._answer_block(vectors[block], thresholds[block], draws[block], answers, block)
-            self.pay(before)
-            self.others.pay(self.budgets.mark)
+            mark = self.pay(before)
+            self.others.pay(mark)
+            self.budgets.vouch(ledger, mark)
         except BaseException:
             # Answers that were not paid for must not take part later, where they would come out.
-            self.answered.truncate(known)
+            self.answered.delete(np.arange(known, len(self.answered)))
             raise
         return answers
 
@@ -195,17 +268,14 @@ class IndKNNEngine:
         labels, noisy, counts = answers.labels[block], answers.noisy[block], answers.counts[block]
         earlier = (vectors @ self.answered.vectors.T).numpy()
         # An answer of this block takes part in those after it: their similarities are known beforehand.
-        mutual = (
-            (vectors @ vectors.T).numpy() if self.switches.reuse else np.empty((len(labels), 0), np.float32)
-        )
+        mutual = (vectors @ vectors.T).numpy() if self.switches.reuse else earlier[:, :0]
         for query, (near, kappa) in enumerate(self._private_neighbors(vectors, thresholds)):
             known = np.flatnonzero(labels[: query if self.switches.reuse else 0] >= 0)
             public, public_kappa = self.parameters.neighbors(
                 np.concatenate([earlier[query], mutual[query, known]]), float(thresholds[query])
             )
             public_labels = np.concatenate([self.answered.labels, labels[known]])[public]
-            public_votes = np.zeros(self.num_classes)
-            np.add.at(public_votes, public_labels, public_kappa)
+            public_votes = np.bincount(public_labels, public_kappa, self.num_classes).astype(np.float64)
             self.others.turn()
             released = ask(
                 self.parameters,
@@ -224,21 +294,22 @@ class IndKNNEngine:
             kept = labels >= 0
             self.answered.append(vectors[torch.from_numpy(kept)], labels[kept])
 
-    def pay(self, before: Floats) -> None:
-        """Charge the budgets what records have spent; on disk when this returns.
+    def pay(self, before: Floats, mark: str | None = None) -> str:
+        """Charge the budgets what records have spent; on disk when the transaction ends.
 
         Args:
             before: what they had left, in quanta, ``(n,)``.
+            mark: of the batch, where another shard has drawn it.
+
+        Returns:
+            the batch's mark.
 
         Raises:
-            JournalError: if the budgets could not be written.
+            PrivateStoreError: if the budgets could not be written.
         """
         spent = before - self.table.left[: len(before)]
         paying = np.flatnonzero(spent)
-        # Whole quanta: exact as floats and in the filter's own units. Had the filter less than the table
-        # says, it would refuse here, and nothing would be let out.
-        costs = spent[paying] * self.parameters.quantum
-        self.budgets.charge(self.table.ids[paying], costs, excess="raise", marked=True)
+        return self.budgets.spend(self.table.ids[paying], spent[paying], mark)
 
     def _decide(self, noisy: Floats, count: float) -> int:
         """The class with the most noisy votes, or -1; uses released values and public constants only."""
@@ -259,7 +330,7 @@ class IndKNNEngine:
         ]
         return np.concatenate(parts) if parts else np.empty(0)
 
-    def neighborhoods(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[NDArray[np.intp], Floats]]:
+    def neighborhoods(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[Rows, Floats]]:
         """Private neighbours of each query and their κ, whatever they have left, block by block of queries."""
         for block in self._blocks(len(vectors)):
             yield from self._private_neighbors(vectors[block], thresholds[block])
@@ -269,9 +340,7 @@ class IndKNNEngine:
         step = min(_MOST_QUERIES_AT_ONCE, max(1, _BLOCK_ENTRIES // max(1, len(self.table))))
         return [slice(start, min(start + step, num_queries)) for start in range(0, num_queries, step)]
 
-    def _private_neighbors(
-        self, vectors: Tensor, thresholds: Floats
-    ) -> Iterator[tuple[NDArray[np.intp], Floats]]:
+    def _private_neighbors(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[Rows, Floats]]:
         """Private neighbours of each query, whatever they have left; one matrix product for all queries."""
         table = self.table.vectors
         elsewhere = None if self.device is None or self.device.type == "cpu" else self.device
@@ -301,7 +370,7 @@ def check_queries(queries: Tensor, dimension: int) -> None:
         raise ValueError("queries: some are NaN or infinite; leave those examples out")
 
 
-def probabilities(noisy: NDArray[np.float64]) -> Tensor:
+def probabilities(noisy: Floats) -> Tensor:
     """The non-negative part of noisy votes, normalised; uniform where there is none. Float32 ``(m, c)``."""
     positive = np.maximum(noisy, 0.0)
     total = positive.sum(axis=1, keepdims=True)

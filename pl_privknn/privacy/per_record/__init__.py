@@ -1,1 +1,0 @@
-"""A privacy budget for every private record."""

@@ -1,0 +1,572 @@
+"""Budgets of single records: from (ε, δ) to a budget, who is who, and the table of what each has spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pl_privknn._checks import check_choice, check_open_unit, check_positive
+from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
+from pl_privknn.privacy.mechanisms import Mechanism
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.private_store import PrivateStore, PrivateStoreError
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+_DIGEST_BYTES = 16
+_NEW_STREAM = "start a new run or state_dir, which charges a new stream"
+
+# ---------------------------------------------------------------------- (ε, δ) and budgets
+
+Conversion = Literal["gdp", "rdp", "rdp_classic"]
+CONVERSIONS: tuple[Conversion, ...] = ("gdp", "rdp", "rdp_classic")
+#: Relative spread that :func:`budget_for_epsilon` allows for: other machines round its steps otherwise.
+BUDGET_SPREAD = 1e-9
+
+
+def budget_for_epsilon(epsilon: float, delta: float, conversion: Conversion = "gdp") -> float:
+    """The largest budget B per record, RDP(α) = α B for every α, that keeps a stream (ε, δ)-DP.
+
+    * ``"gdp"``: B = μ²/2 for the largest μ with Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) <= δ (Dong, Roth, Su 2022,
+      Corollary 2.13). The tightest; valid since everything charged is Gaussian.
+    * ``"rdp"``: the improved conversion, ε = min over α of αB + log(1−1/α) − (log δ + log α)/(α−1) (Canonne,
+      Kamath, Steinke 2020).
+    * ``"rdp_classic"``: ε = min over α of αB + log(1/δ)/(α−1) (Mironov 2017), that is
+      B = (√(ε + log 1/δ) − √log 1/δ)².
+
+    The result is rounded down by some 1e-9 of itself.
+
+    >>> [round(budget_for_epsilon(1.0, 1e-5, c), 5) for c in ("gdp", "rdp", "rdp_classic")]
+    [0.03593, 0.03056, 0.02082]
+
+    Raises:
+        ValueError: unless ``epsilon`` is above 0 and ``delta`` lies in (0, 1).
+    """
+    epsilon = check_positive("epsilon", epsilon)
+    delta = check_open_unit("delta", delta)
+    check_choice("conversion", conversion, CONVERSIONS)
+    if conversion == "rdp_classic":
+        log_inverse = -math.log(delta)
+        budget = (epsilon / (math.sqrt(epsilon + log_inverse) + math.sqrt(log_inverse))) ** 2
+    else:
+        budget = _largest(lambda trial: epsilon_of_budget(trial, delta, conversion) <= epsilon)
+    return budget * (1 - 2 * BUDGET_SPREAD)
+
+
+def epsilon_of_budget(budget: float, delta: float, conversion: Conversion = "gdp") -> float:
+    """The ε of a budget B per record; the inverse of :func:`budget_for_epsilon`, rounded up.
+
+    Raises:
+        ValueError: unless ``budget`` is above 0 and ``delta`` lies in (0, 1).
+    """
+    budget = check_positive("budget", budget)
+    delta = check_open_unit("delta", delta)
+    check_choice("conversion", conversion, CONVERSIONS)
+    if conversion == "rdp_classic":
+        return budget + 2 * math.sqrt(-budget * math.log(delta))
+    if conversion == "rdp":
+        return _epsilon_rdp(budget, delta)
+    mu = math.sqrt(2 * budget)
+    if _gdp_delta(mu, 0.0) <= delta:
+        return 0.0
+    too_small = _largest(lambda trial: _gdp_delta(mu, trial) > delta)
+    return too_small * (1 + 1e-12)
+
+
+def _gdp_delta(mu: float, epsilon: float) -> float:
+    from scipy.special import log_ndtr
+
+    first = float(log_ndtr(mu / 2 - epsilon / mu))
+    # The difference of two nearly equal terms is taken as e^a (1 − e^(b − a)), which keeps its digits.
+    gap = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)) - first
+    return -math.exp(first) * math.expm1(gap) if gap < 0 else 0.0
+
+
+def _epsilon_rdp(budget: float, delta: float) -> float:
+    def epsilon(log_excess: NDArray[np.float64]) -> NDArray[np.float64]:
+        alpha = 1 + np.exp(log_excess)
+        return alpha * budget + np.log1p(-1 / alpha) - (math.log(delta) + np.log(alpha)) / (alpha - 1)
+
+    grid = np.linspace(-20.0, 60.0, 2001)  # α − 1; every α gives a valid ε, so the grid costs tightness only
+    for _ in range(4):
+        best = int(np.argmin(epsilon(grid)))
+        grid = np.linspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 2001)
+    return max(0.0, float(epsilon(grid).min()))
+
+
+def _largest(fits: Callable[[float], bool]) -> float:
+    """The largest float above 0 that fits, for a property that holds up to some number and not beyond."""
+    low, high = 1e-300, 1.0
+    while fits(high):
+        low, high = high, high * 2
+    while high - low > 1e-13 * low:
+        # Halve the exponents first: the answer may be many orders of magnitude from 1.
+        middle = math.sqrt(low) * math.sqrt(high) if high > 4 * low else low + (high - low) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# ---------------------------------------------------------------------- who is who
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordKey:
+    """Recognises records by what they hold, whatever their place in the table.
+
+    A digest is of one record alone, under a key that never leaves the private state: without the key it tells
+    nothing of the record, not even to somebody who guesses it.
+
+    Attributes:
+        key: from the operating system's generator, 16 to 64 bytes; **private**.
+    """
+
+    key: bytes = dataclasses.field(repr=False)
+
+    def digests(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Digests of records.
+
+        Args:
+            rows: images or features, one in each place of the first dimension.
+            labels: int64, shape ``(n,)``, or ``(n, l)`` for several whole numbers a record.
+
+        Returns:
+            uint8, shape ``(n, 16)``. **Private**.
+        """
+        content = rows.detach().cpu().contiguous().numpy()
+        kind = f"{content.dtype} {content.shape[1:]}".encode()
+        found = bytearray()
+        numbers = labels.cpu().numpy().astype("<i8")
+        for row, label in zip(content, numbers, strict=True):
+            found += self._hash(kind + label.tobytes() + row.tobytes(), _DIGEST_BYTES)
+        return torch.frombuffer(found or bytearray(1), dtype=torch.uint8)[: len(found)].view(
+            -1, _DIGEST_BYTES
+        )
+
+    def numbers(self, digests: Tensor) -> tuple[Ids, Ids]:
+        """Numbers of records; equal records are counted, so each copy has one of its own.
+
+        Args:
+            digests: uint8, shape ``(n, 16)``.
+
+        Returns:
+            The records' numbers, int64, shape ``(n,)``, and those that one copy more of each different record
+            would have. Both **private**.
+        """
+        copies: Counter[bytes] = Counter()
+        numbers = []
+        for digest in as_bytes(digests):
+            numbers.append(self._number(digest, copies[digest]))
+            copies[digest] += 1
+        following = [self._number(digest, count) for digest, count in copies.items()]
+        return np.array(numbers, np.int64), np.array(following, np.int64)
+
+    def _number(self, digest: bytes, copy: int) -> int:
+        return int.from_bytes(self._hash(digest + copy.to_bytes(8, "little"), 8), "little", signed=True)
+
+    def _hash(self, data: bytes, size: int) -> bytes:
+        return hashlib.blake2b(data, key=self.key, digest_size=size).digest()
+
+
+def as_bytes(digests: Tensor) -> list[bytes]:
+    """Each row of a uint8 tensor as bytes."""
+    data, width = digests.contiguous().numpy().tobytes(), digests.shape[1]
+    return [data[at : at + width] for at in range(0, len(data), width)]
+
+
+def changed_numbers(known: Mapping[int, bytes], now: Mapping[int, bytes]) -> bool:
+    """Whether a record comes under another number than before.
+
+    That is so where a digest that is known comes under a number that never had it, while a number that had it
+    has lost it. Where all have kept it, the newcomer is an equal record.
+
+    Args:
+        known: digests of numbers, as they were.
+        now: digests of the numbers in the table.
+    """
+    owners: dict[bytes, set[int]] = {}
+    for number, digest in known.items():
+        owners.setdefault(digest, set()).add(number)
+    return any(
+        number not in owners.get(digest, {number})
+        and any(now.get(owner) != digest for owner in owners[digest])
+        for number, digest in now.items()
+    )
+
+
+def read_ids(ids: Any, count: int) -> Ids:
+    """Numbers that the owner gave, as an array or the path of a ``.npy`` file, one whole number for each record.
+
+    Raises:
+        ValueError: unless there is one whole number for each record, and each once.
+        FileNotFoundError: if there is no such file.
+    """
+    given = ids
+    if isinstance(ids, str | Path):
+        if not Path(ids).is_file():
+            raise FileNotFoundError(f"ids={str(ids)!r}: there is no such file")
+        try:
+            given = np.lib.format.open_memmap(ids, mode="r")
+        except (OSError, EOFError, ValueError):
+            raise ValueError(
+                f"ids={str(ids)!r} can't be read as an array; write it with numpy.save, numbers alone"
+            ) from None
+    given = np.asarray(given)
+    whole = (given.dtype.kind in "iu" and np.can_cast(given.dtype, np.int64)) or not given.size
+    if given.shape != (count,) or not whole or len(np.unique(given)) != count:
+        raise ValueError(
+            f"ids: shape and numbers must be those of the records, one whole number for each ({given.dtype} given), "
+            "and no number twice"
+        )
+    return given.astype(np.int64)
+
+
+# ---------------------------------------------------------------------- the table
+
+_ROW = np.dtype([("id", np.int64), ("allowed", np.int64), ("spent", np.int64)])
+_SCHEMA = """
+CREATE TABLE budgets (
+    id      INTEGER PRIMARY KEY,
+    allowed INTEGER NOT NULL,
+    spent   INTEGER NOT NULL DEFAULT 0,
+    digest  BLOB,
+    CONSTRAINT budget CHECK (spent BETWEEN 0 AND allowed)
+);
+CREATE TABLE calls (number INTEGER PRIMARY KEY, mark TEXT NOT NULL);
+CREATE TABLE runs (run TEXT PRIMARY KEY, charged INTEGER NOT NULL);
+"""
+
+
+class BudgetTable(PrivateStore):
+    """What each private record may spend in a stream of answers, and has spent; **private**.
+
+    Amounts are whole quanta, so sums are exact; the file itself refuses to hold a record that has spent more than it
+    may. A record that is taken out keeps its row, or it would come back with a new budget.
+
+    The stream is one release in a ledger, so its budgets must never be spent twice under one entry. Refused are
+
+    * *an older copy put back*: every call draws a mark, also where nobody pays, that is written with what it cost and
+      noted in the ledger before its answers are let out. A table without the ledger's last mark is older;
+    * *a lost table*: the ledger says that this run has paid for a stream, and the table knows nothing of the run;
+    * *a second copy*, see :class:`~pl_privknn.privacy.private_store.PrivateStore`;
+    * *other noise*: what the ledger says of the noise holds for all answers, so all come from one kind of source.
+
+    A run is noted here before its ledger is charged, with the number of such charges that it had by then. So the
+    ledger alone says whether the stream is paid for, and a crash in between neither forgets nor repeats a charge.
+
+    Args:
+        path: the file; None keeps the budgets in memory, and a new process starts a new stream.
+        budget: the most that any record may spend.
+        quantum: what amounts are whole multiples of.
+        schema: SQL of further tables.
+        **facts: what the table must have been made with, such as the number of its shard.
+
+    Attributes:
+        begun_elsewhere: whether records in other shards of the stream have answered.
+        key: recognises records.
+
+    Raises:
+        PrivateStoreError: for a file that is damaged, in use, a second copy, or made with other ``facts``.
+        ValueError: if it was made for another budget.
+    """
+
+    def __init__(
+        self, path: Path | None, budget: float, quantum: float, schema: str = "", **facts: Any
+    ) -> None:
+        super().__init__(path, _SCHEMA + schema)
+        self.begun_elsewhere, self.quantum = False, quantum
+        self._paid_here: list[ChargesLedger] = []
+        new = {"budget": budget, "quantum": quantum, "key": secrets.token_hex(32), **facts}
+        try:
+            with self.writing():
+                for name in new.keys() - self.facts().keys():
+                    self.note(name, new[name])
+            stored = self.facts()
+            if abs(stored["budget"] - budget) > BUDGET_SPREAD * budget or stored["quantum"] != quantum:
+                raise ValueError(
+                    f"budget={budget!r} differs from {stored['budget']!r}, with which {path} was made; a budget "
+                    "can't change under a stream that has begun"
+                )
+            for name, value in facts.items():
+                if stored[name] != value:
+                    raise PrivateStoreError(
+                        f"{self._folder} holds the budgets of {name} {stored[name]}, and this is {name} {value}; "
+                        f"go back to that, or {_NEW_STREAM}"
+                    )
+        except BaseException:
+            self.close()
+            raise
+        self.key = RecordKey(bytes.fromhex(stored["key"]))
+
+    @property
+    def calls(self) -> int:
+        """How many batches of answers these budgets have paid for."""
+        return int(self.read("SELECT COALESCE(MAX(number), 0) FROM calls").fetchone()[0])
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was answered, from these budgets or from those of other shards."""
+        return self.begun_elsewhere or self.calls > 0
+
+    # ------------------------------------------------------------------ who is who
+
+    def recognise(
+        self,
+        ids: Ids | None,
+        digests: Tensor | None,
+        table: tuple[Tensor, Tensor],
+        limits: Floats | None = None,
+        is_shard: bool = False,
+    ) -> Ids:
+        """Give each record of a table its budget, which is its own once anything was answered.
+
+        Before the first answer the stream may still be about other records.
+
+        Args:
+            ids: the owner's numbers, or None.
+            digests: uint8, shape ``(n, 16)``; of the records as the data module gives them, or None.
+            table: features ``(n, d)`` and labels, which stand for the records where neither is given.
+            limits: what each may spend, ``(n,)``; None for the whole budget.
+            is_shard: refuse other records than those with which the stream began. Shards don't know each other's
+                records: one that moved would get a second budget where it comes.
+
+        Returns:
+            The numbers under which the records have their budgets, int64 ``(n,)``. **Private**.
+
+        Raises:
+            ValueError: where it is not certain that every record keeps its own. It shows nothing of them.
+        """
+        if digests is not None and len(digests) != len(table[1]):
+            raise ValueError(
+                "private_digests: want one for each record; set them before each fit, or not at all"
+            )
+        begun, kind = self.begun, "digests" if ids is None else "numbers"
+        if begun and self.fact("identities") != kind:
+            said = "by their numbers; give every record its number with ids"
+            raise ValueError(
+                f"ids: the budgets belong to records {said if ids is None else 'without numbers; leave ids out'}, or "
+                + _NEW_STREAM
+            )
+        known, noted = self._rows(), None
+        if ids is None:
+            ids, following = self.key.numbers(self.key.digests(*table) if digests is None else digests)
+            if begun:
+                _check_digests(ids, following, known["id"])
+        elif digests is not None:
+            noted = dict(zip(ids.tolist(), as_bytes(digests), strict=True))
+        allowed = self._allowed(len(ids), limits)
+        if begun:
+            before = {} if noted is None else dict(self.read("SELECT id, digest FROM budgets"))
+            is_same = np.array_equal(np.sort(ids), known["id"]) and (noted is None or noted == before)
+            if is_shard and not is_same:
+                raise ValueError(
+                    f"private records: shard {self.fact('shard')} must hold those with which the stream began, all "
+                    f"of them and no others; go back to those, or {_NEW_STREAM}"
+                )
+            if noted is not None and changed_numbers(before, noted):
+                raise ValueError(
+                    "ids: some private records come under another number than before, and would get another budget; "
+                    "give the numbers in the data module's order, and every record its own"
+                )
+            self._check_limits(known, ids, allowed)
+        with self.writing() as db:
+            if not begun:
+                db.execute("DELETE FROM budgets")
+                self.note("identities", kind)
+            self.admit(ids, allowed, None if noted is None else list(noted.values()))
+        return ids
+
+    def admit(self, ids: Ids, allowed: Ids | None = None, digests: Sequence[bytes] | None = None) -> None:
+        """Give records a budget, unless they have one; digests that are given are noted anew."""
+        allowed = self._allowed(len(ids)) if allowed is None else allowed
+        known = [None] * len(ids) if digests is None else digests
+        with self.writing() as db:
+            db.executemany(
+                "INSERT INTO budgets (id, allowed, digest) VALUES (?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET digest = COALESCE(excluded.digest, digest)",
+                zip(ids.tolist(), allowed.tolist(), known, strict=True),
+            )
+
+    def left(self, ids: Ids) -> Floats:
+        """Quanta that records have left, whole numbers as float64; of records that have a budget."""
+        rows = self._rows()
+        found = rows[np.searchsorted(rows["id"], ids)]
+        return (found["allowed"] - found["spent"]).astype(np.float64)
+
+    def _rows(self) -> NDArray[Any]:
+        return np.fromiter(self.read("SELECT id, allowed, spent FROM budgets ORDER BY id"), _ROW)
+
+    def _allowed(self, count: int, limits: Floats | None = None) -> Ids:
+        whole = np.full(count, self.fact("budget"))
+        spendable = whole if limits is None else np.minimum(whole, limits)
+        return np.floor(spendable / self.quantum).astype(np.int64)
+
+    def _check_limits(self, known: NDArray[Any], ids: Ids, allowed: Ids) -> None:
+        at = np.minimum(np.searchsorted(known["id"], ids), len(known) - 1)
+        held = known["id"][at] == ids
+        if not np.allclose(known["allowed"][at][held], allowed[held], rtol=BUDGET_SPREAD, atol=1):
+            raise ValueError(
+                "groups: some private records are in another group than before, or groups have other ε, or the "
+                f"stream began without or with groups; go back to those, or {_NEW_STREAM}"
+            )
+
+    # ------------------------------------------------------------------ payments
+
+    def spend(self, ids: Ids, quanta: Floats, mark: str | None = None) -> str:
+        """Take what a batch of answers cost from its records' budgets; on disk when the transaction ends.
+
+        Args:
+            ids: the records that pay, each once.
+            quanta: what each pays, whole numbers.
+            mark: drawn by the first shard; drawn here if None.
+
+        Returns:
+            The batch's mark: its number and what was drawn for it; public.
+
+        Raises:
+            PrivateStoreError: if a record would have spent more than it may, or it could not be written: let nothing
+                out.
+        """
+        mark = f"{self.calls + 1}:{secrets.token_hex(8)}" if mark is None else mark
+        with self.writing() as db:
+            db.execute("INSERT INTO calls VALUES (?, ?)", (int(mark.split(":")[0]), mark))
+            paid = zip(quanta.astype(np.int64).tolist(), ids.tolist(), strict=True)
+            found = db.executemany("UPDATE budgets SET spent = spent + ? WHERE id = ?", paid).rowcount
+            if found != len(ids):
+                raise PrivateStoreError("budgets: a record that pays has none; nothing was charged")
+        return mark
+
+    def pay_for(self, total: Mechanism, ledger: ChargesLedger | None, source: NoiseSource) -> NoiseSource:
+        """Charge the whole stream to a ledger, unless its run has paid for it already, and get a batch's noise.
+
+        Args:
+            total: what the stream costs where neighbours differ by one record more or less.
+            ledger: pays; None where nobody keeps books.
+            source: of the noise.
+
+        Returns:
+            the noise of the next batch; of a seeded source a stream of this row's and this batch's own.
+
+        Raises:
+            BudgetExceeded: as the ledger says; nothing was drawn.
+            PrivateStoreError: if the budgets are not, or are no more, those of the answers that the run has let out.
+            ValueError: if earlier answers were drawn from a source of another kind.
+        """
+        self.check(total, ledger)
+        if isinstance(ledger, LedgerRun):
+            paid = ledger.charged(total)
+            if self._charged_before(ledger) is None:
+                with self.writing() as db:
+                    db.execute("INSERT INTO runs VALUES (?, ?)", (_run(ledger), paid))
+            is_paid = paid > self._charged_before(ledger)
+        else:
+            is_paid = ledger is None or any(ledger is other for other in self._paid_here)
+        kind = "the operating system's generator" if source.cryptographic else "a seed"
+        held = self.fact("noise", kind)
+        if held != kind and (is_paid or self.begun):
+            raise ValueError(
+                f"noise_source: the noise of this stream came from {held}, as the ledger says of all its answers, "
+                f"and would now come from {kind}; go on as it began, or {_NEW_STREAM}"
+            )
+        self.note("noise", kind)
+        if ledger is not None and not is_paid:
+            self.note("row", ledger.charge(total, 1, noise=source, adjacencies=("add_remove",)))
+            self._paid_here.append(ledger)
+        return source.stream("ind_knn", self.fact("row", -1), self.calls)
+
+    def check(self, total: Mechanism, ledger: ChargesLedger | None) -> None:
+        """Check that the ledger's run, if it has answered, did so from these budgets, and that they are the latest.
+
+        Args:
+            total: what the stream costs.
+            ledger: the run's.
+
+        Raises:
+            PrivateStoreError: if not.
+        """
+        if not isinstance(ledger, LedgerRun):
+            return
+        self.check_mark(self.noted(ledger), f"run {ledger.run_id!r}")
+        if self.path is not None and self._charged_before(ledger) is None:
+            check_unpaid(self.path.parent, total, ledger)
+
+    def check_mark(self, noted: str | None, who: str) -> None:
+        """Raise ``PrivateStoreError`` unless these budgets paid for the batch of answers that a ledger has noted."""
+        if noted is None:
+            return
+        number = noted.split(":")[0]
+        if self.read("SELECT mark FROM calls WHERE number = ?", (number,)).fetchone() != (noted,):
+            raise PrivateStoreError(
+                f"{self._folder} holds an older copy of the budgets than the answers of {who} were paid from; put "
+                "back the latest one, or start a new run in a new folder, which charges a new stream"
+            )
+
+    def noted(self, ledger: ChargesLedger | None) -> str | None:
+        """The mark of the last batch of answers that a ledger knows of."""
+        return ledger.noted(self.topic) if isinstance(ledger, LedgerRun) else None
+
+    def vouch(self, ledger: ChargesLedger | None, mark: str) -> None:
+        """Note in the ledger how far the stream has come, before its last answers are let out."""
+        if isinstance(ledger, LedgerRun) and self.path is not None:
+            ledger.note(self.topic, mark)
+
+    @property
+    def topic(self) -> str:
+        """Of the ledger's notes."""
+        return f"ind_knn {self.name}"
+
+    @property
+    def _folder(self) -> str:
+        return "the labeler's memory" if self.path is None else str(self.path.parent)
+
+    def _charged_before(self, ledger: LedgerRun) -> Any:
+        found = self.read("SELECT charged FROM runs WHERE run = ?", (_run(ledger),)).fetchone()
+        return None if found is None else found[0]
+
+
+def check_unpaid(folder: Path, total: Mechanism, ledger: ChargesLedger) -> None:
+    """Check that a run has paid for no stream, before a folder that knows nothing of it is used, or made.
+
+    Args:
+        folder: where the budgets would be.
+        total: what the stream costs.
+        ledger: the run's.
+
+    Raises:
+        PrivateStoreError: if it has, and so has answered from other budgets.
+    """
+    if isinstance(ledger, LedgerRun) and ledger.charged(total):
+        raise PrivateStoreError(
+            f"{folder} does not hold the budgets from which run {ledger.run_id!r} has answered; put that folder "
+            "back, or start a new run in a new folder, which charges a new stream"
+        )
+
+
+def _run(ledger: LedgerRun) -> str:
+    return f"{ledger.origin} {ledger.run_id}"  # ledgers may have runs of the same name
+
+
+def _check_digests(numbers: Ids, following: Ids, known: Ids) -> None:
+    if not np.isin(numbers, known).all():
+        raise ValueError(
+            "private records: some are not those that the budgets belong to (other records, or the same in other "
+            "features, sizes or preprocessing); go back to those, or start a new run or state_dir, which charges "
+            "a new stream, and give every record a lasting number with ids if this is to change again"
+        )
+    if np.isin(following, known).any():
+        raise ValueError(
+            "private records: of some that are equal not all are there, and which of them are can't be told; put "
+            f"them back, give every record a lasting number with ids from the start, or {_NEW_STREAM}"
+        )
