@@ -17,7 +17,14 @@ from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.store import FolderInUse, FolderLock, HeadFile, resumed_folder
+from pl_privknn.privacy.store import (
+    FolderInUse,
+    FolderLock,
+    HeadFile,
+    RowStore,
+    read_rows,
+    resumed_folder,
+)
 
 TERMS = RunTerms(
     plan=[Charge(G, 50)], public_examples=10, public_digest="these", num_classes=3, delta=1e-5, max_epsilon=None,
@@ -160,6 +167,43 @@ def test_a_checkpoint_is_resumed_in_the_folder_that_it_lies_in(tmp_path):
     assert resumed_folder(first, tmp_path / "elsewhere.ckpt", ours.__contains__) == first
     with pytest.raises(FileNotFoundError, match="run_dir"):
         resumed_folder(tmp_path / "gone", tmp_path / "elsewhere.ckpt", ours.__contains__)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, monkeypatch, shared):
+    class Killed(Exception):
+        pass
+
+    def opening(folder, steps):
+        """Open a run, or be killed before one of the writes to its labels or its ledger."""
+        left = iter(range(steps))
+
+        def dying(original):
+            def step(self, *given, **named):
+                if next(left, None) is None:
+                    raise Killed
+                return original(self, *given, **named)
+
+            return step
+
+        with monkeypatch.context() as patch:
+            for owner, name in ((LabelStore, "set_meta"), (RowStore, "append"), (HeadFile, "note")):
+                patch.setattr(owner, name, dying(getattr(owner, name)))
+            opened(folder, **places).close()
+
+    places = {"ledger_path": tmp_path / "all.sqlite", "ledger_head_path": tmp_path / "head"} if shared else {}
+    for steps in range(20):
+        folder = tmp_path / f"run{steps}"
+        try:
+            opening(folder, steps)
+            break
+        except Killed:
+            opened(folder, **places).close()
+    assert 4 < steps < 19
+    counts = [
+        row["kind"] for row in read_rows(tmp_path / "all.sqlite" if shared else folder / "ledger.sqlite")
+    ]
+    assert counts == ["open", *["plan"] * (steps + 1 if shared else 1)]
 
 
 def test_other_public_examples_are_refused(tmp_path):
