@@ -22,6 +22,7 @@ from pl_privknn.datamodules.tables import (
     shard_file,
 )
 
+_PARTS = ("private", "public", "test", "val", "predict")
 _COLOURS = (1, 3)
 _CHUNK = 4096
 
@@ -73,13 +74,14 @@ class _TablesDataModule(PrivatePublicDataModule):
         raise NotImplementedError
 
     @classmethod
-    def _checked_sources(cls, **sources: Any) -> dict[str, Any]:
-        """The sources, once it is clear that none that another one needs is missing."""
-        if sources.pop("kwargs").get("public_labels") is not None:
+    def _sources_among(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The tables among a constructor's arguments, none of which is missing that another one needs."""
+        if arguments["kwargs"].get("public_labels") is not None:
             raise TypeError(
                 "public_labels: labels of public records are public_truth=, for evaluation only; with "
                 "train_on_truth=True a student trains on them"
             )
+        sources = {name: value for name, value in arguments.items() if name.partition("_")[0] in _PARTS}
         if sources[f"public_{cls.kind}"] is None:
             raise ValueError(
                 f"public_{cls.kind}=None: a student needs public records; pass an array or its file"
@@ -141,18 +143,7 @@ class ArraysDataModule(_TablesDataModule):
         channels_last: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        sources = self._checked_sources(
-            private_images=private_images,
-            private_labels=private_labels,
-            public_images=public_images,
-            public_truth=public_truth,
-            test_images=test_images,
-            test_labels=test_labels,
-            val_images=val_images,
-            val_labels=val_labels,
-            predict_images=predict_images,
-            kwargs=kwargs,
-        )
+        sources = self._sources_among(locals())
         self.channels_last = channels_last
         images = {
             name: source for name, source in sources.items() if name.endswith("images") and source is not None
@@ -238,15 +229,7 @@ class EmbeddingsDataModule(_TablesDataModule):
         num_classes: int,
         **kwargs: Any,
     ) -> None:
-        sources = self._checked_sources(
-            private_embeddings=private_embeddings,
-            private_labels=private_labels,
-            public_embeddings=public_embeddings,
-            public_truth=public_truth,
-            test_embeddings=test_embeddings,
-            test_labels=test_labels,
-            kwargs=kwargs,
-        )
+        sources = self._sources_among(locals())
         self.private_in_shards = in_shards(private_embeddings)
         if in_shards(private_labels) != self.private_in_shards:
             raise ValueError(

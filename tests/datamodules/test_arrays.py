@@ -1,0 +1,522 @@
+"""Data modules of a user's own tables: arrays, .npy, .npz and Parquet files, folders of files, one file a process."""
+
+import itertools
+import sys
+import types
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from jsonargparse import ArgumentParser
+
+from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
+from pl_privknn.datamodules.tables import Table, dimension_of, numbers_of, rows_of
+from pl_privknn.privacy.private_side import PrivateSideError
+
+# ---------------------------------------------------------------------------- images
+
+
+def array_arguments(shape=(4, 5), dtype=np.uint8, **changes):
+    rng = np.random.default_rng(2)
+
+    def images(count):
+        if dtype == np.uint8:
+            return rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+        return rng.random((count, *shape)).astype(dtype)
+
+    arguments = {
+        "private_images": images(9), "private_labels": np.arange(9) % 3,
+        "public_images": images(7), "public_truth": np.arange(7) % 3,
+        "test_images": images(5), "test_labels": np.arange(5) % 3,
+        "num_classes": 3,
+    }  # fmt: skip
+    return {**arguments, **changes}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float64])
+@pytest.mark.parametrize(
+    ("shape", "channels_last", "wanted"),
+    [
+        ((4, 5), None, (1, 4, 5)),
+        ((4, 5), True, (1, 4, 5)),
+        ((3, 4, 5), None, (3, 4, 5)),
+        ((4, 5, 3), None, (3, 4, 5)),
+        ((3, 4, 3), True, (3, 3, 4)),
+        ((3, 4, 3), False, (3, 4, 3)),
+        ((2, 4, 5), False, (2, 4, 5)),
+        ((4, 5, 2), True, (2, 4, 5)),
+    ],
+)
+def test_array_layouts(shape, channels_last, wanted, dtype):
+    arguments = array_arguments(shape, dtype, channels_last=channels_last)
+    data = ArraysDataModule(**arguments)
+    assert data.image_shape == wanted
+    data.setup("fit")
+    source = arguments["public_images"].astype(np.float64) / (255 if dtype == np.uint8 else 1)
+    if len(shape) == 2:
+        source = source[:, None]
+    elif shape != wanted or channels_last:
+        source = np.moveaxis(source, -1, 1)
+    images = data.public.images()
+    assert images.dtype == torch.float32
+    np.testing.assert_allclose(images.numpy(), source, atol=1e-7)
+
+
+def test_arrays_are_neither_copied_nor_widened_unless_torch_cannot_share_them():
+    arguments = array_arguments((4, 5, 3))
+    shared = {
+        name: torch.from_numpy(value) for name, value in arguments.items() if isinstance(value, np.ndarray)
+    }
+    data = ArraysDataModule(**shared, num_classes=3)
+    data.setup("fit")
+    shared["private_images"][0] = 255
+    assert (data.private.images([0]) == 1).all()
+    assert data.private.images([0]).is_contiguous()
+    flipped, frozen = arguments["private_images"][:, ::-1], arguments["public_images"].copy()
+    frozen.flags.writeable = False
+    labels = arguments["private_labels"].astype(">i4")
+    changed = {"private_images": flipped, "public_images": frozen, "private_labels": labels}
+    data = ArraysDataModule(**{**arguments, **changed})
+    data.setup("fit")
+    np.testing.assert_allclose(data.private.images().permute(0, 2, 3, 1).numpy(), flipped / 255, atol=1e-7)
+    assert data.private.labels.tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "one npz", "members"])
+def test_array_files_from_yaml(tmp_path, kind):
+    arguments = array_arguments()
+    in_memory = ArraysDataModule(**arguments)
+    lines = [
+        "data:",
+        "  class_path: ArraysDataModule",
+        "  init_args:",
+        "    num_classes: 3",
+        "    batch_size: 5",
+    ]
+    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    if kind in ("one npz", "members"):
+        prefix = "my_" if kind == "members" else ""
+        np.savez_compressed(tmp_path / "all.npz", **{prefix + name: value for name, value in arrays.items()})
+    for name, value in arrays.items():
+        path = tmp_path / {"one npz": "all.npz", "members": f"all.npz:my_{name}"}.get(kind, f"{name}.{kind}")
+        if kind in ("npy", "npz"):
+            (np.save if kind == "npy" else np.savez)(path, value)
+        lines.append(f"    {name}: {path}")
+    (tmp_path / "data.yaml").write_text("\n".join(lines))
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--data", type=pl.LightningDataModule)
+    parser.add_argument("--config", action="config")
+    config = parser.parse_args([f"--config={tmp_path / 'data.yaml'}"])
+    data = parser.instantiate_classes(config).data
+    assert isinstance(data, ArraysDataModule)
+    assert (data.batch_size, data.image_shape) == (5, (1, 4, 5))
+    data.setup("fit")
+    in_memory.setup("fit")
+    assert torch.equal(data.private.images(), in_memory.private.images())
+    assert torch.equal(data.private.labels, in_memory.private.labels)
+    assert torch.equal(data.public.truth, in_memory.public.truth)
+
+
+def test_other_modules_by_bare_names_and_linked_shapes(tmp_path):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--data", type=pl.LightningDataModule)
+    parser.add_argument("--shape", type=tuple[int, int, int])
+    parser.link_arguments("data.image_shape", "shape", apply_on="instantiate")
+    words = ["--data=DigitsDataModule", "--data.image_size=12", "--data.eval_batch_size=9", "--data.seed=4"]
+    created = parser.instantiate_classes(parser.parse_args(words))
+    assert created.shape == (1, 12, 12)
+    assert (created.data.eval_batch_size, created.data.seed) == (9, 4)
+    words = ["--data=FashionMNISTDataModule", f"--data.root={tmp_path}", "--data.num_private=5"]
+    assert parser.instantiate_classes(parser.parse_args(words)).data.counts["num_private"] == 5
+
+
+BAD_FLOATS = np.full((9, 4, 5), 0.5)
+BAD_FLOATS[3, 2, 1] = 7.125
+NOT_NUMBERS = BAD_FLOATS.clip(0, 1)
+NOT_NUMBERS[3, 2, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"public_images": np.zeros((7, 4), np.uint8)},
+            r"public_images: shape \(n, 4\).*EmbeddingsDataModule",
+        ),
+        ({"public_images": np.zeros((7, 3, 4, 3), np.uint8)}, "channels_last=True"),
+        ({"public_images": np.zeros((7, 4, 4, 4), np.uint8)}, "channels_last=True"),
+        ({"private_images": np.zeros((9, 5, 4), np.uint8)}, r"private_images: images of shape \(1, 5, 4\)"),
+        ({"private_images": np.zeros((9, 4, 5), np.int64)}, "private_images: dtype torch.int64; want uint8"),
+        ({"private_images": np.full((9, 4, 5), "7.125")}, "private_images: dtype .*; want numbers"),
+        ({"private_images": BAD_FLOATS}, "private_images: float values outside"),
+        ({"private_images": -BAD_FLOATS.clip(0, 1)}, "private_images: float values outside"),
+        ({"private_images": NOT_NUMBERS}, "private_images: float values outside"),
+        ({"private_labels": np.arange(9)}, "private_labels: some labels lie outside"),
+        ({"private_labels": np.arange(9) - 1}, "private_labels: some labels lie outside"),
+        ({"private_labels": np.arange(9) / 8}, "private_labels: .* whole numbers"),
+        ({"private_labels": np.zeros((9, 1), int)}, r"private_labels: shape \(n, 1\)"),
+        ({"private_labels": np.zeros(8, int)}, "private_labels: not as many labels as images"),
+        ({"private_images": np.zeros((0, 4, 5)), "private_labels": np.zeros(0, int)}, "private set is empty"),
+        ({"public_truth": np.arange(7) - 2}, "public_truth: .* -1 where it isn't known"),
+        ({"test_labels": None}, "test_images and test_labels go together"),
+        ({"val_labels": [0]}, "val_images and val_labels go together"),
+        ({"public_images": None}, "public_images=None: a student needs"),
+        ({"private_images": "images.txt"}, "images.txt': want a .npy, .npz or"),
+        ({"task": "multilabel"}, r"private_labels: .*want whole numbers of shape \(n, 3\)"),
+    ],
+)
+def test_bad_arrays_are_refused_without_showing_a_value(changes, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        ArraysDataModule(**array_arguments(**changes)).setup("fit")
+    assert "7.125" not in str(caught.value)
+
+
+def test_bad_array_files_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"private_images='gone\.npy'"):
+        ArraysDataModule(**array_arguments(private_images="gone.npy"))
+    np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "cut.npy", np.zeros((9, 4, 5), np.uint8))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-10])
+    (tmp_path / "text.npz").write_bytes(b"no archive")
+    np.savez(tmp_path / "others.npz", a=np.zeros(2), b=np.zeros(2))
+    for name, words in [
+        ("pickled.npy", "can't be read"),
+        ("cut.npy", "can't be read"),
+        ("text.npz", "can't be read"),
+        ("others.npz", "it holds a, b and no array called 'private_images'"),
+    ]:
+        with pytest.raises(ValueError, match=f"private_images='.*{name}' .*{words}"):
+            ArraysDataModule(**array_arguments(private_images=tmp_path / name))
+
+
+@pytest.mark.parametrize("test_part", [True, False])
+def test_attributes_of_arrays(tmp_path, test_part):
+    arguments = array_arguments()
+    for name in ("private_labels", "public_truth", "test_labels"):
+        arguments[name] = np.stack(
+            [arguments[name] == 0, arguments[name] > 0, arguments[name] == 2], 1
+        ).astype(int)
+    np.save(tmp_path / "labels.npy", arguments["private_labels"])
+    arguments["public_truth"][2] = -1
+    if not test_part:
+        arguments["test_images"] = arguments["test_labels"] = None
+    data = ArraysDataModule(
+        **{**arguments, "private_labels": str(tmp_path / "labels.npy")}, task="multilabel"
+    )
+    data.setup("fit")
+    data.setup("test")
+    assert (data.task, data.public.task) == ("multilabel", "multilabel")
+    assert torch.equal(data.private.labels, torch.from_numpy(arguments["private_labels"]))
+    assert torch.equal(data.public.truth, torch.from_numpy(arguments["public_truth"]))
+    assert data.test.labels.shape == (5 if test_part else 0, 3)
+
+
+@pytest.mark.parametrize("kind", ["images", "embeddings"])
+def test_labels_of_public_records_are_called_truth(kind):
+    module = ArraysDataModule if kind == "images" else EmbeddingsDataModule
+    tables_given = {f"private_{kind}": np.zeros((3, 4)), f"public_{kind}": np.zeros((3, 4))}
+    with pytest.raises(TypeError, match=r"public_labels: .* are public_truth="):
+        module(**tables_given, private_labels=[0], public_labels=[0, 1, 0], num_classes=2)
+
+
+# ---------------------------------------------------------------------------- embeddings
+
+COUNT, D, GROUP = 103, 6, 8
+CUTS = (0, 40, 40, 71, COUNT)  # one file is empty
+SMALL = np.ones((4, D), np.float32)
+
+
+@pytest.fixture
+def table():
+    generator = np.random.default_rng(0)
+    return generator.normal(size=(COUNT, D)), generator.integers(0, 3, COUNT)
+
+
+def write_parquet(path, rows, labels, kind=None):
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    kind = pyarrow.list_(pyarrow.float64()) if kind is None else kind(pyarrow)
+    rows = pyarrow.array([None if row is None else list(row) for row in rows], kind)
+    parquet.write_table(pyarrow.table({"x": rows, "y": pyarrow.array(labels)}), path, row_group_size=GROUP)
+
+
+def data_of(embeddings, labels, **named):
+    data = EmbeddingsDataModule(
+        **{"private_embeddings": embeddings, "private_labels": labels, "public_embeddings": SMALL, **named},
+        num_classes=3, batch_size=4,
+    )  # fmt: skip
+    data.setup("fit")
+    return data
+
+
+def written(folder, table, kind):
+    """A table in files of some kind; what names its rows and its labels."""
+    rows, labels = table
+    folder.mkdir()
+    if kind == "npz":
+        np.savez(folder / "all.npz", private_embeddings=rows, y=labels)
+        return folder / "all.npz", f"{folder}/all.npz:y"
+    if kind == "parquet":
+        write_parquet(folder / "a.parquet", rows, labels)
+        return f"{folder}/a.parquet:x", f"{folder}/a.parquet:y"
+    (folder / "README.txt").write_text("not a table")
+    for number, (start, stop) in enumerate(itertools.pairwise(CUTS)):
+        if kind == "npy folder":
+            for name, values in (("x", rows.astype(np.float32)), ("y", labels)):
+                (folder / name).mkdir(exist_ok=True)
+                np.save(folder / name / f"part-{number:03d}.npy", values[start:stop])
+        elif stop > start:
+            write_parquet(folder / f"part-{number:03d}.parquet", rows[start:stop], labels[start:stop])
+    return (folder / "x", folder / "y") if kind == "npy folder" else (f"{folder}:x", f"{folder}:y")
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "npy folder", "parquet folder"])
+def test_files_hold_what_one_array_holds(tmp_path, table, kind):
+    embeddings, labels = written(tmp_path / "parts", table, kind)
+    found, expected = data_of(embeddings, labels), data_of(*table)
+    assert found.image_shape == (D, 1, 1)
+    assert torch.equal(found.private.images(), expected.private.images())
+    assert torch.equal(found.private.labels, expected.private.labels)
+    everything = torch.arange(COUNT)
+    assert found.private.store.digests(everything) == expected.private.store.digests(everything)
+    chosen = torch.randint(0, COUNT, (50,), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found.private.images(chosen), expected.private.images(chosen))
+    batches = zip(found.private_batches(9), expected.private_batches(9), strict=True)
+    for (ours, classes), (theirs, truth) in batches:
+        assert torch.equal(ours, theirs)
+        assert torch.equal(classes, truth)
+
+
+def test_attributes_of_embeddings_are_rows_of_labels(tmp_path, table):
+    rows = np.eye(3, dtype=np.int64)[table[1]]
+    for number, some in enumerate(np.split(rows, [70])):
+        np.save(tmp_path / f"{number}.npy", some)
+    data = data_of(table[0], tmp_path, task="multilabel")
+    assert torch.equal(data.private.labels, torch.from_numpy(rows))
+    assert data.test.labels.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda arrow: arrow.list_(arrow.float32()),
+        lambda arrow: arrow.list_(arrow.float32(), D),
+        lambda arrow: arrow.large_list(arrow.float64()),
+    ],
+    ids=["float32", "fixed size", "large"],
+)
+def test_every_kind_of_list_is_read(tmp_path, table, kind):
+    write_parquet(tmp_path / "a.parquet", *table, kind)
+    store = rows_of("x", tmp_path / "a.parquet")
+    assert torch.equal(store.read(torch.arange(COUNT))[:, :, 0, 0], torch.from_numpy(table[0]).float())
+    assert torch.equal(numbers_of("y", tmp_path / "a.parquet"), torch.from_numpy(table[1]))
+
+
+@pytest.mark.parametrize("kept", [0, 3, None])
+def test_no_more_row_groups_are_in_memory_than_said(tmp_path, table, monkeypatch, kept):
+    read, original = [], Table.group
+
+    def noted(self, number):
+        read.append(number)
+        return original(self, number)
+
+    monkeypatch.setattr(Table, "group", noted)
+    write_parquet(tmp_path / "a.parquet", *table)
+    groups = -(-COUNT // GROUP)
+    if kept is not None:
+        monkeypatch.setattr(tables, "_KEPT_BYTES", kept * GROUP * D * 4)
+    data = data_of(f"{tmp_path}/a.parquet:x", f"{tmp_path}/a.parquet:y")
+    assert read == list(range(groups))
+    held = [sum(group.nbytes for group in data.private.store._kept.values()) for _ in data.private_batches(5)]
+    if kept is None:  # a small table is read once
+        data.private.images(torch.randperm(COUNT))
+        assert len(read) == groups
+    else:
+        assert 0 < max(held) <= max(kept, 1) * GROUP * D * 4
+        # In order, each row group is read once more, and where one batch ends in it and the next begins not again.
+        assert len(read) == 2 * groups
+
+
+def test_npy_files_of_a_folder_are_mapped_and_not_read(tmp_path, table, monkeypatch):
+    embeddings, _ = written(tmp_path / "parts", table, "npy folder")
+    load, modes = np.load, []
+
+    def noted(path, mmap_mode=None, **how):
+        modes.append(mmap_mode)
+        return load(path, mmap_mode=mmap_mode, **how)
+
+    monkeypatch.setattr(np, "load", noted)
+    assert dimension_of("x", embeddings) == D
+    assert len(rows_of("x", embeddings)) == COUNT
+    assert None not in modes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"private_embeddings": np.zeros((COUNT, 5), np.float32)}, "private_embeddings: 5 numbers a record"),
+        ({"public_embeddings": SMALL[..., None]}, r"public_embeddings: shape \(n, 6, 1\)"),
+        ({"test_embeddings": SMALL}, "go together"),
+        ({"private_embeddings": np.full((COUNT, D), np.nan)}, "private_embeddings: some values are NaN"),
+        ({"private_embeddings": np.ones((COUNT, D), np.int64)}, "want float"),
+        ({"private_labels": [0, 1]}, "private_labels: not as many"),
+    ],
+)
+def test_bad_embeddings_are_refused(table, changes, words):
+    with pytest.raises(ValueError, match=words):
+        data_of(*table, **changes)
+
+
+def refused(words, source, read=rows_of):
+    with pytest.raises(ValueError, match=words):
+        read("x", source)
+
+
+def test_bad_files_and_folders_are_named(tmp_path, table):
+    rows, labels = table
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    refused(r"x='.*folder': want a folder of \.npy files, or one of \.parquet files; it holds none", folder)
+    np.save(folder / "a.npy", rows)
+    np.save(folder / "b.npy", rows[:, :4])
+    refused(r"x='.*folder': its files have rows of 4, 6 numbers; want one length", folder, dimension_of)
+    (folder / "b.npy").write_bytes(b"\x93NUMPY nonsense")
+    refused(r"x='.*b\.npy' can't be read", folder)
+    spoiled = rows.copy()
+    spoiled[5, 1] = np.nan
+    np.save(folder / "b.npy", spoiled)
+    refused(r"x='.*b\.npy': some values are NaN or infinite", folder)
+    write_parquet(folder / "c.parquet", rows, labels)
+    refused(r"it holds both", folder)
+
+
+def test_bad_parquet_files_are_named(tmp_path, table):
+    rows, labels = table
+    spoiled = rows.copy()
+    spoiled[5, 1] = np.nan
+    ragged = [[0.0] * D] * GROUP + [[0.0] * 4] * GROUP  # a length for each row group
+    write_parquet(tmp_path / "nan.parquet", spoiled, labels)
+    write_parquet(
+        tmp_path / "whole.parquet", labels[:, None], labels, lambda arrow: arrow.list_(arrow.int64())
+    )
+    write_parquet(tmp_path / "none.parquet", rows[:0], labels[:0])
+    write_parquet(tmp_path / "ragged.parquet", ragged, labels[: 2 * GROUP])
+    write_parquet(tmp_path / "gaps.parquet", [[0.0] * D, None], labels[:2])
+    whole = (tmp_path / "nan.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[:200])
+    (tmp_path / "broken.parquet").write_bytes(whole[:4] + bytes(596) + whole[600:])
+    for name, words in [
+        ("nan.parquet", r"x='.*nan\.parquet': some values are NaN"),
+        ("nan.parquet:y", r"x='.*nan\.parquet:y': 'y' holds int64; want lists of floats"),
+        ("nan.parquet:z", r"nan\.parquet:z': it holds x, y and no column 'z'"),
+        ("whole.parquet", r"'x' holds torch\.int64; want lists of floats"),
+        ("none.parquet", r"none\.parquet': it is empty"),
+        ("ragged.parquet", r"the lists of 'x' differ in length"),
+        ("gaps.parquet", r"some rows of 'x' are empty"),
+        ("cut.parquet", r"cut\.parquet' can't be read \(\w+: "),
+        ("broken.parquet", r"broken\.parquet' can't be read"),
+    ]:
+        refused(words, f"{tmp_path}/{name}")
+
+
+def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ImportError, match=r"pip install 'pl-privknn\[parquet\]', or write a"):
+        data_of(f"{tmp_path}/a.parquet:x", [0])
+    with pytest.raises(FileNotFoundError, match=r"b\.parquet"):
+        data_of(f"{tmp_path}/b.parquet:x", [0])
+
+
+# ---------------------------------------------------------------------------- a file for each process
+
+#: Records that are in every process.
+TABLE = {"private_embeddings": np.ones((4, D), np.float32), "private_labels": np.arange(4) % 2}
+
+
+def write_shards(folder, counts):
+    generator = np.random.default_rng(0)
+    for rank, count in enumerate(counts):
+        np.save(folder / f"features-{rank:05d}.npy", generator.random((count, D), np.float32))
+        np.save(folder / f"labels-{rank:05d}.npy", np.arange(count) % 2 if count else np.zeros(0, np.int64))
+
+
+def shard_of(folder, rank=0, size=2, **named):
+    names = {
+        "private_embeddings": str(folder / "features-{rank:05d}.npy"),
+        "private_labels": str(folder / "labels-{rank:05d}.npy"),
+        **named,
+    }
+    data = EmbeddingsDataModule(**names, public_embeddings=SMALL, num_classes=2)
+    data.trainer = types.SimpleNamespace(global_rank=rank, world_size=size)
+    data.setup("fit")
+    return data
+
+
+def test_each_process_reads_its_own_file(tmp_path):
+    write_shards(tmp_path, [8, 8])  # with equal labels
+    for rank in range(2):
+        data = shard_of(tmp_path, rank)
+        assert data.private_in_shards
+        expected = np.load(tmp_path / f"features-{rank:05d}.npy")
+        assert np.array_equal(data.private_images(0, 8)[:, :, 0, 0].numpy(), expected)
+    assert not shard_of(tmp_path, **TABLE).private_in_shards
+
+
+def test_shards_that_are_missing_empty_doubled_or_left_over_are_named(tmp_path):
+    write_shards(tmp_path, [5, 8])
+    with pytest.raises(
+        FileNotFoundError, match=r"private_embeddings='.*features-00002.npy': there is no such shard"
+    ):
+        shard_of(tmp_path, 2, 3)
+    with pytest.raises(
+        ValueError, match=r"private_embeddings='.*features-00001.npy': nobody would read this shard"
+    ):
+        shard_of(tmp_path, 0, 1)
+    write_shards(tmp_path, [5, 0])
+    with pytest.raises(ValueError, match=r"private_embeddings='.*features-00001.npy': the shard is empty"):
+        shard_of(tmp_path, 1)
+    np.save(tmp_path / "features-00001.npy", np.load(tmp_path / "features-00000.npy"))
+    for rank in range(2):
+        said = rf"features-0000{rank}.npy' is the same as '.*features-0000{1 - rank}.npy'"
+        with pytest.raises(ValueError, match=said):
+            shard_of(tmp_path, rank)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"private_labels": np.arange(5) % 2}, "go together; name both with {rank}"),
+        (
+            {"private_embeddings": "a-{rank}-{part}.npy"},
+            r"private_embeddings='a-{rank}-{part}.npy': want {rank}",
+        ),
+        ({"private_embeddings": "a-{rank:x}}.npy"}, "want {rank}"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(tmp_path, named, said):
+    write_shards(tmp_path, [5, 8])
+    with pytest.raises(ValueError, match=said):
+        shard_of(tmp_path, **named)
+
+
+def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
+    data = shard_of(tmp_path, **TABLE)
+
+    def broken(indices):
+        raise OSError("patient-17.png is truncated")
+
+    monkeypatch.setattr(data.private, "images", broken)
+    with pytest.raises(PrivateSideError) as caught:
+        data.private.check_same(lambda digest: True)
+    assert "17" not in str(caught.value)
+    monkeypatch.undo()
+    digests = []
+    for labels in (data.private.labels, data.private.labels.flip(0)):
+        data.private.labels = labels
+        data.private.check_same(lambda digest: digests.append(digest) or True)
+    assert len(set(digests)) == 2
+    assert {len(digest) for digest in digests} == {32}
