@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import pickle
-import pickletools
 import struct
 
 import numpy as np
@@ -15,6 +14,10 @@ from torchvision import datasets
 from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
 from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
 
+SVHN_SMALL = {"num_public": 25, "num_test": 10}
+CIFAR_SMALL = {"num_private": 30, "num_public": 29, "num_test": 10}
+CELEBA_SMALL = {"num_public": 20, "image_size": 24}
+MARKET_SMALL = {"num_public_people": 4, "image_size": 32, "verify": False}
 MARKET_FIELDS = [
     "age", "backpack", "bag", "handbag", "downblack", "downblue", "downbrown", "downgray", "downgreen", "downpink",
     "downpurple", "downwhite", "downyellow", "upblack", "upblue", "upgreen", "upgray", "uppurple", "upred", "upwhite",
@@ -44,23 +47,6 @@ def write_svhn(root, train=60, extra=30, test=50):
     return contents
 
 
-def python2_pickle(content):
-    """A pickle as Python 2 wrote it: byte strings where Python 3 has text or bytes, and numpy's old module."""
-    data = pickle.dumps(content, protocol=3).replace(
-        b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"
-    )
-    starts = [(position, opcode.name, value) for opcode, value, position in pickletools.genops(data)]
-    ends = [position for position, _, _ in starts[1:]] + [len(data)]
-    written = b""
-    for (start, name, value), end in zip(starts, ends, strict=True):
-        if name in ("BINUNICODE", "SHORT_BINBYTES", "BINBYTES"):
-            raw = value.encode() if isinstance(value, str) else value
-            written += b"T" + struct.pack("<i", len(raw)) + raw
-        else:
-            written += b"\x80\x02" if name == "PROTO" else data[start:end]
-    return written
-
-
 def write_cifar10(root, each=12, test=20):
     """Five batches and a test batch, rows of 3 × 1024 values, red first."""
     rng = np.random.default_rng(1)
@@ -73,9 +59,9 @@ def write_cifar10(root, each=12, test=20):
         images = pictures(rng, labels)
         rows = images.transpose(0, 3, 1, 2).reshape(count, -1)
         entry = {"batch_label": name, "labels": labels, "data": rows, "filenames": ["x.png"] * count}
-        (folder / name).write_bytes(python2_pickle(entry))
+        (folder / name).write_bytes(pickle.dumps(entry))
         contents[name] = (images, np.array(labels))
-    (folder / "batches.meta").write_bytes(python2_pickle({"label_names": [str(n) for n in range(10)]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(n) for n in range(10)]}))
     return contents
 
 
@@ -88,8 +74,8 @@ def write_cifar100(root, train=200, test=120):
         labels = [number % 100 for number in range(count)]
         rows = pictures(rng, labels).transpose(0, 3, 1, 2).reshape(count, -1)
         entry = {"fine_labels": labels, "coarse_labels": [label // 5 for label in labels], "data": rows}
-        (folder / name).write_bytes(python2_pickle(entry))
-    (folder / "meta").write_bytes(python2_pickle({"fine_label_names": [str(n) for n in range(100)]}))
+        (folder / name).write_bytes(pickle.dumps(entry))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(n) for n in range(100)]}))
 
 
 def write_celeba(root, train=40, valid=8, test=30, people=10):
@@ -157,17 +143,20 @@ def write_market(root, people=12, tested=6, each=4):
     return attributes
 
 
-def write_mnist(root, train=80, test=60):
+def idx_bytes(array, code=8):
+    return bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_mnist(root, train=80, test=60, name="MNIST"):
     """IDX files."""
     rng = np.random.default_rng(5)
-    folder = root / "MNIST" / "raw"
+    folder = root / name / "raw"
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", train), ("t10k", test)):
         labels = (np.arange(count) % 10).astype(np.uint8)
         images = pictures(rng, labels, 28)[..., 0]
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-            (folder / f"{part}-{kind}-ubyte").write_bytes(header + array.tobytes())
+            (folder / f"{part}-{kind}-ubyte").write_bytes(idx_bytes(array))
 
 
 def write_embeddings(folder, num_classes, dimension=16, private=80, public=60, test=20):
@@ -179,6 +168,22 @@ def write_embeddings(folder, num_classes, dimension=16, private=80, public=60, t
         vectors = np.eye(dimension)[labels] + 0.1 * rng.normal(size=(count, dimension))
         np.save(folder / f"{part}_embeddings.npy", vectors.astype(np.float32))
         np.save(folder / f"{part}_{'truth' if part == 'public' else 'labels'}.npy", labels)
+
+
+def write_papers(root):
+    """All data sets; what each was made of."""
+    contents = {
+        "svhn": write_svhn(root / "SVHN"),
+        "cifar10": write_cifar10(root),
+        "celeba": write_celeba(root),
+        "market": write_market(root),
+    }
+    write_cifar100(root)
+    return contents
+
+
+def sizes(data):
+    return [len(part) for part in (data.private, data.public, data.test)]
 
 
 @contextlib.contextmanager

@@ -2,14 +2,24 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from paper_checks import CELEBA_SMALL, CIFAR_SMALL, MARKET_SMALL, SVHN_SMALL, sizes, write_papers
-from paper_data import published
+from paper_data import (
+    CELEBA_SMALL,
+    CIFAR_SMALL,
+    MARKET_SMALL,
+    SVHN_SMALL,
+    published,
+    sizes,
+    write_mnist,
+    write_papers,
+)
 
 from pl_privknn.cli.main import main
+from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +70,7 @@ def test_a_round_from_the_command_line(written, tmp_path, monkeypatch, data, arg
         "data": {"class_path": data, "init_args": {"root": str(root), "batch_size": 8, **arguments}},
         "model": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
         "labeling": {
-            "labeler": labeler, "rounds": 1, "queries_per_round": 12, "delta": 1e-3, "progress": False,
+            "labeler": labeler, "rounds": 1, "queries_per_round": 12, "budget": {"delta": 1e-3}, "progress": False,
             "features": {"class_path": "HOG"},
         },
         "trainer": {
@@ -77,6 +87,50 @@ def test_a_round_from_the_command_line(written, tmp_path, monkeypatch, data, arg
     assert 0 <= summary["test_accuracy"] <= 1
 
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SMALL = [
+    "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.accelerator", "cpu",
+    "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
+    "--labeling.progress", "false",
+]  # fmt: skip
+KNN = ["--labeling.queries_per_round", "20", "--labeling.labeler.init_args.k", "20"]
+PATE = [
+    "--labeling.queries_per_round", "20", "--labeling.labeler.init_args.num_teachers", "8",
+    "--labeling.labeler.init_args.teachers.init_args.steps", "20",
+]  # fmt: skip
+# Seeded, since a query with a noisy number of records below zero is refused.
+REVERSE = [
+    "--labeling.queries_per_round", "20", "--labeling.labeler.init_args.noise_source", "SeededNoise",
+    "--labeling.labeler.init_args.noise_source.seed", "0",
+]  # fmt: skip
+
+
+@pytest.mark.long("pate", "nonprivate")
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [("knn", KNN), ("pate", PATE), ("reverse_knn", REVERSE), ("nonprivate", [])],
+    ids=["knn", "pate", "reverse_knn", "nonprivate"],
+)
+def test_attributes_of_fashion_mnist_are_learnt_from_answers(config, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_mnist(tmp_path, 200, 81, "FashionMNIST")
+    path = CONFIGS / f"fashion_mnist_attributes_{config}.yaml"
+    arguments = ["fit", "--config", str(path), "--data.root", str(tmp_path), "--run_dir", "run", *SMALL]
+    assert main([*arguments, *words]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    metrics = Path("run/metrics.csv").read_text().splitlines()[0].split(",")
+    assert {f"test/accuracy_{name}" for name in FASHION_ATTRIBUTES} <= set(metrics)
+    assert 0 < summary["test_accuracy"] < 1
+    if config == "nonprivate":
+        assert summary["epsilon"] is None
+        return
+    assert summary["epsilon"] > 0
+    assert summary["guarantee"] == ("none" if config == "reverse_knn" else "unconditional")
+    # Clusters may share their central image, which is then asked about once.
+    assert 10 <= summary["answered"] <= 20 if config == "reverse_knn" else summary["answered"] == 20
+    assert 0 < summary["label_accuracy"] <= 1
+
+
 def test_features_of_a_first_stage_on_public_data(written, tmp_path, monkeypatch):
     from pl_privknn.features import CheckpointFeatures
     from pl_privknn.students import SupervisedStudent
@@ -90,7 +144,7 @@ def test_features_of_a_first_stage_on_public_data(written, tmp_path, monkeypatch
         },
         "model": {
             "class_path": "SupervisedStudent",
-            "init_args": {"network": "cifar_cnn", "ema_decay": 0.9, "mean": [0.5] * 3, "std": [0.2] * 3},
+            "init_args": {"network": "cifar_cnn", "ema_decay": 0.9, "normalization": {"mean": [0.5] * 3, "std": [0.2] * 3}},
         },
         "trainer": {
             "max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "enable_progress_bar": False,
@@ -116,8 +170,6 @@ def test_features_of_a_first_stage_on_public_data(written, tmp_path, monkeypatch
 
 
 def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkeypatch):
-    from pathlib import Path
-
     import timm
 
     from pl_privknn.datamodules import EmbeddingsDataModule

@@ -1,0 +1,590 @@
+"""Published data sets: read from their own file formats, split, downloaded on request, refused when damaged."""
+
+import gzip
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from paper_data import (
+    CELEBA_SMALL,
+    CIFAR_SMALL,
+    MARKET_SMALL,
+    SVHN_SMALL,
+    idx_bytes,
+    published,
+    sizes,
+    write_papers,
+)
+from PIL import Image
+from scipy.io import savemat
+
+from pl_privknn.datamodules import (
+    CelebADataModule,
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    DamagedFileError,
+    FashionMNISTAttributesDataModule,
+    FashionMNISTDataModule,
+    Market1501DataModule,
+    MNISTDataModule,
+    SVHNDataModule,
+    TensorImages,
+)
+from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
+from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
+from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
+from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    contents = write_papers(root)
+    with published(root):
+        yield root, contents
+
+
+def loaded(kind, *where, stage="fit", **arguments):
+    data = kind(*where, **arguments)
+    data.setup(stage)
+    return data
+
+
+def as_bytes(images):
+    return [image.tobytes() for image in (images * 255).round().to(torch.uint8).numpy()]
+
+
+def disjoint(data):
+    everything = [
+        image for part in (data.private, data.public, data.test) for image in as_bytes(part.images())
+    ]
+    return len(set(everything)) == len(everything)
+
+
+def labels_by_image(images, labels):
+    """Bytes of each image, channels last, -> its label."""
+    rows = zip(images, labels, strict=True)
+    return {np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes(): int(label) for image, label in rows}
+
+
+def assert_labels_stay_with_images(part, labels, known):
+    for image, label in zip(as_bytes(part.images()), labels.tolist(), strict=True):
+        assert known[image] == label
+
+
+def file_of(part, row):
+    """Name of the file that an image comes from."""
+    return part.store.store._paths[part.store.rows[row]].name
+
+
+def test_chosen_and_joined_images_read_what_they_are_made_of():
+    images = torch.randint(0, 256, (7, 1, 2, 2), dtype=torch.uint8)
+    first, second = TensorImages(images[:3]), TensorImages(images[3:])
+    joined = JoinedImages([first, second])
+    rows = torch.tensor([6, 0, 2, 3, 3])
+    assert len(joined) == 7
+    assert torch.equal(joined.read(rows), images[rows].float().div(255))
+    chosen = ChosenImages(TensorImages(images), rows)
+    assert (len(chosen), chosen.shape) == (5, (1, 2, 2))
+    assert torch.equal(chosen.read(torch.tensor([4, 1])), images[[3, 0]].float().div(255))
+    digests = chosen.digests(torch.arange(5))
+    assert digests == joined.digests(rows)
+    assert len(set(digests)) == 4
+    with pytest.raises(ValueError, match="one shape"):
+        JoinedImages([first, TensorImages(torch.zeros(1, 3, 2, 2))])
+
+
+# ---------------------------------------------------------------------------- MNIST and its relatives
+
+TRAIN, HELD_OUT = 20, 11
+FILES = (
+    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.integers(0, 10, count, dtype=np.uint8)
+        if "labels" in name
+        else rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        for name, count in zip(FILES, (TRAIN, TRAIN, HELD_OUT, HELD_OUT), strict=True)
+    }
+
+
+def write_idx(folder, arrays, compressed=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in arrays.items():
+        data = idx_bytes(array)
+        path = folder / f"{name}.gz" if compressed else folder / name
+        path.write_bytes(gzip.compress(data) if compressed else data)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("folder", ["MNIST/raw", "."])
+def test_mnist_split(tmp_path, arrays, folder, compressed):
+    write_idx(tmp_path / folder, arrays, compressed)
+    data = loaded(MNISTDataModule, tmp_path)
+    assert (data.num_classes, data.image_shape) == (10, (1, 28, 28))
+    assert sizes(data) == [20, 6, 5]
+    torch.testing.assert_close(data.private.images(), torch.from_numpy(arrays[FILES[0]])[:, None] / 255)
+    assert data.private.labels.tolist() == arrays[FILES[1]].tolist()
+    # Public and test part are the halves of the test file, shuffled, each image with its own label.
+    source = labels_by_image(arrays[FILES[2]][..., None], arrays[FILES[3]])
+    images = as_bytes(torch.cat([data.public.images(), data.test.images()]))
+    labels = torch.cat([data.public.truth, data.test.labels]).tolist()
+    assert dict(zip(images, labels, strict=True)) == source
+    assert images[:6] != [image.tobytes() for image in arrays[FILES[2]][:6]]
+
+
+def test_mnist_reads_what_torchvision_reads(tmp_path, arrays):
+    from torchvision.datasets import MNIST
+
+    write_idx(tmp_path / "MNIST" / "raw", arrays)
+    reference, data = MNIST(tmp_path, train=True), loaded(MNISTDataModule, tmp_path)
+    assert torch.equal((data.private.images()[:, 0] * 255).round().to(torch.uint8), reference.data)
+    assert torch.equal(data.private.labels, reference.targets)
+
+
+def test_mnist_choices_are_fixed_and_seeded(tmp_path, arrays):
+    write_idx(tmp_path, arrays)
+    fit, again = loaded(MNISTDataModule, tmp_path), loaded(MNISTDataModule, tmp_path, stage="test")
+    assert torch.equal(fit.test.images(), again.test.images())
+    other = loaded(MNISTDataModule, tmp_path, split_seed=1)
+    assert not torch.equal(fit.public.images(), other.public.images())
+    few = [loaded(MNISTDataModule, tmp_path, num_private=7, num_public=4) for _ in range(2)]
+    assert torch.equal(few[0].private.images(), few[1].private.images())
+    assert set(as_bytes(few[0].private.images())) < set(as_bytes(fit.private.images()))
+    assert torch.equal(few[0].public.images(), fit.public.images(slice(4)))
+    assert torch.equal(few[0].test.images(), fit.test.images())
+    for arguments, words in (
+        ({"num_private": 21}, "num_private=21: there are 20 such images"),
+        ({"num_public": 7}, "num_public=7: there are 6 such images"),
+        ({"num_private": 0}, "num_private=0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            loaded(MNISTDataModule, tmp_path, **arguments)
+
+
+def test_mnist_files_that_are_missing_are_named(tmp_path, arrays):
+    write_idx(tmp_path, arrays)
+    (tmp_path / FILES[0]).unlink()
+    data = loaded(MNISTDataModule, tmp_path, stage="test")  # needs no training file
+    assert len(data.test) == 5
+    with pytest.raises(FileNotFoundError, match=f"{FILES[0]} .*download=True"):
+        data.setup("fit")
+    with pytest.raises(FileNotFoundError) as caught:
+        loaded(MNISTDataModule, tmp_path / "nowhere")
+    for words in (FILES[0], "MNISTDataModule(root=", "MNIST/raw", "download=True"):
+        assert words in str(caught.value)
+
+
+def test_fashion_mnist_falls_back_to_the_system_package(tmp_path, arrays, monkeypatch):
+    system, root = tmp_path / "system", tmp_path / "root"
+    monkeypatch.setattr(FashionMNISTDataModule, "system_folders", (system,))
+    with pytest.raises(FileNotFoundError, match="dataset-fashion-mnist"):
+        loaded(FashionMNISTDataModule, root, stage="test")
+    write_idx(system, arrays, compressed=True)
+    data = loaded(FashionMNISTDataModule, root)
+    assert len(data.private) == TRAIN
+    assert data.class_names[9] == "Ankle boot"
+    # Files of one's own come first, all or none: labels of another copy are never mixed in.
+    write_idx(root / "FashionMNIST" / "raw", {name: array[:4] for name, array in arrays.items()})
+    assert len(loaded(FashionMNISTDataModule, root).private) == 4
+    (root / "FashionMNIST" / "raw" / FILES[1]).unlink()
+    with pytest.raises(FileNotFoundError, match=FILES[1]):
+        loaded(FashionMNISTDataModule, root)
+
+
+def test_fashion_mnist_of_the_system_package(tmp_path):
+    if not FashionMNISTDataModule.system_folders[0].is_dir():
+        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
+    data = loaded(FashionMNISTDataModule, tmp_path)
+    assert sizes(data) == [60000, 5000, 5000]
+    assert data.private.labels.bincount().tolist() == [6000] * 10
+    assert (data.public.truth.bincount() + data.test.labels.bincount()).tolist() == [1000] * 10
+
+
+def test_downloads_only_on_request(tmp_path, arrays, monkeypatch):
+    from torchvision import datasets
+
+    asked = []
+
+    def fake(name):
+        def make(root, **options):
+            asked.append((name, root, options))
+            if name == "MNIST":
+                write_idx(root / "MNIST" / "raw", arrays)
+
+        return make
+
+    for name in ("MNIST", "SVHN", "CIFAR10"):
+        monkeypatch.setattr(datasets, name, fake(name))
+    for download in (False, True, True):
+        MNISTDataModule(tmp_path, download=download).prepare_data()
+    for download in (False, True):
+        SVHNDataModule(tmp_path, extra=False, download=download).prepare_data()
+        CIFAR10DataModule(tmp_path, download=download).prepare_data()
+    assert asked == [
+        ("MNIST", tmp_path, {"download": True}),  # and not again where the files are there
+        ("SVHN", tmp_path / "SVHN", {"split": "train", "download": True}),
+        ("SVHN", tmp_path / "SVHN", {"split": "test", "download": True}),
+        ("CIFAR10", tmp_path, {"download": True}),
+    ]
+    assert len(loaded(MNISTDataModule, tmp_path).private) == TRAIN
+
+
+IMAGES = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28)
+_flips = np.random.default_rng(1).integers(10, 1000, 20)  # behind the gzip header, whose time stamp is free
+
+
+def flipped(position):
+    packed = bytearray(gzip.compress(np.random.default_rng(0).bytes(2000)))
+    packed[position] ^= 0x10
+    return bytes(packed)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "doesn't begin"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "doesn't begin"),
+        (idx_bytes(IMAGES, code=13), "doesn't begin"),
+        (idx_bytes(IMAGES[0]), "doesn't begin as an IDX file of 3 dimensions"),
+        (idx_bytes(IMAGES)[:9], "buffer is smaller"),
+        (idx_bytes(IMAGES)[:-1], "cannot reshape array of size 1567"),
+        (idx_bytes(IMAGES) + b"\x00", "cannot reshape"),
+        (gzip.compress(idx_bytes(IMAGES))[:-20], "EOFError"),
+        (gzip.compress(idx_bytes(IMAGES))[:12] + b"\xff" * 40, "no sound file"),
+        *((flipped(int(position)), "BadGzipFile|zlib|EOFError") for position in _flips),
+    ],
+)
+def test_damaged_idx_files_are_refused_by_name(tmp_path, data, words):
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(data)
+    with pytest.raises(DamagedFileError, match=f"t10k-images-idx3-ubyte: .*({words}).*download=True"):
+        loaded(MNISTDataModule, tmp_path, stage="test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({FILES[1]: np.zeros(19, np.uint8)}, r"20 images .* 19 labels"),
+        ({FILES[0]: np.zeros((20, 27, 28), np.uint8)}, r"\(27, 28\) .*want 2 or more of \(28, 28\)"),
+        ({FILES[1]: np.full(20, 77, np.uint8)}, "num_classes=10"),
+        ({FILES[2]: np.zeros((1, 28, 28), np.uint8), FILES[3]: np.zeros(1, np.uint8)}, "2 or more"),
+    ],
+)
+@pytest.mark.parametrize("kind", [FashionMNISTDataModule, FashionMNISTAttributesDataModule])
+def test_idx_files_that_do_not_fit_are_refused(tmp_path, arrays, changes, words, kind):
+    write_idx(tmp_path, {**arrays, **changes})
+    with pytest.raises(ValueError, match=words) as caught:
+        loaded(kind, tmp_path)
+    assert "77" not in str(caught.value).replace(str(tmp_path), "")
+
+
+# Written out once more by class, independently of the table by attribute.
+OF_CLASSES = {
+    "T-shirt/top": {"upper_body", "sleeves", "closed_front"},
+    "Trouser": {"legs"},
+    "Pullover": {"upper_body", "sleeves", "long_sleeves", "closed_front", "cold_weather"},
+    "Dress": {"upper_body", "legs", "closed_front"},
+    "Coat": {"upper_body", "sleeves", "long_sleeves", "button_front", "cold_weather"},
+    "Sandal": {"footwear"},
+    "Shirt": {"upper_body", "sleeves", "long_sleeves", "button_front"},
+    "Sneaker": {"footwear", "closed_shoe"},
+    "Bag": {"bag"},
+    "Ankle boot": {"footwear", "closed_shoe", "cold_weather"},
+}
+
+
+def test_fashion_attributes_are_those_of_the_classes(tmp_path, arrays):
+    write_idx(tmp_path, arrays)
+    classes, data = (loaded(k, tmp_path) for k in (FashionMNISTDataModule, FashionMNISTAttributesDataModule))
+    assert (data.task, data.num_classes, data.image_shape) == ("multilabel", 10, (1, 28, 28))
+    assert data.attribute_names == tuple(FASHION_ATTRIBUTES)
+    for name, row in zip(classes.class_names, data.table.tolist(), strict=True):
+        assert {a for a, bit in zip(data.attribute_names, row, strict=True) if bit} == OF_CLASSES[name]
+    shares = {
+        words[0]: float(words[-1])
+        for words in map(str.split, (FashionMNISTAttributesDataModule.__doc__ or "").splitlines())
+        if words and words[0] in FASHION_ATTRIBUTES
+    }
+    assert shares == {name: row.count("1") / 10 for name, row in FASHION_ATTRIBUTES.items()}
+    for part in ("private", "public", "test"):
+        theirs, ours = getattr(classes, part), getattr(data, part)
+        assert torch.equal(theirs.images(), ours.images())
+        labels = theirs.truth if part == "public" else theirs.labels
+        assert torch.equal(data.table[labels], ours.truth if part == "public" else ours.labels)
+    assert data.private_groups is None
+
+
+def test_fashion_attributes_may_be_chosen_and_records_grouped(tmp_path, arrays):
+    write_idx(tmp_path, arrays)
+    chosen = {"attributes": ["bag", "legs"], "num_private": 18, "records_per_group": 4}
+    data = loaded(FashionMNISTAttributesDataModule, tmp_path, **chosen)
+    assert data.attribute_names == ("bag", "legs")
+    assert data.private.labels.shape == (18, 2)
+    assert torch.bincount(data.private_groups).tolist() == [4] * 4 + [2]
+    assert data.private_groups.tolist() != sorted(data.private_groups.tolist())
+    with pytest.raises(ValueError, match="attributes: 'hat'"):
+        FashionMNISTAttributesDataModule(attributes=["bag", "hat"])
+    with pytest.raises(ValueError, match="records_per_group"):
+        FashionMNISTAttributesDataModule(records_per_group=0)
+
+
+# ---------------------------------------------------------------------------- SVHN
+
+
+def test_svhn_split(written):
+    root, contents = written
+    data = loaded(SVHNDataModule, root, **SVHN_SMALL)
+    assert sizes(data) == [90, 25, 10]
+    assert disjoint(data)
+    for part, labels, files in (
+        (data.private, data.private.labels, ("train", "extra")),
+        (data.public, data.public.truth, ("test",)),
+        (data.test, data.test.labels, ("test",)),
+    ):
+        known = {key: n for file in files for key, n in labels_by_image(*contents["svhn"][file]).items()}
+        assert_labels_stay_with_images(part, labels, known)
+    # Pixels stay one byte a value.
+    assert all(part._images.dtype == torch.uint8 for part in data.private.store.store.stores)
+    without = loaded(SVHNDataModule, root, extra=False, num_private=20, **SVHN_SMALL)
+    assert sizes(without) == [20, 25, 10]
+    assert set(as_bytes(without.private.images())) <= set(labels_by_image(*contents["svhn"]["train"]))
+    everything = loaded(SVHNDataModule, root, **{**SVHN_SMALL, "num_test": None}, stage="test")
+    assert len(everything.test) == 25
+
+
+def test_svhn_asks_for_the_published_files(written, tmp_path):
+    root, _ = written
+    data = SVHNDataModule(root)
+    assert data.counts == {"num_private": None, "num_public": 25_000, "num_test": 1_000}
+    assert data.private_files == ("train", "extra")
+    with pytest.raises(ValueError, match="num_public=25000: there are 50 such images"):
+        data.setup("test")
+    with pytest.raises(FileNotFoundError, match=r"SVHNDataModule\(root=.*missing in .*SVHN.*download=True"):
+        loaded(SVHNDataModule, tmp_path)
+    (tmp_path / "SVHN").mkdir()
+    whole = (root / "SVHN" / "test_32x32.mat").read_bytes()
+    for kept in (0, 60, -3):
+        (tmp_path / "SVHN" / "test_32x32.mat").write_bytes(whole[:kept])
+        with pytest.raises(FileNotFoundError, match="cut off or altered; pass download=True"):
+            loaded(SVHNDataModule, tmp_path, stage="test", **SVHN_SMALL)
+
+
+# ---------------------------------------------------------------------------- CIFAR
+
+
+@pytest.mark.parametrize(
+    ("split", "counts", "parts"),
+    [
+        ("private_knn", CIFAR_SMALL, [30, 29, 10]),
+        ("reverse_knn", {"num_public": 30, "num_test": 5}, [45, 30, 5]),
+        ("train_test", {"num_public": 15, "num_test": 5}, [60, 15, 5]),
+        ("pretraining", {}, [0, 60, 20]),
+    ],
+)
+def test_cifar10_splits(written, split, counts, parts):
+    root, contents = written
+    data = loaded(CIFAR10DataModule, root, split=split, **counts)
+    assert sizes(data) == parts
+    assert disjoint(data)
+    files = {name: labels_by_image(*content) for name, content in contents["cifar10"].items()}
+    known = {key: label for labels in files.values() for key, label in labels.items()}
+    assert_labels_stay_with_images(data.private, data.private.labels, known)
+    assert_labels_stay_with_images(data.public, data.public.truth, known)
+    assert_labels_stay_with_images(data.test, data.test.labels, known)
+    in_test_file = set(files["test_batch"])
+    public, test = set(as_bytes(data.public.images())), set(as_bytes(data.test.images()))
+    if split != "private_knn":
+        assert test <= in_test_file
+        assert public <= in_test_file if split == "train_test" else not public & in_test_file
+    other = loaded(CIFAR10DataModule, root, split=split, split_seed=1, stage="test", **counts)
+    assert split == "pretraining" or not torch.equal(data.test.images(), other.test.images())
+
+
+@pytest.mark.parametrize(
+    ("split", "published_sizes"),
+    [
+        ("private_knn", (30_000, 29_000, 1_000)),
+        ("reverse_knn", (29_000, 30_000, 1_000)),
+        ("train_test", (50_000, 9_000, 1_000)),
+        ("pretraining", (0, 50_000, 10_000)),
+    ],
+)
+def test_cifar10_default_sizes_are_the_papers(split, published_sizes):
+    parts = CIFAR10DataModule(split=split).rows(50_000, 10_000)
+    assert tuple(len(parts[name]) for name in ("private", "public", "test")) == published_sizes
+    rows = torch.cat(list(parts.values()))
+    assert len(rows.unique()) == len(rows)
+
+
+def test_cifar100_is_a_public_first_stage(written):
+    root, _ = written
+    data = loaded(CIFAR100DataModule, root, train_on_truth=True)
+    assert sizes(data) == [0, 200, 120]
+    assert data.num_classes == 100
+    assert torch.equal(data.public.labels, data.public.truth)
+    guided = loaded(CIFAR100DataModule, root, split="train_test", num_public=90, num_test=10)
+    assert sizes(guided) == [200, 90, 10]
+
+
+class _Harm:
+    def __reduce__(self):
+        return (print, ("code of the file ran",))
+
+
+def test_cifar_files_that_are_not_the_published_ones_are_never_unpickled(written, tmp_path, capsys):
+    root, _ = written
+    folder = tmp_path / "cifar-10-batches-py"
+    shutil.copytree(root / "cifar-10-batches-py", folder)
+    small = {"root": tmp_path, "stage": "test", **CIFAR_SMALL}
+    with pytest.raises(ValueError, match="num_public=61: there are 60 such images"):
+        loaded(CIFAR10DataModule, **{**small, "num_public": 61}, split="reverse_knn")
+    whole = (folder / "data_batch_3").read_bytes()
+    for content in (b"", whole[:-1], pickle.dumps({"data": _Harm()}, protocol=2)):
+        (folder / "data_batch_3").write_bytes(content)
+        with pytest.raises(FileNotFoundError, match=r"CIFAR10DataModule\(root=.*altered; pass download=True"):
+            loaded(CIFAR10DataModule, **small)
+    assert capsys.readouterr().out == ""
+
+
+# ---------------------------------------------------------------------------- CelebA
+
+
+def test_celeba_split_and_attributes(written):
+    root, contents = written
+    names, values = contents["celeba"]
+    assert len(CELEBA_ATTRIBUTES) == len(set(CELEBA_ATTRIBUTES)) == 40
+    data = loaded(CelebADataModule, root, **CELEBA_SMALL)
+    assert (data.task, data.num_classes, data.image_shape) == ("multilabel", 40, (3, 24, 24))
+    assert data.attribute_names == CELEBA_ATTRIBUTES
+    assert sizes(data) == [40, 20, 10]
+    assert disjoint(data)
+    assert data.private.labels.tolist() == values[:40].tolist()
+    assert data.private_groups.tolist() == [1000 + row % 10 for row in range(40)]
+    # Every held-out image is one of the test partition, with its own attributes and decoded only when read.
+    held_out = [file_of(part, row) for part in (data.public, data.test) for row in range(len(part))]
+    assert sorted(held_out) == names[48:]
+    rows = torch.cat([data.public.truth, data.test.labels])
+    assert [values[names.index(name)].tolist() for name in held_out] == rows.tolist()
+    image = Image.open(root / "celeba" / "img_align_celeba" / held_out[0]).resize((24, 24), Image.BILINEAR)
+    expected = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+    torch.testing.assert_close(data.public.images([0])[0], expected)
+    lazy = loaded(CelebADataModule, root, stage="test", **CELEBA_SMALL)
+    assert not bool(lazy.test.store.store._cached.any())
+
+
+def test_celeba_options(written):
+    root, contents = written
+    _, values = contents["celeba"]
+    chosen = {"attributes": ["Smiling", "Bald"], "num_private": 15, "num_test": 7, "include_validation": True}
+    two = loaded(CelebADataModule, root, **chosen, **CELEBA_SMALL)
+    assert sizes(two) == [15, 20, 7]
+    rows = [int(file_of(two.private, row)[:6]) - 1 for row in range(15)]
+    assert two.private.labels.tolist() == values[rows][:, [31, 4]].tolist()
+    assert two.private_groups.tolist() == [1000 + row % 10 for row in rows]
+    with pytest.raises(ValueError, match="'Grumpy' is not one of"):
+        CelebADataModule(root, attributes=["Grumpy", "Bald"])
+    with pytest.raises(ValueError, match="num_public=31: there are 30 such images"):
+        loaded(CelebADataModule, root, num_public=31, stage="test")
+
+
+def test_celeba_damage_is_refused_by_name(written, tmp_path):
+    root, _ = written
+    folder = tmp_path / "celeba"
+    shutil.copytree(root / "celeba", folder)
+    data = {"root": tmp_path, **CELEBA_SMALL}
+    for name in ("list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"):
+        before = (folder / name).read_text()
+        (folder / name).write_text(before[:-30])
+        with pytest.raises(FileNotFoundError, match=r"CelebADataModule\(root=.*altered; put the lists"):
+            loaded(CelebADataModule, **data)
+        (folder / name).write_text(before)
+    picture = folder / "img_align_celeba" / "000003.jpg"
+    picture.write_bytes(picture.read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"000003\.jpg is not a readable image"):
+        loaded(CelebADataModule, **data).private.images()
+    picture.unlink()
+    with pytest.raises(FileNotFoundError, match=r"img_align_celeba: 1 of 40 images .* 000003\.jpg"):
+        loaded(CelebADataModule, **data)
+    shutil.rmtree(folder / "img_align_celeba")
+    with pytest.raises(FileNotFoundError, match=r"files are missing in .*img_align_celeba there"):
+        loaded(CelebADataModule, **data)
+
+
+# ---------------------------------------------------------------------------- Market-1501
+
+
+def test_market_is_split_by_person(written):
+    root, contents = written
+    attributes = contents["market"]
+    assert len(MARKET_ATTRIBUTES) == 30
+    data = loaded(Market1501DataModule, root, **MARKET_SMALL)
+    assert (data.task, data.num_classes, data.image_shape) == ("multilabel", 30, (3, 32, 32))
+    assert sizes(data) == [8 * 4, 4 * 4, 6 * 4]
+    assert disjoint(data)
+    people = {
+        name: [int(file_of(part, row)[:4]) for row in range(len(part))]
+        for name, part in (("private", data.private), ("public", data.public), ("test", data.test))
+    }
+    assert not set(people["private"]) & set(people["public"])
+    assert set(people["private"]) | set(people["public"]) == set(attributes["train"])
+    assert data.private_groups.tolist() == people["private"]
+    assert data.private.labels.tolist() == [attributes["train"][person] for person in people["private"]]
+    assert data.public.truth.tolist() == [attributes["train"][person] for person in people["public"]]
+    assert data.test.labels.tolist() == [attributes["test"][person] for person in people["test"]]
+    # An age is one of four; the rest of the mapping is checked by hand here.
+    ages = [list(MARKET_ATTRIBUTES).index(name) for name in ("young", "teenager", "adult", "old")]
+    assert data.private.labels[:, ages].sum(dim=1).tolist() == [1] * 32
+    assert MARKET_ATTRIBUTES["female"] == ("gender", 2)
+    assert MARKET_ATTRIBUTES["up_red"] == ("upred", 2)
+    assert Market1501DataModule(root).image_shape == (3, 128, 64)
+    chosen = {"num_public": 5, "num_test": 3, "attributes": ["hat", "old"]}
+    some = loaded(Market1501DataModule, root, **chosen, **MARKET_SMALL)
+    assert sizes(some) == [32, 5, 3]
+    assert some.private.labels.tolist() == data.private.labels[:, [5, 12]].tolist()
+
+
+def test_market_damage_is_refused_by_name(written, tmp_path):
+    root, _ = written
+    with pytest.raises(
+        DamagedFileError, match="bounding_box_train: 48 images and 12 people in the table, want"
+    ):
+        loaded(Market1501DataModule, root)
+    folder = tmp_path / "Market-1501-v15.09.15"
+    shutil.copytree(root / "Market-1501-v15.09.15", folder)
+    data = {"root": tmp_path, **MARKET_SMALL}
+
+    def refused(error, words, stage="fit", **changes):
+        with pytest.raises(error, match=words) as caught:
+            loaded(Market1501DataModule, **{**data, **changes}, stage=stage)
+        return str(caught.value)
+
+    refused(ValueError, "num_public_people=12: there are 12 people", num_public_people=12)
+    refused(ValueError, "num_test=25: there are 24 such", "test", num_test=25)
+    broken = next((folder / "bounding_box_train").glob("0002_*"))
+    broken.write_bytes(b"\xff\xd8\xff")
+    module = loaded(Market1501DataModule, **data)
+    part = module.private if 2 in module.private_groups else module.public
+    with pytest.raises(ValueError, match="is not a readable image") as caught:
+        part.images()
+    # The name of a private file tells who is on it.
+    assert ("0002" in str(caught.value)) == (part is module.public)
+    broken = broken.rename(broken.with_name("0999_c1s1_000451_03.jpg"))
+    assert "0999" not in refused(DamagedFileError, r"market_attribute\.mat doesn't have all people")
+    broken.rename(broken.with_name("portrait.jpg"))
+    assert "portrait" not in refused(DamagedFileError, "aren't named as in 0002_c1s1")
+    table = folder / "attribute" / "market_attribute.mat"
+    table.write_bytes(table.read_bytes()[:2000])
+    refused(DamagedFileError, r"market_attribute\.mat: no sound file", "test")
+    savemat(table, {"market_attribute": {"train": {"age": [1]}, "test": {"age": [1]}}})
+    refused(DamagedFileError, "no attribute 'image_index'", "test")
+    table.unlink()
+    refused(FileNotFoundError, r"missing in .*market_attribute\.mat, .*github\.com", "test")
+    shutil.rmtree(folder / "bounding_box_test")
+    refused(FileNotFoundError, r"missing in .*bounding_box_test", "test")
