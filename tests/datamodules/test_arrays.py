@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
 from pl_privknn.datamodules.tables import Table, dimension_of, numbers_of, rows_of
-from pl_privknn.privacy.private_side import PrivateSideError
+from pl_privknn.privacy.redaction import PrivateSideError
 
 # ---------------------------------------------------------------------------- images
 

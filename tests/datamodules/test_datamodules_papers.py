@@ -144,7 +144,9 @@ def test_features_of_a_first_stage_on_public_data(written, tmp_path, monkeypatch
         },
         "model": {
             "class_path": "SupervisedStudent",
-            "init_args": {"network": "cifar_cnn", "ema_decay": 0.9, "normalization": {"mean": [0.5] * 3, "std": [0.2] * 3}},
+            "init_args": {
+                "network": "cifar_cnn", "ema_decay": 0.9, "normalization": {"mean": [0.5] * 3, "std": [0.2] * 3},
+            },
         },
         "trainer": {
             "max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "enable_progress_bar": False,

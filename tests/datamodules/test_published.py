@@ -33,9 +33,9 @@ from pl_privknn.datamodules import (
     TensorImages,
 )
 from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
+from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages
 from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
-from pl_privknn.datamodules.stores import ChosenImages, JoinedImages
 
 
 @pytest.fixture(scope="module")
