@@ -53,7 +53,8 @@ def _readme(imports):
         IMPORTS[imports].format("pl", others)
         + "\nimport json, torch\nfrom pl_privknn.privacy.noise import SeededNoise\n"
         + rest
-        + "\nprint(json.dumps([labeling.epsilon, data.public.table.labels.tolist()]))\n"
+        + "\nfrom lightning_utilities.core import rank_zero\n"
+        + "print(json.dumps([labeling.epsilon, data.public.table.labels.tolist(), rank_zero.log.name]))\n"
     )
 
 
@@ -68,6 +69,10 @@ def test_the_readmes_example_is_the_same_under_both_names(tmp_path):
         )  # fmt: skip
         assert run.returncode == 0, run.stderr[-3000:]
         found[imports] = json.loads(run.stdout.splitlines()[-1])
+    # Whoever sets the level of a package's logger is heard.
+    loggers = {imports: each.pop().split(".utilities")[0] for imports, each in found.items()}
+    assert loggers["lightning"] == "lightning.pytorch"
+    assert loggers["pytorch_lightning, alone"] == "pytorch_lightning"
     epsilon, labels = found["lightning"]
     assert epsilon == pytest.approx(2.38, abs=0.2)
     assert sum(label >= 0 for label in labels) > 20
