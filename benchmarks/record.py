@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pl_privknn._files import write_durably
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 ROOT = Path(__file__).resolve().parents[1]

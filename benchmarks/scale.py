@@ -30,7 +30,6 @@ from torch import Tensor
 
 from benchmarks.record import Measured
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
-from pl_privknn._processes import Shard
 from pl_privknn.callbacks.labeling_round import TableMemory
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import (
@@ -47,6 +46,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.neighbors import ShardedNeighbors
+from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from pl_privknn.testing.tables import InShards

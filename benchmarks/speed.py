@@ -31,12 +31,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.record import ROOT, Measured
 from benchmarks.scale import CLASSES, TEACHERS
-from pl_privknn._allocator import keep_freed_memory
 from pl_privknn._lightning import TRAINS_ALONE
-from pl_privknn._processes import ProcessGroup, Shard
+from pl_privknn.cli import keep_freed_memory
 from pl_privknn.features import HOG
 from pl_privknn.labelers.base import ShardedLabeler
 from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import SupervisedStudent

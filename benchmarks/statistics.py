@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import ROOT, Measured, entries
-from pl_privknn._files import write_durably
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.marks import stated
 from pl_privknn.config import get, instantiate, put, read_document
 from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from pl_privknn._files import replaced_durably
 from pl_privknn._lightning import TorchCheckpointIO, rank_zero_warn
+from pl_privknn.privacy.files import replaced_durably
 
 
 class DurableCheckpointIO(TorchCheckpointIO):

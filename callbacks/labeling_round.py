@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_path, check_positive
-from pl_privknn._files import write_durably
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
@@ -38,6 +37,7 @@ from pl_privknn.labelers.base import (
     held_shard,
 )
 from pl_privknn.labelers.statistics import TARGETS
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.redaction import privately, terminal
 from pl_privknn.privacy.store import private_folder

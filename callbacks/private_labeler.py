@@ -14,8 +14,6 @@ from torch import nn
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._lightning import rank_zero_info
-from pl_privknn._processes import ProcessGroup, Shard
-from pl_privknn._run_end import leave_report
 from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import MODELS, LabelingRound, TableMemory, rich_progress
 from pl_privknn.callbacks.selection import SELECTORS, Selector
@@ -26,6 +24,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.labelers.base import JoinsRuns, Labeler, MakesModel, ShardedLabeler, stated_plan
+from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
@@ -33,6 +32,7 @@ from pl_privknn.privacy.mechanisms.base import Level, check_adjacency
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder
+from pl_privknn.training.reporting import leave_report
 
 #: Stands for the student's own backbone in a list of features.
 STUDENT = "student"

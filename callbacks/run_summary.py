@@ -15,7 +15,6 @@ import torch
 from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_switch
-from pl_privknn._files import write_durably
 from pl_privknn._lightning import quiet_lightning
 from pl_privknn.callbacks.labeling_round import MODELS, Judged, load_head
 from pl_privknn.callbacks.loggers import (
@@ -34,6 +33,7 @@ from pl_privknn.callbacks.private_labeler import PrivateLabeler, lasting_extract
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.accountant import attack_in_words
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.training.reporting import ReportsTraining
 

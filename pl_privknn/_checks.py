@@ -1,11 +1,11 @@
-"""One-line validators whose errors name the argument, the value and the remedy; and the limits of arithmetic."""
+"""What every room needs: validators with errors of one line, the limits of arithmetic, and compiled loops."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 #: Bounds of every number that must be above 0. Beyond them a reciprocal, or a product with another such number's,
@@ -113,6 +113,19 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} of thousands of digits"
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}…{text[-19:]}"
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``numba.njit`` that keeps the machine code on disk where it can and holds no lock while it runs."""
+    import numba  # takes a third of a second, and many who check compile nothing
+
+    def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            return numba.njit(nogil=True, cache=True, **options)(function)
+        except RuntimeError:  # no folder to keep it in: every process compiles anew
+            return numba.njit(nogil=True, **options)(function)
+
+    return compile_
 
 
 def _number(name: str, value: Any, what: str) -> float:

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from pl_privknn._processes import Shard
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, IndKNNSwitches, unit_rows
+from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME

@@ -1,6 +1,6 @@
 """Shards of a table, all of them in one process."""
 
-from pl_privknn._processes import Shard
+from pl_privknn.neighbors.processes import Shard
 from pl_privknn.testing.tables import PlayedExchange
 
 

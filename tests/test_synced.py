@@ -5,8 +5,8 @@ import os
 import pytest
 from ledger_setup import G
 
-from pl_privknn._files import replaced_durably, write_durably
 from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import PrivateStore
 

@@ -12,7 +12,6 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import nn
 
 from pl_privknn._checks import check_choice
-from pl_privknn._run_end import leave_report
 from pl_privknn.baselines.classifier import Classifier
 from pl_privknn.baselines.heads import FeatureHead
 from pl_privknn.baselines.reporting import LeavesFolder, LogsTraining
@@ -29,6 +28,7 @@ from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.clipping import ClippedGradients, cross_entropies
 from pl_privknn.training.network_checks import CannotRunError
 from pl_privknn.training.processes import FollowedRun
+from pl_privknn.training.reporting import leave_report
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import Clipping, PoissonBatches, TrainingBudget
 from pl_privknn.training.trainer_checks import check_data, check_precision, check_trainer

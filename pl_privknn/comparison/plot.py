@@ -10,6 +10,18 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pl_privknn.comparison.figures import (
+    FAINT,
+    INK,
+    LINES,
+    MARKERS,
+    label_ends,
+    new_figure,
+    plain_axes,
+    save_png,
+    save_svg,
+    thin_labels,
+)
 from pl_privknn.comparison.marks import mark, stated
 from pl_privknn.comparison.results import Result
 from pl_privknn.comparison.table import (
@@ -22,18 +34,6 @@ from pl_privknn.comparison.table import (
     weakened,
 )
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, weakest
-from pl_privknn.themed_figures import (
-    FAINT,
-    INK,
-    LINES,
-    MARKERS,
-    label_ends,
-    new_figure,
-    plain_axes,
-    save_png,
-    save_svg,
-    thin_labels,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_privknn._files import write_durably
 from pl_privknn.comparison.marks import guarantee_of, stated
 from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
 from pl_privknn.config import merged, put
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta, read_records
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Guarantee, check_adjacency
 

@@ -20,7 +20,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pl_privknn._checks import check_int
-from pl_privknn._files import write_durably
 from pl_privknn.comparison.results import (
     RESULTS,
     ResultError,
@@ -32,6 +31,7 @@ from pl_privknn.comparison.run import Planned, Planner, Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
 from pl_privknn.comparison.worker import BUSY, CONFIG, INTERRUPTED, Command, work
 from pl_privknn.config import differences, write_yaml
+from pl_privknn.privacy.files import write_durably
 
 _IDENTITY = "identity.json"
 _STATE = "state.json"

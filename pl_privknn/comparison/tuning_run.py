@@ -12,11 +12,11 @@ import torch
 import yaml
 
 from pl_privknn import _lightning as pl
-from pl_privknn._files import replaced_durably, write_durably
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.trainings import made_data, made_training
 from pl_privknn.comparison.tuning import Tuning
 from pl_privknn.config import merged
+from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, shape_text
-from pl_privknn._compiled import compiled
+from pl_privknn._checks import check_choice, check_int, compiled, shape_text
 from pl_privknn.features.base import Extractor
 
 BLOCK_NORMS = ("L1", "L1-sqrt", "L2", "L2-Hys")

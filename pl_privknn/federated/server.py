@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn._files import replaced_durably
 from pl_privknn.features.base import Extractor
 from pl_privknn.federated.messages import TRUSTS, VERSION, Fields, Request, decode, extractor_digest
 from pl_privknn.labelers.base import Release, stated_plan
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
+from pl_privknn.privacy.files import replaced_durably
 from pl_privknn.privacy.ledger import Ledger
 
 _LOG = logging.getLogger(__name__)

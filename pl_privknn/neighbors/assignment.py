@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
-from pl_privknn._compiled import compiled
+from pl_privknn._checks import check_int, compiled
 from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision, in_threads, squared_distance
 
 # 16 MB of keys at a time: they are read back from the cache.

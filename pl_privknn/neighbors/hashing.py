@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int
-from pl_privknn._compiled import compiled
+from pl_privknn._checks import check_int, compiled
 
 #: The sorted tables are built anew when more rows than this, and an eighth of all, have changed since.
 _MANY_CHANGES = 1024

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_positive, shape_text
-from pl_privknn._compiled import compiled
+from pl_privknn._checks import check_int, check_positive, compiled, shape_text
 
 _UNIT_ROUNDOFF = 2.0**-24
 

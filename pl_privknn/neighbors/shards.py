@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pl_privknn._processes import Shard
 from pl_privknn.neighbors.poisson import Coins, PoissonTotals, RankedLists, compact_labels, count_votes
+from pl_privknn.neighbors.processes import Shard
 from pl_privknn.neighbors.search import pair_distances
 
 # A candidate travels as its float64 squared distance and an int64 that holds its global index above its label.

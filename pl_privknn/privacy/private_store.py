@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
-from pl_privknn._files import sync_folder
+from pl_privknn.privacy.files import sync_folder
 
 #: Of the file in a run's private folder.
 FILE_NAME = "private.sqlite"

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from filelock import FileLock, Timeout
 
-from pl_privknn._files import sync_folder, write_durably
+from pl_privknn.privacy.files import sync_folder, write_durably
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
     UNSTATED_NOISE,

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn import __version__
-from pl_privknn._files import write_durably
+from pl_privknn.comparison.figures import colour_variables, themed_svg
 from pl_privknn.comparison.plot import figure_of
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.report.card import card_markdown, card_of
 from pl_privknn.report.charts import attacker_chart, line_chart
@@ -17,7 +18,6 @@ from pl_privknn.report.comparison_facts import comparison_facts
 from pl_privknn.report.ledger_facts import ledger_facts
 from pl_privknn.report.promise import percent
 from pl_privknn.report.run_facts import is_run, plain, run_facts
-from pl_privknn.themed_figures import colour_variables, themed_svg
 
 if TYPE_CHECKING:
     from pl_privknn.comparison.results import Result

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn._processes import Shard
 from pl_privknn.labelers.base import (
     ChargesLedger,
     JoinsRuns,
@@ -23,6 +22,7 @@ from pl_privknn.labelers.base import (
     ShardedLabeler,
     UsesPublicFeatures,
 )
+from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 
@@ -267,7 +267,7 @@ class PlayedExchange:
 
 
 class PlayedEnd:
-    """One shard's end of a :class:`PlayedExchange`; see :class:`~pl_privknn._processes.Exchange`.
+    """One shard's end of a :class:`PlayedExchange`; see :class:`~pl_privknn.neighbors.processes.Exchange`.
 
     Attributes:
         sent: bytes of what the shard has sent.
@@ -277,16 +277,16 @@ class PlayedEnd:
         self.exchange, self.rank, self.size, self.sent = exchange, rank, exchange.size, 0
 
     def tell(self, order: Any = None) -> Any:
-        """See :class:`~pl_privknn._processes.Exchange`; for process 0."""
+        """See :class:`~pl_privknn.neighbors.processes.Exchange`; for process 0."""
         return self.exchange.give(order)
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """See :class:`~pl_privknn._processes.Exchange`."""
+        """See :class:`~pl_privknn.neighbors.processes.Exchange`."""
         self.sent += part.nbytes
         return self.exchange.take(self.rank, part)
 
     def sum(self, part: Tensor) -> Tensor:
-        """See :class:`~pl_privknn._processes.Exchange`."""
+        """See :class:`~pl_privknn.neighbors.processes.Exchange`."""
         return sum(self.gather(part), torch.zeros_like(part))
 
 

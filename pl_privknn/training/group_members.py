@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pl_privknn._files import write_durably
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.record_budgets import RecordKey, as_bytes
 from pl_privknn.privacy.store import private_folder
 

@@ -11,7 +11,6 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
-from pl_privknn._run_end import leave_report
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
@@ -25,7 +24,7 @@ from pl_privknn.training.module_checks import check_module, check_readers
 from pl_privknn.training.module_guard import ModuleGuard
 from pl_privknn.training.paid_accuracy import PaidAccuracy, accuracy_of, check_predictions, right_and_wrong
 from pl_privknn.training.privacy_groups import PrivacyGroups
-from pl_privknn.training.reporting import ReportsTraining
+from pl_privknn.training.reporting import ReportsTraining, leave_report
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.settings import PoissonBatches, TrainingBudget
 from pl_privknn.training.step_checks import made_up_labels, step_loss

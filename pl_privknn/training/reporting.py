@@ -1,10 +1,12 @@
-"""What a private training reports: ε, steps, the ledger."""
+"""What a private training reports: ε, steps, the ledger; and the summary that a run leaves."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from pl_privknn import _lightning as pl
+from pl_privknn._lightning import quiet_lightning
 from pl_privknn.config import HasInitArguments
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import strength
@@ -76,3 +78,12 @@ class ReportsTraining(HasInitArguments):
             "privacy/delta": self.delta,
             "privacy/guarantee": float(strength(guarantee.guarantee)),
         }
+
+
+def leave_report(trainer: pl.Trainer) -> None:
+    """Give the trainer a :class:`~pl_privknn.callbacks.run_summary.RunReport`, unless it has one."""
+    from pl_privknn.callbacks.run_summary import RunReport  # which knows everything that reports
+
+    quiet_lightning()
+    if not any(isinstance(callback, RunReport) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        trainer.callbacks.append(RunReport())  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from pl_privknn._files import write_durably
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import CalibrationError
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, paid
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import noise_guarantee

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from forked import in_group, wait_at_most
 from ledger_setup import needs_fork
 
-from pl_privknn import _processes
-from pl_privknn._processes import ProcessGroup
+from pl_privknn.neighbors import processes
+from pl_privknn.neighbors.processes import ProcessGroup
 
 
 def test_one_process_waits_for_nobody():
@@ -29,7 +29,7 @@ def run(folder, parts, patience=60.0):
     """Each process does its part of one round; what became of it is in a file a process."""
 
     def member(rank):
-        _processes._BEAT = 0.05
+        processes._BEAT = 0.05
         dist.init_process_group("gloo")
         group = ProcessGroup(rank, len(parts))
         wait_at_most(patience)

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from forked import in_group
 from ledger_setup import needs_fork
 
-from pl_privknn import _processes
-from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
 from pl_privknn.callbacks.private_labeler import same_buffers, shard_of
 from pl_privknn.datamodules import ArraysDataModule
@@ -30,8 +28,9 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.base import GroupsRecords, RecognisesRecords
 from pl_privknn.labelers.ind_knn import RecordBudgets
-from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.neighbors import PoissonNeighbors, processes
 from pl_privknn.neighbors.poisson import PoissonTotals
+from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -69,7 +68,7 @@ PROCESSES = {"class sums": 3, "ind knn": 3, "noisy sgd": 4}
 def fit(folder, name, devices):
     """The labels of a run of two rounds, and the soft ones: noisy counts, of which each vote is a part."""
     pl.seed_everything(0)
-    _processes._BEAT = 0.1
+    processes._BEAT = 0.1
     generator = torch.Generator().manual_seed(0)
     centres = torch.rand(3, 1, SIDE, SIDE, generator=generator)
 

@@ -11,9 +11,10 @@ import torch
 from forked import in_group, wait_at_most
 from ledger_setup import needs_fork
 
-from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent, _processes
+from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent
 from pl_privknn.callbacks.label_store import StoredLabels
 from pl_privknn.datamodules import DigitsDataModule
+from pl_privknn.neighbors import processes
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 
@@ -45,7 +46,7 @@ class ImpatientAtFirst(pl.Callback):
 def train(folder, rank, then):
     """What each of two processes does that were started for one training."""
     pl.seed_everything(0)
-    _processes._BEAT = 0.1
+    processes._BEAT = 0.1
     data = DigitsDataModule(batch_size=32)
     labeling = PrivateLabeler(
         SlowTeacher(then),

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pl_privknn import _allocator
+from pl_privknn import cli
 from pl_privknn.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,8 +150,8 @@ def test_an_allocator_that_the_shell_sets_up_is_left_alone(monkeypatch, given, c
         monkeypatch.setenv(given, "")
     made = []
     library = SimpleNamespace(mallopt=lambda *words: made.append(words))
-    monkeypatch.setattr(_allocator.ctypes, "CDLL", lambda name: library)
-    _allocator.keep_freed_memory()
+    monkeypatch.setattr(cli.ctypes, "CDLL", lambda name: library)
+    cli.keep_freed_memory()
     assert made == calls
 
 
@@ -163,5 +163,5 @@ def test_a_library_without_such_a_switch_is_none_of_the_users_business(monkeypat
     for name in list(os.environ):
         if name.startswith(ALLOCATOR):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(_allocator.ctypes, "CDLL", missing)
-    _allocator.keep_freed_memory()
+    monkeypatch.setattr(cli.ctypes, "CDLL", missing)
+    cli.keep_freed_memory()

@@ -16,13 +16,13 @@ from scipy.optimize import minimize
 from benchmarks import render
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import markdown_table, read_comparison
+from pl_privknn.comparison.figures import apart
 from pl_privknn.comparison.plot import digest_of, draw, figure_of
 from pl_privknn.comparison.results import epsilon_of_all, result_from
 from pl_privknn.comparison.run import Planner
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.table import together
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
-from pl_privknn.themed_figures import apart
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
-from pl_privknn._compiled import compiled
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, compiled
 from pl_privknn.privacy.mechanisms import FixedTotal
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
 

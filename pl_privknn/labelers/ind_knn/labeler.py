@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
-from pl_privknn._processes import Exchange
 from pl_privknn.config import as_group
 from pl_privknn.labelers.base import (
     ChargesLedger,
@@ -43,6 +42,7 @@ from pl_privknn.labelers.ind_knn.engine import (
     probabilities,
     unit_rows,
 )
+from pl_privknn.neighbors.processes import Exchange
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError

@@ -97,8 +97,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn._compiled import compiled
+from pl_privknn._checks import check_int, check_open_unit, check_positive, compiled
 from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.pld import LossMeasure
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
