@@ -68,7 +68,7 @@ def run_compare(parsed: argparse.Namespace) -> int:
 
 def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn.comparison.runner import choose, run_comparison
-    from pl_privknn.comparison.specification_file import read_comparison
+    from pl_privknn.comparison.spec import read_comparison
 
     comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)

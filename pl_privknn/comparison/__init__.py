@@ -4,8 +4,7 @@
 """
 
 from pl_privknn.comparison.results import Result, read_results
-from pl_privknn.comparison.spec import Comparison, Method, SpecError
-from pl_privknn.comparison.specification_file import read_comparison
+from pl_privknn.comparison.spec import Comparison, Method, SpecError, read_comparison
 from pl_privknn.comparison.table import markdown_table
 
 __all__ = [

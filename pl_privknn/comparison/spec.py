@@ -1,15 +1,31 @@
-"""What a comparison is: its methods, values of ε and seeds, and what all of them share."""
+"""What a comparison is, and its YAML, read and checked: the rules that keep it fair."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pl_privknn._checks import check_positive
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn.config import put, read_document
 from pl_privknn.planning import FreeParameter
 from pl_privknn.privacy.mechanisms import Adjacency
+from pl_privknn.privacy.mechanisms.base import check_adjacency
+
+_TOP = ("name", "base", "delta", "adjacency", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
+_BASE = ("data", "student", "trainer", "labeling")
+_METHOD = (
+    "name", "title", "labeling", "model", "trainer", "student", "true_labels", "epsilon_to", "calibrate", "settings",
+    "nonprivate", "epsilons",
+)  # fmt: skip
+_CALIBRATE = ("parameter", "low", "high", "rising", "whole", "exact", "tied")
+_WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+#: What is the same for all methods and so belongs to no method.
+_SHARED = ("delta", "adjacency", "seed", "noise_source", "max_epsilon", "run_dir", "ledger_path", "state_dir")
 
 
 class SpecError(ValueError):
@@ -99,3 +115,278 @@ def read_epsilon(where: str, value: Any) -> float:
         return check_positive("ε", value)
     except ValueError:
         raise SpecError(f"{where}: ε={value!r} must be a number above 0, or inf (no privacy)") from None
+
+
+def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Comparison:
+    """Read and check the YAML of a comparison.
+
+    Args:
+        path: the file.
+        overrides: dotted paths to values that replace those of the file; a method is found by its name, as in
+            ``methods.pate.labeling.queries_per_round``. Those of ``definitions`` come first.
+
+    Raises:
+        SpecError: for a key that is missing, unknown or has a bad value.
+        FileNotFoundError: if there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    given = overrides or {}
+    start = "definitions."
+    document = read_document(
+        path, {where.removeprefix(start): value for where, value in given.items() if where.startswith(start)}
+    )
+    try:
+        for where, value in given.items():
+            if not where.startswith(start):
+                put(document, where, value)
+        return comparison_of(document)
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from error
+
+
+def comparison_of(document: Any) -> Comparison:
+    """The comparison that plain types (a parsed YAML) state; see :func:`read_comparison`."""
+    top = _section("the file", document, _TOP)
+    for name in ("name", "base", "delta", "epsilons", "methods"):
+        _need(top, name, "the comparison")
+    base = _section("base", top["base"], _BASE)
+    for name in ("data", "student"):
+        _need(base, name, "base")
+        if not (name == "student" and base[name] is None):
+            _class_section(f"base.{name}", base[name])
+    for name in ("trainer", "labeling"):
+        base[name] = _section(f"base.{name}", base.get(name) or {}, None)
+    _refuse_shared("base.labeling", base["labeling"])
+    _refuse_shared("base.student", (base["student"] or {}).get("init_args"))
+    if base["labeling"].get("labeler"):
+        raise SpecError("base.labeling.labeler: a teacher belongs to a method; move it there")
+    epsilons = _epsilons("epsilons", top["epsilons"])
+    methods = top["methods"]
+    if not isinstance(methods, list) or not methods:
+        raise SpecError(f"methods={methods!r} must be a list of at least one method")
+    read = tuple(_method(f"methods[{place}]", method, base, epsilons) for place, method in enumerate(methods))
+    names = [method.name for method in read]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SpecError(f"methods: {twice[0]!r} is there twice; give each its own name")
+    return Comparison(
+        name=_name("name", top["name"]),
+        base=base,
+        delta=check_open_unit("delta", top["delta"]),
+        adjacency=check_adjacency(top.get("adjacency", "add_remove")),
+        noise_seeded=_switch("noise_seeded", top.get("noise_seeded", False)),
+        seeds=_seeds(top.get("seeds", [0, 1, 2])),
+        epsilons=epsilons,
+        methods=read,
+        wandb=_wandb(top.get("wandb")),
+    )
+
+
+def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[float, ...]) -> Method:
+    section = _section(where, given, _METHOD)
+    _need(section, "name", where)
+    name = _name(f"{where}.name", section["name"])
+    where = f"methods.{name}"
+    kinds = [key for key in ("labeling", "model", "true_labels") if section.get(key)]
+    if len(kinds) != 1:
+        raise SpecError(
+            f"{where}: {' and '.join(kinds) or 'none'} of labeling, model and true_labels; a method has exactly one: "
+            "a teacher in labeling, a baseline's own model, or true_labels: true"
+        )
+    if section.get("student") is not None:
+        raise SpecError(
+            f"{where}.student: all teachers share base.student; a baseline has a model of its own"
+        )
+    if kinds != ["model"] and base["student"] is None:
+        raise SpecError(
+            f"base.student: {name} needs a student; only baselines with a model of their own do without"
+        )
+    kind = {"labeling": "labeler", "model": "baseline", "true_labels": "true_labels"}[kinds[0]]
+    labeling = _labeling(f"{where}.labeling", section["labeling"]) if kind == "labeler" else None
+    model = None
+    if kind == "baseline":
+        model = _class_section(f"{where}.model", section["model"])
+        _refuse_shared(f"{where}.model", model.get("init_args"))
+    trainer = _section(f"{where}.trainer", section.get("trainer") or {}, None)
+    if trainer and kind != "baseline":
+        raise SpecError(f"{where}.trainer: methods that train base.student share base.trainer; leave it out")
+    if kind == "true_labels":
+        for key in ("settings", "calibrate", "epsilon_to", "nonprivate"):
+            if section.get(key):
+                raise SpecError(f"{where}.{key}: true_labels asks no teacher and has no ε; leave it out")
+    wanted = _epsilons(f"{where}.epsilons", section["epsilons"]) if "epsilons" in section else epsilons
+    roots = ("labeling.",) if kind == "labeler" else ("model.", "trainer.")
+    method = Method(
+        name=name,
+        title=str(section.get("title", name)),
+        kind=kind,
+        labeling=labeling,
+        model=model,
+        trainer=trainer,
+        epsilon_to=_paths(f"{where}.epsilon_to", section.get("epsilon_to"), roots),
+        calibrate=_calibrate(f"{where}.calibrate", section.get("calibrate"), kind),
+        settings=_settings(f"{where}.settings", section.get("settings"), roots),
+        nonprivate=(
+            {} if kind == "true_labels" else _overrides(f"{where}.nonprivate", section["nonprivate"], roots)
+            if section.get("nonprivate") is not None else None
+        ),
+        epsilons=(),
+    )  # fmt: skip
+    return dataclasses.replace(method, epsilons=_defined(where, method, wanted, "epsilons" in section))
+
+
+def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -> tuple[float, ...]:
+    """The values of ε at which the method is defined."""
+    if method.kind == "true_labels":
+        return (math.inf,)
+    finite = [epsilon for epsilon in wanted if epsilon < math.inf]
+    if method.epsilon_to or method.calibrate:
+        missing = []
+    else:
+        missing = [epsilon for epsilon in finite if epsilon not in method.settings]
+    if missing:
+        raise SpecError(
+            f"{where}: nothing says how it reaches ε={epsilon_text(missing[0])}; add epsilon_to, calibrate, or "
+            f"settings for it, or list the method's own epsilons"
+        )
+    if math.inf in wanted and method.nonprivate is None:
+        if own:
+            raise SpecError(f"{where}.epsilons: inf needs a nonprivate section, which takes the noise out")
+        return tuple(finite)
+    return wanted
+
+
+def _labeling(where: str, given: Any) -> dict[str, Any]:
+    section = _section(where, given, None)
+    if not section.get("labeler"):
+        raise SpecError(f"{where}.labeler is missing; name the teacher's class_path and init_args")
+    labeler = _class_section(f"{where}.labeler", section["labeler"])
+    _refuse_shared(where, section)
+    _refuse_shared(f"{where}.labeler", labeler.get("init_args"))
+    return section
+
+
+def _refuse_shared(where: str, section: Any) -> None:
+    for key, value in (section or {}).items():
+        if key in _SHARED:
+            raise SpecError(
+                f"{where}: {key} is the same for all methods and set by the comparison; leave it out"
+            )
+        if isinstance(value, Mapping) and "class_path" not in value:  # a group of arguments
+            _refuse_shared(f"{where}.{key}", value)
+
+
+def _settings(where: str, given: Any, roots: tuple[str, ...]) -> dict[float, dict[str, Any]]:
+    section = _section(where, given or {}, None)
+    found = {}
+    for key, overrides in section.items():
+        epsilon = read_epsilon(where, key)
+        if epsilon == math.inf:
+            raise SpecError(f"{where}: settings without privacy belong into nonprivate")
+        found[epsilon] = _overrides(f"{where}.{key}", overrides or {}, roots)
+    return found
+
+
+def _overrides(where: str, given: Any, roots: tuple[str, ...]) -> dict[str, Any]:
+    section = _section(where, given, None)
+    _paths(where, list(section), roots)
+    return section
+
+
+def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
+    paths = [given] if isinstance(given, str) else list(given or [])
+    for path in paths:
+        if not isinstance(path, str) or not path.startswith(roots):
+            raise SpecError(
+                f"{where}: {path!r} must start with {' or '.join(roots)}; data, student and trainer are shared"
+            )
+        if path.rsplit(".", 1)[-1] in _SHARED:
+            raise SpecError(f"{where}: {path} is set by the comparison, alike for all methods; leave it out")
+    return tuple(paths)
+
+
+def _calibrate(where: str, given: Any, kind: str) -> FreeParameter | None:
+    if given is None:
+        return None
+    if kind != "labeler":
+        raise SpecError(f"{where}: only a labeler states a plan that noise can be found for; use epsilon_to")
+    section = _section(where, given, _CALIBRATE)
+    for key in ("parameter", "low", "high"):
+        _need(section, key, where)
+    (parameter,) = _paths(f"{where}.parameter", section["parameter"], ("labeling.",))
+    tied = _section(f"{where}.tied", section.get("tied") or {}, None)
+    _paths(f"{where}.tied", list(tied), ("labeling.",))
+    low, high = (check_positive(f"{where}.{key}", section[key]) for key in ("low", "high"))
+    if low >= high:
+        raise SpecError(f"{where}: low={low:g} must be below high={high:g}")
+    switches = {
+        key: _switch(f"{where}.{key}", section.get(key, False)) for key in ("rising", "whole", "exact")
+    }
+    factors = {path: check_positive(f"{where}.tied.{path}", factor) for path, factor in tied.items()}
+    return FreeParameter(parameter, low, high, tied=factors, **switches)
+
+
+def _wandb(given: Any) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    section = _section("wandb", given, _WANDB)
+    _need(section, "project", "wandb")
+    section["mode"] = check_choice(
+        "wandb.mode", section.get("mode", "online"), ("online", "offline", "disabled")
+    )
+    section["attach_ledger"] = _switch("wandb.attach_ledger", section.get("attach_ledger", False))
+    return section
+
+
+def _epsilons(where: str, given: Any) -> tuple[float, ...]:
+    values = [read_epsilon(where, value) for value in _list(where, given)]
+    if len(set(values)) < len(values):
+        raise SpecError(f"{where}={given!r}: a value is there twice")
+    return tuple(sorted(values))
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    seeds = tuple(check_int("seeds", seed, minimum=0) for seed in _list("seeds", given))
+    if len(set(seeds)) < len(seeds):
+        raise SpecError(f"seeds={given!r}: a seed is there twice")
+    return seeds
+
+
+def _list(where: str, given: Any) -> Sequence[Any]:
+    if not isinstance(given, list) or not given:
+        raise SpecError(f"{where}={given!r} must be a list of at least one value")
+    return given
+
+
+def _name(where: str, given: Any) -> str:
+    if not isinstance(given, str) or not _NAME.fullmatch(given):
+        raise SpecError(
+            f"{where}={given!r} must be a name of letters, digits, '.', '_' and '-'; it names a folder"
+        )
+    return given
+
+
+def _switch(where: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise SpecError(f"{where}={given!r} must be true or false")
+    return given
+
+
+def _need(section: Mapping[str, Any], key: str, where: str) -> None:
+    if key not in section:
+        raise SpecError(f"{where} has no {key!r}; it needs one")
+
+
+def _class_section(where: str, given: Any) -> dict[str, Any]:
+    section = _section(where, given, ("class_path", "init_args"))
+    _need(section, "class_path", where)
+    return section
+
+
+def _section(where: str, given: Any, known: Sequence[str] | None) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise SpecError(f"{where}: {given!r} must be a section with keys")
+    if unknown := [str(key) for key in given if known is not None and key not in known]:
+        raise SpecError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known or ())}")
+    return dict(given)

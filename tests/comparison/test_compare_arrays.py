@@ -8,7 +8,7 @@ import torch
 from compare_setup import compare, own_folder  # noqa: F401
 
 from pl_privknn.comparison.results import read_results
-from pl_privknn.comparison.specification_file import read_comparison
+from pl_privknn.comparison.spec import read_comparison
 from pl_privknn.datamodules import DigitsDataModule
 
 CONFIG = Path(__file__).parents[2] / "configs" / "compare_arrays.yaml"

@@ -7,8 +7,7 @@ from compare_documents import KNN, REVERSE, SGD, SIGMA, document
 
 from pl_privknn.comparison.run import Planner, argument_path, place_in, runs_of
 from pl_privknn.comparison.runner import choose
-from pl_privknn.comparison.spec import SpecError
-from pl_privknn.comparison.specification_file import comparison_of, read_comparison
+from pl_privknn.comparison.spec import SpecError, comparison_of, read_comparison
 from pl_privknn.config import differences, get, merged, put
 
 

@@ -10,8 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pl_privknn.comparison.run import Planner, runs_of
-from pl_privknn.comparison.spec import SpecError
-from pl_privknn.comparison.specification_file import comparison_of
+from pl_privknn.comparison.spec import SpecError, comparison_of
 from pl_privknn.config import get, merged, put
 
 
