@@ -14,7 +14,6 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	$(BIN)/python -m pip install --quiet autodp || echo "autodp does not install here: one cross-check is skipped"
 	touch $(STAMP)
 
 demo: $(STAMP)

@@ -1,26 +1,8 @@
 """What a round costs in shards: all teachers that take them are measured, and bytes are those that they must send."""
 
 import argparse
-import inspect
 
-import pl_privknn.labelers
 from benchmarks import record, render, scale
-from pl_privknn.labelers.base import Labeler
-
-
-def test_every_teacher_that_takes_shards_is_measured():
-    kinds = [getattr(pl_privknn.labelers, name) for name in pl_privknn.labelers.__all__]
-    teachers = [
-        kind
-        for kind in kinds
-        if isinstance(kind, type) and issubclass(kind, Labeler) and not inspect.isabstract(kind)
-    ]
-    taking = {
-        kind.__name__
-        for kind in teachers
-        if any("takes_shards" in vars(owner) for owner in kind.__mro__ if owner is not Labeler)
-    }
-    assert taking == set(scale.TEACHERS)
 
 
 def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Tables, plots and pages of stored comparisons."""
 
-import itertools
 import math
 import statistics
 from pathlib import Path
@@ -11,7 +10,6 @@ from compare_setup import (
     made,
     own_folder,  # noqa: F401 - used by itself
 )
-from scipy.optimize import minimize
 
 from benchmarks import render
 from pl_privknn.cli.main import main
@@ -136,27 +134,6 @@ def test_one_seed_has_no_bars_and_a_crowd_gets_a_panel():
     assert high - low < 0.1 * (whole.get_ylim()[1] - whole.get_ylim()[0])
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_labels_are_moved_apart_in_their_order_and_no_further_than_needed(count):
-    places = np.random.default_rng(count).uniform(0, 1, count)
-    places[: count // 2] = 0.98  # a crowd at the upper end
-    moved = np.array(apart(list(places), 0.1))
-    order = np.argsort(places, kind="stable")
-    assert (np.diff(moved[order]) >= 0.1 - 1e-9).all()
-    assert moved.min() >= -1e-9
-    assert moved.max() <= 1 + 1e-9
-    # The least sum of squares under these conditions, found by a general solver.
-    keep_apart = [
-        {"type": "ineq", "fun": lambda x, i=i, j=j: x[j] - x[i] - 0.1} for i, j in itertools.pairwise(order)
-    ]
-    start = np.empty(count)
-    start[order] = np.linspace(0, 1, count) if count > 1 else places
-    best = minimize(
-        lambda x: ((x - places) ** 2).sum(), start, bounds=[(0, 1)] * count, constraints=keep_apart, tol=1e-12
-    )
-    assert moved == pytest.approx(best.x, abs=1e-4)
-
-
 def test_readme_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatch):
     stored = {"compare_made": made_results()}
     monkeypatch.setattr(render, "comparisons", lambda: stored)
@@ -204,17 +181,3 @@ def test_shipped_comparison_is_understood(path, capsys, tmp_path, monkeypatch):
     planner = Planner(read_comparison(path).base["data"])
     for run in choose(read_comparison(path), seeds=[0]):
         planner.check(run)
-
-
-def test_labels_of_the_axis_do_not_run_into_each_other():
-    figure = figure_of(render.comparison("compare_fashion_mnist"))  # two panels, eight values
-    figure.canvas.draw()
-    shown = []
-    for axes in figure.axes:
-        labels = [label for label in axes.get_xticklabels() if label.get_visible()]
-        boxes = [label.get_window_extent() for label in labels]
-        assert labels[-1].get_text() == "no\nprivacy"
-        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-        assert len(axes.get_xticks()) == 8
-        shown.append(len(labels))
-    assert 3 < shown[0] < shown[1] == 8

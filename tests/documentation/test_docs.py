@@ -101,11 +101,6 @@ def test_api_pages_cover_every_public_room():
     assert all((ROOT / "pl_privknn" / f"{name}.py").exists() for name in shown - rooms)
 
 
-def test_readme_names_every_config_of_its_commands():
-    for name in re.findall(r"configs/[\w/]+\.yaml", (ROOT / "README.md").read_text(encoding="utf-8")):
-        assert (ROOT / name).is_file()
-
-
 PAPERS = ["docs/methods/privacy.md", "docs/reference/papers.md"]
 MEASURED = sorted({page for page, _, _ in render.TABLES} - set(PAPERS))
 

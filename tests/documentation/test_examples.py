@@ -25,26 +25,6 @@ def _public():
 MODULES = sorted({each.__module__ for each in _public()})
 
 
-def _examples(text):
-    return doctest.DocTestParser().get_examples(text or "")
-
-
-def test_every_public_class_has_an_example():
-    public = _public()
-    missing = sorted(each.__name__ for each in public if not any(e.want for e in _examples(each.__doc__)))
-    assert not missing, f"no example with a result in the docstrings of {missing}"
-
-
-@pytest.mark.parametrize("base", [mechanisms.Mechanism, labelers.Labeler], ids=["mechanisms", "labelers"])
-def test_what_costs_privacy_states_an_epsilon(base):
-    # Mechanisms in their own docstring, labelers of a plan.
-    classes = [each for each in _public() if inspect.isclass(each) and issubclass(each, base)]
-    leaves = [each for each in classes if not inspect.isabstract(each)]
-    assert leaves
-    for each in leaves:
-        assert "epsilon" in "".join(example.source for example in _examples(each.__doc__)), each.__name__
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_are_true(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -16,15 +16,6 @@ def run(tmp_path, monkeypatch):
     return lambda name: runpy.run_path(str(GALLERY / f"{name}.py"))
 
 
-def test_every_script_has_a_test_and_percent_cells():
-    names = {path.stem for path in GALLERY.glob("*.py")}
-    assert names == {"bring_your_own_data", "write_your_own_labeler", "read_the_plot", "audit_a_run"}
-    for name in names:
-        lines = (GALLERY / f"{name}.py").read_text(encoding="utf-8").splitlines()
-        assert lines[0] == "# %% [markdown]"
-        assert lines[1].startswith("# # ")
-
-
 @pytest.mark.long
 def test_bring_your_own_data(run, capsys):
     scope = run("bring_your_own_data")
@@ -60,23 +51,3 @@ def test_audit_a_run(run):
         assert line.startswith("the summary does not follow from the ledger: ")
         assert name in line.partition(": ")[2].split(", ")
     assert scope["page"].is_file()
-
-
-@pytest.mark.parametrize("path", sorted(GALLERY.glob("*.py")), ids=lambda path: path.stem)
-def test_every_script_is_a_notebook(path, tmp_path):
-    jupytext = pytest.importorskip("jupytext", reason="jupytext comes with the extra dev")
-    nbformat = pytest.importorskip("nbformat")
-    notebook = jupytext.read(path)
-    nbformat.validate(notebook)
-    kinds = [cell.cell_type for cell in notebook.cells]
-    assert kinds[0] == "markdown"
-    assert kinds.count("code") >= 2
-    jupytext.write(notebook, tmp_path / "made.ipynb")
-    # The notebook's code is the script's, line by line.
-    cells = nbformat.read(tmp_path / "made.ipynb", 4).cells
-    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    assert code_lines(code) == code_lines(path.read_text(encoding="utf-8"))
-
-
-def code_lines(text):
-    return [line for line in text.splitlines() if line and not line.startswith("#")]

@@ -98,31 +98,6 @@ def folder(tmp_path_factory):
         yield root
 
 
-def test_there_is_a_config_for_every_table():
-    for table, datasets in (
-        ("private_knn_table1", ("mnist", "svhn", "cifar10")),
-        ("private_knn_table2", ("svhn",)),
-        ("private_knn_table3", ("celeba", "market1501")),
-        ("private_knn_figure4", ("svhn",)),
-        ("reverse_knn_table1", ("mnist", "svhn", "cifar10")),
-        ("ind_knn_table1", ("cifar10",)),
-        ("ind_knn_table2", ("cifar10",)),
-        ("ind_knn_table3", ("cifar10", "ag_news")),
-        ("ind_knn_table5", ("cifar10", "fashion_mnist", "ag_news", "dbpedia")),
-        ("guided_pate_table1", ("mnist", "cifar100")),
-    ):
-        for dataset in datasets:
-            assert any(name.startswith(f"{table}_{dataset}") for name in BY_NAME), (table, dataset)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=names)
-def test_comment_says_what_was_printed_and_what_is_needed(config):
-    comment = re.match(r"(# .*\n)+", config.read_text(encoding="utf-8"))[0]
-    assert "# Data: " in comment
-    if config.stem != PRETRAINING:
-        assert "# Printed: " in comment
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=names)
 def test_config_is_understood_and_accounted_as_it_says(config, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
