@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import uuid
@@ -16,17 +18,19 @@ from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.trainings import made_data, made_training
 from pl_privknn.comparison.tuning import Tuning
 from pl_privknn.config import merged
-from pl_privknn.privacy.files import replaced_durably, write_durably
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.redaction import privately, silenced
 from pl_privknn.privacy.store import FolderLock
 
 _SEARCH, _RESULT, _MODEL, _BEST = "tuning.json", "result.json", "model.ckpt", "best.yaml"
 # How many candidates there are, and all but the best of them, must never be seen.
 _SECRET = ".candidates"
+_SCHEMA = "CREATE TABLE best (only INTEGER PRIMARY KEY CHECK (only = 1), model BLOB NOT NULL);"
 
 
 class TuningRun:
@@ -70,12 +74,15 @@ class TuningRun:
                 shutil.rmtree(self.output / _SECRET, ignore_errors=True)
                 return dict(json.loads((self.output / _RESULT).read_text(encoding="utf-8")))
             ledger = Ledger(self._ledger_path, delta=self.tuning.delta, max_epsilon=self._max_epsilon)
-            state = self._paid(ledger)
-            with silenced():  # a candidate's words would tell how many there are
-                data = made_data(self.tuning.document["data"])
-                while state["done"] < len(state["drawn"]):
-                    self._try_next(state, data)
-            return self._finish(state, ledger)
+            with contextlib.closing(self._paid(ledger)) as store:
+                state = store.fact("state")
+                with silenced():  # a candidate's words would tell how many there are
+                    data = made_data(self.tuning.document["data"])
+                    while state["done"] < len(state["drawn"]):
+                        self._try_next(store, state, data)
+                result = self._finish(store, state, ledger)
+            shutil.rmtree(self.output / _SECRET)
+            return result
         finally:
             lock.release()
 
@@ -91,32 +98,34 @@ class TuningRun:
             )
         return str(found["run_id"])
 
-    def _paid(self, ledger: Ledger) -> dict[str, Any]:
+    def _paid(self, ledger: Ledger) -> PrivateStore:
         """State the plan, draw what is to be tried, and pay for the search; or continue one that is paid for."""
         charge = Charge(self.tuning.mechanism).marked(noise_guarantee(self.noise))
         run_id = self._known() or uuid.uuid4().hex
         content = {"run_id": run_id, "plan": self.tuning.plan()}
         write_durably(self.output / _SEARCH, json.dumps(content, indent=2) + "\n")
         run = ledger.run(run_id, [charge], self.tuning.plan())
-        state_path = self.output / _SECRET / "state.json"
-        if run.num_charges and not state_path.is_file():
-            raise ValueError(
-                f"--output {self.output}: its search is paid for and what it had found is gone; choose another "
-                "folder for a new search, which costs anew"
-            )
-        if not state_path.is_file():
-            state_path.parent.mkdir(mode=0o700, exist_ok=True)
-            count = self.tuning.mechanism.draw_count(self.noise.stream("count", run_id))
-            drawn = self.noise.stream("settings", run_id).integers(count, len(self.tuning.settings)).tolist()
-            self._save({"drawn": drawn, "done": 0, "best": None, "score": None})
-        if not run.num_charges:
-            run.charge(self.tuning.mechanism, noise=self.noise, adjacencies=("add_remove",))
-        return dict(json.loads(state_path.read_text(encoding="utf-8")))
+        store = PrivateStore(self.output / _SECRET / FILE_NAME, _SCHEMA, one_place=False)
+        try:
+            if store.fact("state") is None:
+                if run.num_charges:
+                    raise ValueError(
+                        f"--output {self.output}: its search is paid for and what it had found is gone; choose "
+                        "another folder for a new search, which costs anew"
+                    )
+                count = self.tuning.mechanism.draw_count(self.noise.stream("count", run_id))
+                drawn = (
+                    self.noise.stream("settings", run_id).integers(count, len(self.tuning.settings)).tolist()
+                )
+                store.note("state", {"drawn": drawn, "done": 0, "setting": None, "score": None})
+            if not run.num_charges:
+                run.charge(self.tuning.mechanism, noise=self.noise, adjacencies=("add_remove",))
+        except BaseException:
+            store.close()
+            raise
+        return store
 
-    def _save(self, state: dict[str, Any]) -> None:
-        write_durably(self.output / _SECRET / "state.json", json.dumps(state), mode=0o600)
-
-    def _try_next(self, state: dict[str, Any], data: Any) -> None:
+    def _try_next(self, store: PrivateStore, state: dict[str, Any], data: Any) -> None:
         place = state["done"]
         folder = self.output / _SECRET / "run"
         shutil.rmtree(folder, ignore_errors=True)
@@ -136,15 +145,16 @@ class TuningRun:
             )
         right = privately(_right, module, data)
         score = int(self.tuning.score.add_noise(right, self.noise.stream("score", place)))
-        if state["score"] is None or score > state["score"]:
-            name = f"{place}.ckpt"
-            with replaced_durably(self.output / _SECRET / name, 0o600) as file:
-                torch.save({"state_dict": module.state_dict()}, file)
-            state.update(best=name, setting=self.tuning.settings[state["drawn"][place]], score=score)
         state["done"] = place + 1
-        self._save(state)
+        with store.writing() as db:
+            if state["score"] is None or score > state["score"]:
+                buffer = io.BytesIO()
+                torch.save({"state_dict": module.state_dict()}, buffer)
+                db.execute("INSERT OR REPLACE INTO best VALUES (1, ?)", (buffer.getvalue(),))
+                state.update(setting=self.tuning.settings[state["drawn"][place]], score=score)
+            store.note("state", state)
 
-    def _finish(self, state: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    def _finish(self, store: PrivateStore, state: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
         report = ledger.report()
         result = {
             "setting": state["setting"],
@@ -155,11 +165,10 @@ class TuningRun:
             "noise_multiplier": self.tuning.noise_multiplier,
             "steps": self.tuning.steps,
         }
-        shutil.copyfile(self.output / _SECRET / state["best"], self.output / _MODEL)
+        write_durably(self.output / _MODEL, store.read("SELECT model FROM best").fetchone()[0])
         document = merged(self.tuning.candidate(state["setting"]), None)
         write_durably(self.output / _BEST, yaml.safe_dump(document, sort_keys=False))
         write_durably(self.output / _RESULT, json.dumps(result, indent=2) + "\n")
-        shutil.rmtree(self.output / _SECRET)
         return result
 
 

@@ -104,7 +104,7 @@ def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monke
     with pytest.raises(OSError, match="power cut"):
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
     secret = tmp_path / ".candidates"
-    assert secret.stat().st_mode & 0o077 == (secret / "state.json").stat().st_mode & 0o077 == 0
+    assert secret.stat().st_mode & 0o077 == (secret / "private.sqlite").stat().st_mode & 0o077 == 0
     with pytest.raises(ValueError, match="holds a search with other settings"):
         TuningRun(tuning_at(4.0), tmp_path, noise=Fixed(0)).run()
     result = TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
@@ -140,7 +140,7 @@ def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeyp
     monkeypatch.setattr(NoisySGD, "on_fit_start", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
-    (tmp_path / ".candidates" / "state.json").unlink()
+    (tmp_path / ".candidates" / "private.sqlite").unlink()
     with pytest.raises(ValueError, match="paid for and what it had found is gone"):
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
 
