@@ -14,7 +14,6 @@ from compare_setup import (
 from benchmarks import render
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import markdown_table, read_comparison
-from pl_privknn.comparison.figures import apart
 from pl_privknn.comparison.plot import digest_of, draw, figure_of
 from pl_privknn.comparison.results import epsilon_of_all, result_from
 from pl_privknn.comparison.run import Planner
