@@ -177,7 +177,9 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
         raise ConfigurationError(
             _TOO_DEEP if deep else f"not readable as YAML: {' '.join(str(error).split())}"
         ) from None
-    return _without_definitions(document)
+    if isinstance(document, dict):
+        document.pop("definitions", None)
+    return document
 
 
 def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> str:
@@ -186,12 +188,6 @@ def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> s
         data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow_style, width=width
     )
     return text
-
-
-def _without_definitions(document: Any) -> Any:
-    if not isinstance(document, dict):
-        return document
-    return {name: part for name, part in document.items() if name != "definitions"}
 
 
 def _node(root: yaml.Node | None, *path: str) -> yaml.Node:
@@ -330,22 +326,9 @@ def is_group(value: Any) -> bool:
 
 @functools.cache
 def argument_names(owner: type) -> list[str]:
-    """What a constructor takes by name; arguments in groups as ``group.name``."""
-    named: dict[str, None] = {}
-    for parent in owner.__mro__:
-        if "__init__" not in vars(parent):
-            continue
-        parameters = list(inspect.signature(vars(parent)["__init__"]).parameters.values())[1:]
-        for parameter in parameters:
-            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                continue
-            named[parameter.name] = None
-            if is_group(parameter.default):
-                fields = dataclasses.fields(parameter.default)
-                named |= {f"{parameter.name}.{field.name}": None for field in fields}
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            break  # hands nothing on to its base
-    return list(named)
+    """What a constructor takes by name, as jsonargparse finds it; arguments in groups as ``group.name``."""
+    names = (action.dest for action in _parser_of((("it", owner),))._actions)
+    return [name[3:] for name in names if name.startswith("it.") and not name.endswith(".help")]
 
 
 class HasInitArguments:

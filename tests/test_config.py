@@ -166,7 +166,7 @@ def test_a_group_is_its_dataclass_or_a_mapping_that_changes_defaults():
 def test_names_of_arguments_are_those_of_bases_and_groups():
     own = ["schedule", "schedule.lr", "schedule.steps"]
     assert argument_names(Trains) == ["name", *own]
-    assert argument_names(TrainsNoisily) == ["sigma", "name", *own]
+    assert argument_names(TrainsNoisily) == ["sigma", *own]  # which gives the name itself
     assert {"k", "sampling_rate", "screening", "noise"} <= set(argument_names(PrivateKNN))
     assert "noise.sigma" not in argument_names(PrivateKNN)
 
