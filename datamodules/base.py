@@ -96,7 +96,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
     needs_private: bool = True
     private_in_shards: bool = False  # whether each process of a training loads private records of its own
-    holds_data = True
+    _holds_data = True
 
     def __init__(
         self,

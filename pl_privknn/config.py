@@ -340,7 +340,7 @@ class HasInitArguments:
     """
 
     #: Whether arguments that this package does not know may be, or choose, private data.
-    holds_data: ClassVar[bool] = False
+    _holds_data: ClassVar[bool] = False
     _made_with: tuple[dict[str, Any], list[str]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -384,7 +384,7 @@ def _noted(
         )
         data = name.startswith("private") and not isinstance(value, str | Path)
         try:
-            if data or (cls.holds_data and not ours):
+            if data or (cls._holds_data and not ours):
                 raise _NotPlain
             arguments[name] = _plain(value, name, left_out, ours)
         except _NotPlain:
