@@ -28,8 +28,8 @@ from pl_privknn.labelers import (
     IndKNN,
     Labeler,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
-    PublicCurvature,
     ReverseKNN,
     SklearnTeachers,
     reverse_knn,
@@ -123,7 +123,7 @@ LABELERS: dict[str, Callable[[float], Labeler]] = {
     ),
     "PATE": _pate,
     "Ind-KNN": lambda epsilon: IndKNN(0.5, 1.0, epsilon=epsilon, delta=DELTA, num_queries=1000),
-    "statistics": lambda epsilon: PublicCurvature(
+    "statistics": lambda epsilon: PreconditionedGradients(
         epsilon=epsilon, delta=DELTA, expected_records=RECORDS, releases=2
     ),
     "noisy SGD teacher": _sgd,

@@ -30,19 +30,19 @@ from torch import Tensor
 
 from benchmarks.record import Measured
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
-from pl_privknn.callbacks.labeling_round import TableMemory
+from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import (
     PATE,
-    ClassSums,
     IndKNN,
     Labeler,
     LinearTeachers,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
-    PublicCurvature,
     ReverseKNN,
     Screening,
+    SufficientStatistics,
 )
 from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.neighbors import ShardedNeighbors
@@ -88,9 +88,11 @@ TEACHERS = {
         lambda d, m: 2 * d * m,
     ),
     "ReverseKNN": Scaled(lambda: ReverseKNN(1, 1.0), "k 1", lambda d, m: 2 * d * m, lambda d: 0),
-    "ClassSums": Scaled(lambda: ClassSums(**SUMS), "least squares", lambda d, m: 2 * d * CLASSES),
-    "PublicCurvature": Scaled(
-        lambda: PublicCurvature(**SUMS), "6 releases", lambda d, m: 6 * 4 * d * CLASSES
+    "SufficientStatistics": Scaled(
+        lambda: SufficientStatistics(**SUMS), "least squares", lambda d, m: 2 * d * CLASSES
+    ),
+    "PreconditionedGradients": Scaled(
+        lambda: PreconditionedGradients(**SUMS), "6 releases", lambda d, m: 6 * 4 * d * CLASSES
     ),
     "IndKNN": Scaled(
         lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0),
@@ -144,7 +146,7 @@ def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namesp
         "seconds_a_record": slope,
         "seconds_a_round": max(0.0, min(seconds[few]) - slope * few),
         "bytes_sent_a_round": max(
-            member.shard.exchange.sent for member in shared.members if member.shard is not None
+            member.shard.group.sent for member in shared.members if member.shard is not None
         ),
         "processor_seconds": seconds,
     }
@@ -185,7 +187,7 @@ class _Alike:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def tell(self, order: Any = None) -> Any:
+    def broadcast(self, order: Any = None) -> Any:
         return order
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -280,7 +282,7 @@ def peak_of_labelling(
         queries_per_round=queries,
         features=torch.nn.Flatten(),
         files={"run_dir": run},
-        memory=TableMemory(limit_gb=limit_gb, scratch=folder),
+        memory=FeatureStore(limit_gb=limit_gb, scratch=folder),
         progress=False,
     )
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(dimensions, CLASSES))

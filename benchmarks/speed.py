@@ -276,9 +276,9 @@ def _member(rank: int, folder: str, teacher: str, repeat: int) -> None:
         if rank == 0:
             made.label(asked, FreeLedger())
         if shared and rank == 0:
-            group.tell()
-        while shared and rank and (order := group.tell()) is not None:
-            made.serve(order)
+            group.broadcast()
+        while shared and rank and (order := group.broadcast()) is not None:
+            made.run_command(order)
 
     pairs = _turns(
         lambda: seconds(lambda: group.shared(lambda: one_round(True))),

@@ -21,7 +21,7 @@ from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.mechanisms.base import strength
+from pl_privknn.privacy.mechanisms.base import guarantee_rank
 from pl_privknn.privacy.store import FolderLock, transaction
 
 if TYPE_CHECKING:
@@ -562,7 +562,7 @@ class LabelRun:
             "privacy/epsilon": guarantee.epsilon,
             "privacy/epsilon_spent": spent.epsilon,
             "privacy/delta": self.delta,
-            "privacy/guarantee": float(strength(guarantee.guarantee)),
+            "privacy/guarantee": float(guarantee_rank(guarantee.guarantee)),
             "labels/queried": float(counts["queried"]),
             "labels/answered": float(counts["answered"]),
         }

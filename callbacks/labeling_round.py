@@ -39,7 +39,7 @@ from pl_privknn.labelers.base import (
 from pl_privknn.labelers.statistics import TARGETS
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import LedgerRun
-from pl_privknn.privacy.redaction import privately, terminal
+from pl_privknn.privacy.redaction import redacted, terminal
 from pl_privknn.privacy.store import private_folder
 from pl_privknn.students.losses import TASKS
 
@@ -53,7 +53,7 @@ _BYTES = 4  # of a float32
 
 
 @dataclasses.dataclass(frozen=True)
-class TableMemory:
+class FeatureStore:
     """How large a table of private features may get in memory; a larger one is mapped from a file.
 
     The file lies in a folder of its own that its owner alone can enter (mode 0700), and has no name any more from the
@@ -72,8 +72,8 @@ class TableMemory:
         ValueError: for a limit that is not above 0.
 
     Example:
-        >>> from pl_privknn.callbacks.labeling_round import TableMemory
-        >>> TableMemory(limit_gb=4.0).limit_gb
+        >>> from pl_privknn.callbacks.labeling_round import FeatureStore
+        >>> FeatureStore(limit_gb=4.0).limit_gb
         4.0
     """
 
@@ -194,7 +194,7 @@ class LabelingRound:
     seed: int
     predict: Callable[[Tensor], Tensor] | None = None
     check: Callable[[], None] | None = None
-    memory: TableMemory = TableMemory()
+    memory: FeatureStore = FeatureStore()
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
 
@@ -210,8 +210,8 @@ class LabelingRound:
 
         Raises:
             BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
-            PrivateSideError: in the place of an exception that the teacher, the extractor or the data module
-                raised on private records; see :func:`~pl_privknn.privacy.redaction.privately`.
+            RedactedError: in the place of an exception that the teacher, the extractor or the data module
+                raised on private records; see :func:`~pl_privknn.privacy.redaction.redacted`.
         """
         examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
         open_positions = store.open_positions(index, ledger.num_charges)
@@ -220,13 +220,13 @@ class LabelingRound:
         asked = store.selections(index + 1)[index]
         means = asked.query_features(self._public_features(data)) if asked.ask_means else None
         if isinstance(self.labeler, JoinsRuns):
-            privately(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
+            redacted(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
         if isinstance(self.labeler, UsesPublicFeatures) and self.labeler.uses_public_features:
-            privately(self.labeler.fit_public, self._public_features(data))
+            redacted(self.labeler.fit_public, self._public_features(data))
         self._ready(data)
         if (shard := held_shard(self.labeler)) is not None:
-            shard.exchange.tell(_Fit(self._first_public(data)))
-        privately(self._fit_labeler, data, private_folder(store.path.parent), progress)
+            shard.group.broadcast(_Fit(self._first_public(data)))
+        redacted(self._fit_labeler, data, private_folder(store.path.parent), progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
         batch_size = self.query_batch_size if self.labeler.asks_in_batches else len(open_positions)
@@ -243,7 +243,7 @@ class LabelingRound:
             if self.check is not None:
                 self.check()
             store.mark_asked(index, positions, ledger.num_charges)
-            release = privately(self.labeler.label, features, ledger, max_answers=answers_left)
+            release = redacted(self.labeler.label, features, ledger, max_answers=answers_left)
             if start == 0:
                 save_head(store.path.parent, self.labeler, self.extractor)
             store.put(index, positions, release)
@@ -258,7 +258,7 @@ class LabelingRound:
     def end(self) -> None:
         """Tell the processes of other shards that the round has ended; an exception ends them by itself."""
         if (shard := held_shard(self.labeler)) is not None:
-            shard.exchange.tell(None)
+            shard.group.broadcast(None)
 
     def follow(self, data: PrivatePublicDataModule, run_dir: Path) -> None:
         """Do what global rank 0 asks of this process's shard in its round; nothing without one.
@@ -270,12 +270,12 @@ class LabelingRound:
         labeler = self.labeler
         if not isinstance(labeler, ShardedLabeler) or labeler.shard is None:
             return
-        while (order := labeler.shard.exchange.tell()) is not None:
-            if isinstance(order, _Fit):
-                order.check(self._first_public(data))
-                privately(self._fit_labeler, data, private_folder(run_dir), lambda what, done, total: None)
+        while (command := labeler.shard.group.broadcast()) is not None:
+            if isinstance(command, _Fit):
+                command.check(self._first_public(data))
+                redacted(self._fit_labeler, data, private_folder(run_dir), lambda what, done, total: None)
             else:
-                privately(labeler.serve, order)
+                redacted(labeler.run_command, command)
 
     def _examples(self, index: int, data: PrivatePublicDataModule, store: LabelStore) -> list[int]:
         examples = store.selected(index)
@@ -496,7 +496,7 @@ def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
     return any(_of_student(part) for part in getattr(extractor, "extractors", ()))
 
 
-class Judged:
+class HeadAccuracy:
     """What share of test labels each model gets right; of attributes, the mean of their shares.
 
     Args:

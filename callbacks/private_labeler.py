@@ -15,7 +15,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
-from pl_privknn.callbacks.labeling_round import MODELS, LabelingRound, TableMemory, rich_progress
+from pl_privknn.callbacks.labeling_round import MODELS, FeatureStore, LabelingRound, rich_progress
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -276,7 +276,7 @@ def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
     Its parameters are the same already: the training takes the same steps in every process. Batch-norm statistics are
     of each process's own last batch.
     """
-    values = group.tell({name: buffer.cpu() for name, buffer in module.named_buffers()})
+    values = group.broadcast({name: buffer.cpu() for name, buffer in module.named_buffers()})
     for name, buffer in module.named_buffers():
         buffer.copy_(values[name])
 
@@ -342,7 +342,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         retrain: bool = True,
         budget: LabelingBudget = LabelingBudget(),
         files: RunFiles = RunFiles(),
-        memory: TableMemory = TableMemory(),
+        memory: FeatureStore = FeatureStore(),
         query_batch_size: int = 256,
         seed: int = 0,
         progress: bool = True,
@@ -352,7 +352,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     ) -> None:
         budget = as_group("budget", budget, LabelingBudget())
         files = as_group("files", files, RunFiles())
-        self.memory = as_group("memory", memory, TableMemory())
+        self.memory = as_group("memory", memory, FeatureStore())
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
@@ -428,7 +428,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if data.task not in self.labeler.tasks:
             fitting = "PrivateKNN"
             if data.task == "multilabel":
-                fitting = "PrivateKNN with attributes, or PublicCurvature with task='multilabel'"
+                fitting = "PrivateKNN with attributes, or PreconditionedGradients with task='multilabel'"
             raise ValueError(
                 f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
                 f"data is {data.task}; use for instance {fitting}"

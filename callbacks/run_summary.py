@@ -16,7 +16,7 @@ from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_switch
 from pl_privknn._lightning import quiet_lightning
-from pl_privknn.callbacks.labeling_round import MODELS, Judged, load_head
+from pl_privknn.callbacks.labeling_round import MODELS, HeadAccuracy, load_head
 from pl_privknn.callbacks.loggers import (
     TestConfusion,
     labeling_of,
@@ -110,7 +110,7 @@ class RunReport(pl.Callback):
         self.show = check_switch("show", show)
         self.summary: dict[str, Any] = {}
         self._started = time.monotonic()
-        self._judged: Judged | None = None
+        self._judged: HeadAccuracy | None = None
         self._confusion: TestConfusion | None = None
         self._settings: dict[str, Any] = {}
 
@@ -186,7 +186,7 @@ class RunReport(pl.Callback):
         if labeling.labeler is not None and extractor is not None:
             head = load_head(labeling.folder, labeling.labeler, extractor)
             task = trainer.datamodule.task  # type: ignore[attr-defined]
-            self._judged = None if head is None else Judged(head, task)
+            self._judged = None if head is None else HeadAccuracy(head, task)
 
     def on_test_batch_end(
         self,

@@ -32,7 +32,7 @@ from pl_privknn.datamodules.loaders import (
     take_batch,
 )
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.redaction import privately
+from pl_privknn.privacy.redaction import redacted
 
 Overlap = Literal["error", "warn", "ignore"]
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
@@ -187,7 +187,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
             private = self.load_private()
-            self._private = privately(self._checked, "private", private, may_be_empty=not self.needs_private)
+            self._private = redacted(self._checked, "private", private, may_be_empty=not self.needs_private)
             for name, numbers in (("groups", self.private_groups), ("ids", self.private_ids)):
                 if numbers is not None and (
                     numbers.shape != (len(self._private),) or numbers.dtype != torch.int64

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pl_privknn._checks import check_choice, check_int, shape_text
-from pl_privknn.privacy.redaction import privately
+from pl_privknn.privacy.redaction import redacted
 
 ImageShape = tuple[int, int, int]
 _CHUNK = 1024
@@ -369,7 +369,7 @@ class LabeledImages(_ImageSet):
         Raises:
             ValueError: where they differ, in every process.
         """
-        if not agree(privately(self._digest)):
+        if not agree(redacted(self._digest)):
             raise ValueError(
                 "private set: the processes of this training hold different records, or in another order, so that "
                 "some would be read by several; seed what splits or shuffles them, or give each process its own file"

@@ -130,12 +130,12 @@ class ScreensTheSum(Honest):
 
     def label(self, queries, ledger, max_answers=None):
         mechanism = self.screening(self.num_classes)
-        noise = self.paid(ledger, mechanism, len(queries), "screening")
+        noise = self.charge_and_draw(ledger, mechanism, len(queries), "screening")
         passed = mechanism.passes(2 * self.votes(queries, noise).max(dim=1).values, noise)
         labels = torch.full((len(queries),), -1)
         chosen = passed.nonzero().flatten()[:max_answers]
         if len(chosen):
-            noise = self.paid(ledger, self.mechanism, len(chosen), "votes")
+            noise = self.charge_and_draw(ledger, self.mechanism, len(chosen), "votes")
             labels[chosen] = self.decide(queries[chosen], noise)
         return Release(labels)
 
@@ -165,7 +165,7 @@ class AsksWhatIsSure(Honest):
         labels = torch.full((len(queries),), -1)
         sure = (self.votes(queries, None).max(dim=1).values >= 4).nonzero().flatten()[:max_answers]
         if len(sure):
-            noise = self.paid(ledger, self.mechanism, len(sure), "votes")
+            noise = self.charge_and_draw(ledger, self.mechanism, len(sure), "votes")
             labels[sure] = self.decide(queries[sure], noise)
         return Release(labels)
 

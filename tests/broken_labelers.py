@@ -46,7 +46,7 @@ class Honest(Labeler):
         labels = torch.full((len(queries),), -1)
         asked = queries[:max_answers]
         if len(asked):
-            noise = self.paid(ledger, self.mechanism, len(asked), "votes")
+            noise = self.charge_and_draw(ledger, self.mechanism, len(asked), "votes")
             labels[: len(asked)] = self.decide(asked, noise)
         return Release(labels)
 
@@ -65,7 +65,7 @@ class DrawsFirst(Honest):
     def label(self, queries, ledger, max_answers=None):
         queries = queries[:max_answers]
         labels = self.decide(queries, self.noise_source.stream("votes"))
-        self.paid(ledger, self.mechanism, len(queries), "votes")
+        self.charge_and_draw(ledger, self.mechanism, len(queries), "votes")
         return Release(labels)
 
 
@@ -73,7 +73,7 @@ class ChargesOneForAll(Honest):
     def label(self, queries, ledger, max_answers=None):
         labels = torch.full((len(queries),), -1)
         asked = queries[:max_answers]
-        noise = self.paid(ledger, self.mechanism, 1, "votes")
+        noise = self.charge_and_draw(ledger, self.mechanism, 1, "votes")
         labels[: len(asked)] = self.decide(asked, noise)
         return Release(labels)
 
@@ -92,7 +92,7 @@ class DrawsOneByOne(Honest):
 
     def label(self, queries, ledger, max_answers=None):
         labels = torch.full((len(queries),), -1)
-        noise = self.paid(ledger, self.mechanism, 1, "votes")
+        noise = self.charge_and_draw(ledger, self.mechanism, 1, "votes")
         for place, query in enumerate(queries[:max_answers]):
             labels[place] = self.decide(query[None], noise)[0]
         return Release(labels)
@@ -110,7 +110,7 @@ class PlansNothing(Honest):
 
 class ChargesMore(Honest):
     def label(self, queries, ledger, max_answers=None):
-        self.paid(ledger, self.mechanism, 1, "for nothing")
+        self.charge_and_draw(ledger, self.mechanism, 1, "for nothing")
         return super().label(queries, ledger, max_answers)
 
 
@@ -133,23 +133,23 @@ class AnotherPrice(Honest):
 
 
 class StatesNoAdjacency(Honest):
-    def paid(self, ledger, mechanism, count, key):
+    def charge_and_draw(self, ledger, mechanism, count, key):
         return self.noise_source.stream(key, ledger.charge(mechanism, count, noise=self.noise_source))
 
 
 class StatesAnotherAdjacency(Honest):
-    def paid(self, ledger, mechanism, count, key):
+    def charge_and_draw(self, ledger, mechanism, count, key):
         row = ledger.charge(mechanism, count, noise=self.noise_source, adjacencies=("replace_one",))
         return self.noise_source.stream(key, row)
 
 
 class StatesNoSource(Honest):
-    def paid(self, ledger, mechanism, count, key):
+    def charge_and_draw(self, ledger, mechanism, count, key):
         return self.noise_source.stream(key, ledger.charge(mechanism, count, adjacencies=self.adjacencies))
 
 
 class StatesAnotherSource(Honest):
-    def paid(self, ledger, mechanism, count, key):
+    def charge_and_draw(self, ledger, mechanism, count, key):
         row = ledger.charge(mechanism, count, noise=SystemNoise(), adjacencies=self.adjacencies)
         return self.noise_source.stream(key, row)
 
@@ -198,16 +198,16 @@ class SeededByDefault(Honest):
 
 
 class ReusesNoise(Honest):
-    def paid(self, ledger, mechanism, count, key):
-        super().paid(ledger, mechanism, count, key)
+    def charge_and_draw(self, ledger, mechanism, count, key):
+        super().charge_and_draw(ledger, mechanism, count, key)
         return self.noise_source.stream(key)
 
 
 class NumbersItsOwnNoise(Honest):
     """Distinct in one process, and the same again after a crash."""
 
-    def paid(self, ledger, mechanism, count, key):
-        super().paid(ledger, mechanism, count, key)
+    def charge_and_draw(self, ledger, mechanism, count, key):
+        super().charge_and_draw(ledger, mechanism, count, key)
         self.calls = getattr(self, "calls", 0) + 1
         return self.noise_source.stream(key, self.calls)
 

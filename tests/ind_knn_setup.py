@@ -12,7 +12,7 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME
 from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.tables import PlayedEnd, PlayedExchange
+from pl_privknn.testing.tables import SimulatedGroup, SimulatedProcess
 
 C, D = 3, 6
 PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)
@@ -151,11 +151,11 @@ class Together:
     """Teachers that hold a shard each, as the processes of a run use them."""
 
     def __init__(self, make, shards, rows, labels, run=None, folder=None):
-        exchange = PlayedExchange(len(shards))
+        exchange = SimulatedGroup(len(shards))
         self.members = [make() for _ in shards]
         for rank, (first, stride, _) in enumerate(shards):
-            self.members[rank].shard = Shard(PlayedEnd(exchange, rank), first, stride, len(labels))
-        exchange.serve = [member.serve for member in self.members[1:]]
+            self.members[rank].shard = Shard(SimulatedProcess(exchange, rank), first, stride, len(labels))
+        exchange.run_command = [member.run_command for member in self.members[1:]]
         self.shards, self.rows, self.labels, self.run = shards, rows, labels, run
         if folder is not None:
             if folder in _OPEN:

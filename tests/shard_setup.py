@@ -1,7 +1,7 @@
 """Shards of a table, all of them in one process."""
 
 from pl_privknn.neighbors.processes import Shard
-from pl_privknn.testing.tables import PlayedExchange
+from pl_privknn.testing.tables import SimulatedGroup
 
 
 def by_row(count, size):
@@ -19,24 +19,24 @@ def in_order(*counts):
 
 def in_shards(shards, lead, follow):
     """``lead(shard, rows)`` of the first shard, whose orders the others carry out by ``follow(shard, rows)``."""
-    exchange = PlayedExchange(len(shards))
+    exchange = SimulatedGroup(len(shards))
     total = sum(len(rows) for _, _, rows in shards)
     held = [
         (Shard(exchange.end(rank), first, stride, total), rows)
         for rank, (first, stride, rows) in enumerate(shards)
     ]
-    exchange.serve = [follow(*each) for each in held[1:]]
+    exchange.run_command = [follow(*each) for each in held[1:]]
     return lead(*held[0])
 
 
 def members_of(make, shards, features, labels, num_classes):
     """Teachers that hold a shard each, the first of which leads, and what joins them."""
-    exchange = PlayedExchange(len(shards))
+    exchange = SimulatedGroup(len(shards))
     members = []
     for rank, (first, stride, rows) in enumerate(shards):
         member = make()
         member.shard = Shard(exchange.end(rank), first, stride, len(labels))
         member.fit(features[rows], labels[rows], num_classes)
         members.append(member)
-    exchange.serve = [member.serve for member in members[1:]]
+    exchange.run_command = [member.run_command for member in members[1:]]
     return members, exchange

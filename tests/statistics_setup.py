@@ -2,7 +2,7 @@
 
 import torch
 
-from pl_privknn.labelers import ClassSums, PublicCurvature
+from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 
 
 def table(count=60, dimension=5, seed=0):
@@ -30,11 +30,11 @@ def fitted(teacher, features=None, classes=None):
 
 
 _OF_CLASSES = {
-    "class sums": lambda **given: ClassSums(expected_records=60, **given),
-    "likelihood": lambda **given: ClassSums(
+    "class sums": lambda **given: SufficientStatistics(expected_records=60, **given),
+    "likelihood": lambda **given: SufficientStatistics(
         expected_records=60, fit="maximum_likelihood", components=3, **given
     ),
-    "curvature": lambda **given: PublicCurvature(expected_records=60, releases=4, **given),
+    "curvature": lambda **given: PreconditionedGradients(expected_records=60, releases=4, **given),
 }
 
 

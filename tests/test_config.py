@@ -314,7 +314,7 @@ def test_messages_of_the_parser_become_one_line(text, line):
 
 
 def test_sections_stay_as_they_were():
-    features = {"class_path": "RememberedFeatures", "init_args": {"extractor": "HOG"}}
+    features = {"class_path": "CachedFeatures", "init_args": {"extractor": "HOG"}}
     teacher = {"class_path": "ReverseKNN", "init_args": {"epsilon": 1.0}}
     section = {"labeler": teacher, "features": [features]}
     before = copy.deepcopy(section)

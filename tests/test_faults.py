@@ -127,17 +127,17 @@ def _twice(honest):
 
 
 def _unpaid(honest):
-    def paid(self, account, mechanism, count, key):
+    def charge_and_draw(self, account, mechanism, count, key):
         return self.noise_source.stream(key)
 
-    return paid
+    return charge_and_draw
 
 
 def _pays_once(honest):
-    def paid(self, account, mechanism, count, key):
+    def charge_and_draw(self, account, mechanism, count, key):
         return honest(self, account, mechanism, 1, key)
 
-    return paid
+    return charge_and_draw
 
 
 def _knn(**settings):
@@ -268,7 +268,7 @@ FAULTS = {
     ),
     "a screening accounted at its first vote count": Fault(
         mechanisms.NoisyScreening,
-        "log_outcome_pairs",
+        "log_dominating_pairs",
         result(lambda pairs: (pairs[0][:1], pairs[1][:1])),
         f"{_MECHANISMS}::test_screening_rdp_is_the_maximum_over_all_pairs",
         {"k": 30, "rate": 1.0},

@@ -16,7 +16,7 @@ from pl_privknn.datamodules.loaders import LateStartLoader
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample, steps_per_epoch
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
-from pl_privknn.privacy.redaction import privately
+from pl_privknn.privacy.redaction import redacted
 
 _IMAGES_AT_ONCE = 1024
 
@@ -139,7 +139,7 @@ class PrivateRecords(Dataset[tuple[Tensor, Tensor]]):
             yield self._private.store.read(rows), self._private.labels[rows]
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return privately(self._read, indices)
+        return redacted(self._read, indices)
 
     def images(self, places: Tensor) -> Tensor:
         """**Private.** Images or vectors in some places of this process's records."""
@@ -187,7 +187,7 @@ class BatchRows:
         return len(self._places)
 
     def __getitem__(self, chosen: slice) -> Tensor:
-        return privately(self._records.images, self._places[chosen])
+        return redacted(self._records.images, self._places[chosen])
 
 
 class _Samples(Dataset[Any]):
@@ -201,7 +201,7 @@ class _Samples(Dataset[Any]):
         if get_worker_info() is not None:
             return *self._records[indices], step
         places = torch.tensor(indices, dtype=torch.int64)
-        return BatchRows(self._records, places), privately(self._records.labels, places), step
+        return BatchRows(self._records, places), redacted(self._records.labels, places), step
 
 
 class PrivateBatch:

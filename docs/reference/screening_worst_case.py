@@ -30,7 +30,7 @@ def curves(
     mechanism: NoisyScreening, orders: NDArray[np.float64], counts: Iterable[int] | None = None
 ) -> dict[int, NDArray[np.float64]]:
     """ε(α) for each largest vote count, or for some, the larger one of its two neighbours."""
-    log_p, log_q = mechanism.log_outcome_pairs("add_remove")
+    log_p, log_q = mechanism.log_dominating_pairs("add_remove")
     steps = len(log_p) // 2
     lowest = mechanism.k - steps
     found: dict[int, NDArray[np.float64]] = {}

@@ -22,8 +22,8 @@ from pl_privknn.networks import Normalization
 from pl_privknn.networks.base import image_shape
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import quiet_lr, steps_per_epoch
-from pl_privknn.privacy.redaction import privately
+from pl_privknn.privacy.noisy_steps import noise_aware_lr, steps_per_epoch
+from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.clipping import ClippedGradients, cross_entropies
 from pl_privknn.training.network_checks import CannotRunError
@@ -186,7 +186,7 @@ class NoisySGD(LogsTraining, Classifier):
         self._clipped.attach()
         self.session.open(self.trainer, self._clipped.clip_norm)
         if self.extractor is not None and self.session.private is not None:
-            privately(self.session.private.records.prepare, self.inputs)
+            redacted(self.session.private.records.prepare, self.inputs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """End the training where the plan ends."""
@@ -203,7 +203,7 @@ class NoisySGD(LogsTraining, Classifier):
             # Records of a private batch are images, or vectors that were made of them when the fit began.
             made = None if self.extractor is not None else self.inputs
             self._rate = self._learning_rate(self.session.run)
-            total = privately(self._clipped.sum, batch.records, batch.labels, cross_entropies, made)
+            total = redacted(self._clipped.sum, batch.records, batch.labels, cross_entropies, made)
             gradient = self.session.release(total)
         self._clipped.assign(gradient)
         for group in optimizer.param_groups:
@@ -238,5 +238,5 @@ class NoisySGD(LogsTraining, Classifier):
     def _learning_rate(self, run: TrainingRun | FollowedRun) -> float:
         chosen = self.optimization
         batch_size = self.session.batch_size
-        peak = quiet_lr(chosen.lr, chosen.noise_limit, run.noise_multiplier, run.planned, batch_size)
+        peak = noise_aware_lr(chosen.lr, chosen.noise_limit, run.noise_multiplier, run.planned, batch_size)
         return scheduled(peak, chosen.scheduler, run.steps.left / run.planned)

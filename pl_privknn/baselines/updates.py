@@ -20,7 +20,7 @@ class NoisyOptimization(Optimization):
         weight_decay: L2 penalty.
         scheduler: ``"none"``, ``"cosine"`` or ``"linear"`` over the planned steps.
         noise_limit: lower the rate where there is more noise than this, see
-            :func:`~pl_privknn.privacy.noisy_steps.quiet_lr`; None never lowers it.
+            :func:`~pl_privknn.privacy.noisy_steps.noise_aware_lr`; None never lowers it.
 
     Raises:
         ValueError: for an argument out of its range.

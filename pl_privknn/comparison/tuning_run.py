@@ -24,7 +24,7 @@ from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
-from pl_privknn.privacy.redaction import privately, silenced
+from pl_privknn.privacy.redaction import redacted, silenced
 from pl_privknn.privacy.store import FolderLock
 
 _SEARCH, _RESULT, _MODEL, _BEST = "tuning.json", "result.json", "model.ckpt", "best.yaml"
@@ -100,7 +100,7 @@ class TuningRun:
 
     def _paid(self, ledger: Ledger) -> PrivateStore:
         """State the plan, draw what is to be tried, and pay for the search; or continue one that is paid for."""
-        charge = Charge(self.tuning.mechanism).marked(noise_guarantee(self.noise))
+        charge = Charge(self.tuning.mechanism).with_guarantee(noise_guarantee(self.noise))
         run_id = self._known() or uuid.uuid4().hex
         content = {"run_id": run_id, "plan": self.tuning.plan()}
         write_durably(self.output / _SEARCH, json.dumps(content, indent=2) + "\n")
@@ -143,7 +143,7 @@ class TuningRun:
             raise ValueError(
                 f"trainer: a candidate planned {owner.planned_steps} steps, the search {self.tuning.steps}"
             )
-        right = privately(_right, module, data)
+        right = redacted(_right, module, data)
         score = int(self.tuning.score.add_noise(right, self.noise.stream("score", place)))
         state["done"] = place + 1
         with store.writing() as db:

@@ -3,7 +3,7 @@
 from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
-from pl_privknn.features.joined import JoinedFeatures, RememberedFeatures
+from pl_privknn.features.joined import CachedFeatures, JoinedFeatures
 from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
 from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
@@ -13,6 +13,7 @@ from pl_privknn.features.scattering import Scattering
 __all__ = [
     "HOG",
     "BackboneFeatures",
+    "CachedFeatures",
     "CheckpointFeatures",
     "Extractor",
     "JoinedFeatures",
@@ -20,7 +21,6 @@ __all__ = [
     "Pixels",
     "PublicKernelPCA",
     "PublicPCA",
-    "RememberedFeatures",
     "Scattering",
     "TimmFeatures",
 ]

@@ -66,7 +66,7 @@ _Table = dict[bytes, Tensor]
 _KNOWN: dict[bytes, tuple[Extractor, _Table]] = {}
 
 
-class RememberedFeatures(Extractor):
+class CachedFeatures(Extractor):
     """Another extractor's features, computed once an image and process.
 
     For comparisons whose runs ask for the same features: ``privknn compare --workers 0`` makes them in one process.
@@ -83,8 +83,8 @@ class RememberedFeatures(Extractor):
 
     Example:
         >>> import torch
-        >>> from pl_privknn.features import HOG, RememberedFeatures
-        >>> extractor = RememberedFeatures(HOG())
+        >>> from pl_privknn.features import HOG, CachedFeatures
+        >>> extractor = CachedFeatures(HOG())
         >>> images = torch.rand(3, 1, 28, 28)
         >>> torch.equal(extractor(images), extractor(images.flip(0)).flip(0))
         True
@@ -119,9 +119,9 @@ class RememberedFeatures(Extractor):
         if self.learns and not self._share(b"".join(_digests(images))):
             self.extractor.fit_public(images)
 
-    def __deepcopy__(self, memo: Any) -> RememberedFeatures:
+    def __deepcopy__(self, memo: Any) -> CachedFeatures:
         """Shares what is known: that never changes, and either of the two may learn, or load, something else."""
-        twin: RememberedFeatures = object.__new__(type(self))
+        twin: CachedFeatures = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
 

@@ -2,7 +2,6 @@
 
 from pl_privknn.labelers.attributes import Attributes, FixedThresholds, LearnedThresholds
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.labelers.class_sums import ClassSums
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
@@ -15,9 +14,10 @@ from pl_privknn.labelers.pate_training import (
     RandomPartition,
     SklearnTeachers,
 )
+from pl_privknn.labelers.preconditioned_gradients import PreconditionedGradients
 from pl_privknn.labelers.private_knn import PrivateKNN, PrivateRadius, Screening
-from pl_privknn.labelers.released_gradients import PublicCurvature
 from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.labelers.sufficient_statistics import SufficientStatistics
 
 __all__ = [
     "GNMAX",
@@ -26,7 +26,6 @@ __all__ = [
     "Attributes",
     "CNNTeachers",
     "ClassBalancedPartition",
-    "ClassSums",
     "ConfidentGNMAX",
     "FixedThresholds",
     "GuidedPartition",
@@ -36,12 +35,13 @@ __all__ = [
     "LearnedThresholds",
     "LinearTeachers",
     "NoisySGDTeacher",
+    "PreconditionedGradients",
     "PrivateKNN",
     "PrivateRadius",
-    "PublicCurvature",
     "RandomPartition",
     "Release",
     "ReverseKNN",
     "Screening",
     "SklearnTeachers",
+    "SufficientStatistics",
 ]

@@ -15,7 +15,7 @@ from pl_privknn._checks import shape_text
 from pl_privknn.config import HasInitArguments
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.neighbors.processes import Shard
-from pl_privknn.privacy.ledger import ChargesLedger, paid
+from pl_privknn.privacy.ledger import ChargesLedger, charge_and_draw
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
@@ -61,9 +61,9 @@ class Labeler(HasInitArguments, abc.ABC):
     """A private teacher: holds a private table of features and labels, answers queries about public ones.
 
     A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
-    :meth:`paid`, which charges the ledger first, for the very mechanism object that draws, and never writes an ε
-    formula of its own. What it may do beyond that (shards, streams, models, …) is in
-    :mod:`pl_privknn.labelers.base`.
+    :meth:`charge_and_draw`, which charges the ledger first, for the very mechanism object that draws, and never
+    writes an ε formula of its own. What it may do beyond that (shards, streams, models, …) is in classes of their
+    own, from which it derives.
 
     Args:
         noise_source: where protective randomness comes from; the operating system's cryptographic generator
@@ -116,17 +116,19 @@ class Labeler(HasInitArguments, abc.ABC):
             rounds: number of rounds, for teachers that pay by the round.
         """
 
-    def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
+    def charge_and_draw(
+        self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str
+    ) -> NoiseSource:
         """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
 
-        See :func:`~pl_privknn.privacy.ledger.paid`; the charge states this labeler's :attr:`adjacencies` and
-        whether its noise is cryptographic.
+        See :func:`~pl_privknn.privacy.ledger.charge_and_draw`; the charge states this labeler's :attr:`adjacencies`
+        and whether its noise is cryptographic.
 
         Raises:
             BudgetExceeded: if the charge would pass the budget; nothing was drawn.
             ValueError: where the ledger counts under another adjacency.
         """
-        return paid(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
+        return charge_and_draw(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -148,7 +150,8 @@ def stated_plan(
     """:meth:`Labeler.plan`, with the guarantee that the labeler's noise leaves it."""
     mark = noise_guarantee(labeler.noise_source)
     return [
-        charge.marked(mark) for charge in labeler.plan(num_queries, max_answers, num_classes, rounds=rounds)
+        charge.with_guarantee(mark)
+        for charge in labeler.plan(num_queries, max_answers, num_classes, rounds=rounds)
     ]
 
 
@@ -316,33 +319,35 @@ class ShardedLabeler(Labeler):
         """Neighbouring relations under which :meth:`Labeler.plan` is valid in shards."""
         return self.adjacencies
 
-    def partial(self, order: Any) -> Tensor:
-        """**Private.** What this process's records add to the answer to an order of process 0."""
+    def partial(self, command: Any) -> Tensor:
+        """**Private.** What this process's records add to the answer to a command of process 0."""
         raise NotImplementedError(f"{type(self).__name__} looks at private records in one process")
 
-    def merged(self, order: Any) -> Tensor:
+    def merged(self, command: Any) -> Tensor:
         """**Private.** :meth:`partial` of all processes' records, on process 0."""
         if self.shard is None:
-            return self.partial(order)
-        self.shard.exchange.tell(order)
-        return self.shard.exchange.sum(self.partial(order))
+            return self.partial(command)
+        self.shard.group.broadcast(command)
+        return self.shard.group.sum(self.partial(command))
 
-    def serve(self, order: Any) -> None:
-        """Carry out, on this process's :attr:`shard`, an order that :meth:`label` gave in process 0."""
+    def run_command(self, command: Any) -> None:
+        """Carry out, on this process's :attr:`shard`, a command that :meth:`label` gave in process 0."""
         if self.shard is None:
-            raise RuntimeError(f"{type(self).__name__}.serve needs a shard")
-        self.shard.exchange.sum(self.partial(order))
+            raise RuntimeError(f"{type(self).__name__}.run_command needs a shard")
+        self.shard.group.sum(self.partial(command))
 
-    def tell_row(self, row: int) -> None:
+    def note_row(self, row: int) -> None:
         """Take note of the ledger's row that pays for what is released next; called where records lie in shards."""
 
-    def paid(self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
-        """See :meth:`Labeler.paid`; in shards under :attr:`adjacencies_in_shards`."""
+    def charge_and_draw(
+        self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str
+    ) -> NoiseSource:
+        """See :meth:`Labeler.charge_and_draw`; in shards under :attr:`adjacencies_in_shards`."""
         if self.shard is None:
-            return super().paid(ledger, mechanism, count, key)
+            return super().charge_and_draw(ledger, mechanism, count, key)
         noted = _NotedRow(ledger)
-        noise = paid(noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards)
-        self.tell_row(noted.row)
+        noise = charge_and_draw(noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards)
+        self.note_row(noted.row)
         return noise
 
 

@@ -34,9 +34,9 @@ from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (
     PaidSteps,
     clip_factors,
+    noise_aware_lr,
     noise_for_steps,
     poisson_sample,
-    quiet_lr,
     step_mechanism,
 )
 
@@ -67,7 +67,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         clip_norm: L2 bound of each record's gradient.
         lr: peak learning rate.
         noise_limit: lower the rate where there is more noise than this, see
-            :func:`~pl_privknn.privacy.noisy_steps.quiet_lr`; None never lowers it.
+            :func:`~pl_privknn.privacy.noisy_steps.noise_aware_lr`; None never lowers it.
         momentum: of SGD.
         components: keep this many principal directions of the queries (fewer where there are fewer queries);
             None keeps the features and only centres them.
@@ -134,7 +134,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         #: The release of one step; draws its noise as well.
         self.mechanism: Gaussian = step_mechanism(noise_multiplier, clip_norm, sampling_rate)
         #: Peak learning rate after ``noise_limit``.
-        self.lr = quiet_lr(
+        self.lr = noise_aware_lr(
             check_positive("lr", lr), noise_limit, noise_multiplier, self.steps, self.batch_size
         )
         if not 0 <= check_finite("momentum", momentum) < 1:
@@ -188,7 +188,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         change = self._change(queries)
         self._path = (change, []) if self.keeps_steps else None
         if self.shard is not None:
-            self.shard.exchange.tell(change)
+            self.shard.group.broadcast(change)
         self._take_change(change)
         weights = self._train(self._table[2], ledger)
         self._head = {"weights": weights, **change.state_dict()}
@@ -249,14 +249,14 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         """Always: a Poisson batch of all records is one of each shard, and the sums of gradients add up."""
         return True
 
-    def serve(self, order: Any) -> None:
+    def run_command(self, command: Any) -> None:
         """Make vectors of this shard's features, or give the gradients of a step; see the base."""
         if self.shard is None:
-            raise RuntimeError("NoisySGDTeacher.serve needs a shard")
-        if isinstance(order, PublicWhitening):
-            self._take_change(order)
+            raise RuntimeError("NoisySGDTeacher.run_command needs a shard")
+        if isinstance(command, PublicWhitening):
+            self._take_change(command)
         else:
-            self.shard.exchange.sum(self._own_gradients(*order))
+            self.shard.group.sum(self._own_gradients(*command))
 
     def _take_change(self, change: PublicWhitening) -> None:
         assert self._table is not None
@@ -265,7 +265,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
     def _own_gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
         """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``: private."""
         assert self._table is not None
-        rank = 0 if self.shard is None else self.shard.exchange.rank
+        rank = 0 if self.shard is None else self.shard.group.rank
         # The system's generator is each process's own; seeded streams must differ between shards.
         coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
         drawn = poisson_sample(len(self._vectors), self.mechanism.sampling_rate, coins)
@@ -279,8 +279,8 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         """:meth:`_own_gradients` of the whole batch, on process 0."""
         if self.shard is None:
             return self._own_gradients(*step)
-        self.shard.exchange.tell(step)
-        return self.shard.exchange.sum(self._own_gradients(*step))
+        self.shard.group.broadcast(step)
+        return self.shard.group.sum(self._own_gradients(*step))
 
     def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""

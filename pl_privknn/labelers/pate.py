@@ -325,7 +325,7 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
     def _train(
         self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None
     ) -> TrainedTeachers:
-        teachers, rank = self._own_teachers(), 0 if self.shard is None else self.shard.exchange.rank
+        teachers, rank = self._own_teachers(), 0 if self.shard is None else self.shard.group.rank
         shown = self.progress and not rank
         with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
             parts = self.partitioner.assign(
@@ -343,7 +343,7 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         """How many of the teachers this process trains, on records of its own."""
         if self.shard is None:
             return self.num_teachers
-        rank, size = self.shard.exchange.rank, self.shard.exchange.size
+        rank, size = self.shard.group.rank, self.shard.group.size
         if self.num_teachers < size:
             raise ValueError(
                 f"num_teachers={self.num_teachers} must be at least the number of processes, {size}"
@@ -378,7 +378,7 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         attributes = self.attributes
 
         def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
-            return self.paid(ledger, self.partitioner.billed(mechanism), count, key)
+            return self.charge_and_draw(ledger, self.partitioner.billed(mechanism), count, key)
 
         aggregation = self._bind(votes.shape[1])
         if attributes is not None:
@@ -425,9 +425,9 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         """
         return self.merged(queries.cpu())
 
-    def partial(self, order: Any) -> Tensor:
-        """Votes of this process's teachers, for the queries that are the order; see :meth:`votes`."""
-        queries, trained, classes = order, self.trained, self._num_classes
+    def partial(self, command: Any) -> Tensor:
+        """Votes of this process's teachers, for the queries that are the command; see :meth:`votes`."""
+        queries, trained, classes = command, self.trained, self._num_classes
         with silenced():
             if self.attributes is not None:
                 sums = torch.zeros(len(queries), classes, dtype=torch.float64)

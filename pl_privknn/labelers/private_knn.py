@@ -28,7 +28,7 @@ from pl_privknn.neighbors import (
     ShardedNeighbors,
     top_k,
 )
-from pl_privknn.privacy.ledger import paid
+from pl_privknn.privacy.ledger import charge_and_draw
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Mechanism, VoteNoise
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
@@ -113,13 +113,13 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         """Whether classes are voted for: each process searches its own records."""
         return self.attributes is None
 
-    def serve(self, order: Any) -> None:
-        """See :meth:`ShardedLabeler.serve`."""
+    def run_command(self, command: Any) -> None:
+        """See :meth:`ShardedLabeler.run_command`."""
         if not isinstance(self._neighbors, ShardedNeighbors):
-            raise RuntimeError("PrivateKNN.serve needs a shard: call fit(features, labels) first")
-        self._neighbors.serve(order)
+            raise RuntimeError("PrivateKNN.run_command needs a shard: call fit(features, labels) first")
+        self._neighbors.run_command(command)
 
-    def tell_row(self, row: int) -> None:
+    def note_row(self, row: int) -> None:
         """Shards learn of the row, so that none tosses the coins of another release; see the base."""
         if isinstance(self._neighbors, ShardedNeighbors):
             self._neighbors.release = row
@@ -127,7 +127,7 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
     def _own_coins(self, release: int) -> Coins:
         # The system's generator is each process's own; seeded streams must differ between shards.
         assert self.shard is not None
-        return self.noise_source.stream("shard", self.shard.exchange.rank, release).bernoulli
+        return self.noise_source.stream("shard", self.shard.group.rank, release).bernoulli
 
     def _records(self, own: int) -> int:
         return own if self.shard is None else self.shard.total
@@ -383,7 +383,7 @@ class PrivateRegression:
             return sums if self.statistic == "mean" else -sums.abs() / 2
 
         def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
-            return paid(ledger, self.noise_source, mechanism, count, key, ("add_remove",))
+            return charge_and_draw(ledger, self.noise_source, mechanism, count, key, ("add_remove",))
 
         _, released = self._aggregation.ask(len(queries), votes, pay)
         if released is None:

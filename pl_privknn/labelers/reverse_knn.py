@@ -277,7 +277,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
             return self._release_sums(self.attributes, counts, ledger, max_answers)
         check_counts(counts)
         mechanism = self.mechanism(counts.shape[1])
-        noise = self.paid(ledger, mechanism, 1, "counts")
+        noise = self.charge_and_draw(ledger, mechanism, 1, "counts")
         noisy = mechanism.add_noise(counts, noise).double()
         return decide(noisy, mechanism.deviation, self.abstain, self.soft, max_answers)
 
@@ -285,7 +285,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         self, attributes: Attributes, sums: Tensor, ledger: ChargesLedger, max_answers: int | None
     ) -> Release:
         mechanism = self._sum_noise(sums.shape[1] - 1)
-        noise = self.paid(ledger, mechanism, 1, "sums")
+        noise = self.charge_and_draw(ledger, mechanism, 1, "sums")
         noisy, deviation = mechanism.add_noise(sums, noise), mechanism.deviation
         refused = noisy[:, -1] < self.abstain * deviation
         rule = FixedThresholds(denoise=True) if attributes.rule is None else attributes.rule
@@ -329,7 +329,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
             max_answers: as for :meth:`label`.
         """
         protocol = self.protocol(num_queries, num_classes)
-        self.paid(ledger, protocol.mechanism, 1, "messages")
+        self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
         messages = fetch()
         self._check_clients(len(messages))
         noisy, deviation = protocol.aggregate(messages), protocol.deviation(len(messages))
@@ -352,9 +352,9 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         """Whether there is a curator, whose counts are a sum over shards."""
         return self.trust == "central" and self.attributes is None
 
-    def partial(self, order: Any) -> Tensor:
-        """Exact counts of the records at hand, for the queries that are the order; see :meth:`counts`."""
-        queries = order
+    def partial(self, command: Any) -> Tensor:
+        """Exact counts of the records at hand, for the queries that are the command; see :meth:`counts`."""
+        queries = command
         if self.attributes is not None:
             return self._own_sums(queries, self.attributes)
         table = self._table(queries)
@@ -397,7 +397,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         protocol = self.protocol(len(queries), self._num_classes)
         assert isinstance(protocol, LocalRandomizer)
         nearest, labels = self.votes(queries)
-        noise = self.paid(ledger, protocol.mechanism, 1, "messages")
+        noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
         messages = protocol.randomize(nearest, labels, noise)
         return torch.stack([protocol.aggregate(message) for message in messages.split(1)])
 
@@ -412,7 +412,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         nearest, labels = self.votes(queries)
         self._check_clients(len(labels))
         protocol = self.protocol(len(queries), self._num_classes)
-        noise = self.paid(ledger, protocol.mechanism, 1, "messages")
+        noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
         noisy = protocol.simulate(nearest, labels, noise)
         return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
 

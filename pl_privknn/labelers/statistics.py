@@ -283,7 +283,7 @@ def fit_maximum_likelihood(
 class SumsOverShards(ShardedLabeler):
     """A teacher that looks at private records through sums alone, in one process or in many.
 
-    Process 0 gives the order for a sum, with the model and all that was learned from public examples, so that every
+    Process 0 commands a sum, with the model and all that was learned from public examples, so that every
     record enters by the same function, whoever holds it. It alone pays, draws noise, and keeps what is released.
     """
 
@@ -320,9 +320,9 @@ class SumsOverShards(ShardedLabeler):
         """Take what :meth:`public_basis` of another process gave."""
         self.relearn(basis)
 
-    def partial(self, order: Any) -> Tensor:
+    def partial(self, command: Any) -> Tensor:
         """:meth:`private_sum` by what process 0 learned from public examples."""
-        release, weights, basis = order
+        release, weights, basis = command
         self.take_basis(basis)
         return self.private_sum(release, weights)
 
@@ -689,7 +689,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         while self._charged < self.releases:
             number, mechanism = self._charged, self.mechanism(self._charged)
             exact = self.whole_sum(number, weights)
-            noise = self.paid(ledger, mechanism, 1, "statistics")
+            noise = self.charge_and_draw(ledger, mechanism, 1, "statistics")
             self._charged += 1
             noisy = self.drawn(number, mechanism, exact, noise)
             self._taken[number], self._sketch = Taken(noisy, weights), sketch

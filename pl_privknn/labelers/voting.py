@@ -296,7 +296,7 @@ class NeighborVoting(HasCanaries):
             )
         ranked = neighbors.rank(queries)
         rows = torch.arange(len(queries)).repeat(times)
-        pay = functools.partial(self.paid, ledger)
+        pay = functools.partial(self.charge_and_draw, ledger)
 
         def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
             return neighbors.votes(ranked[rows[asked]], noise.bernoulli)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -36,46 +36,27 @@ _DEAD = (
 )
 
 
-class Exchange(Protocol):
-    """How the processes that hold shards speak: process 0 gives orders, each carries them out on its own shard.
-
-    Attributes:
-        rank: number of this process.
-        size: how many there are.
-    """
-
-    rank: int
-    size: int
-
-    def tell(self, order: Any = None) -> Any:
-        """What process 0 passes, in every process; nothing private."""
-
-    def gather(self, part: Tensor) -> list[Tensor]:
-        """The parts of all processes, of one shape and dtype, on process 0; nothing elsewhere."""
-
-    def sum(self, part: Tensor) -> Tensor:
-        """The sum of all processes' numbers, of one shape and dtype, on process 0 at least."""
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shard:
     """Which private records this process holds. **Private**, as all numbers of records.
 
     Attributes:
-        exchange: joins the processes.
+        group: joins the processes.
         first: global index of the first record.
         stride: step from a record's global index to that of the next.
         total: number of records of all shards.
     """
 
-    exchange: Exchange
+    group: ProcessGroup
     first: int
     stride: int
     total: int
 
 
 class ProcessGroup:
-    """An :class:`Exchange` by process groups of its own, beside the training's.
+    """The processes that label together: process 0 gives commands, each carries them out on its own shard.
+
+    They talk in process groups of their own, beside the training's.
 
     Collectives of the training's group have its timeout, which knows nothing of a teacher's work: a process that
     waited in one of them for a long round would end the run. Here a thread of each process gives a sign of life every
@@ -130,19 +111,19 @@ class ProcessGroup:
             self._ended.set()
             beats.join()
         self.check()
-        return cast(Result, self.tell(result[0]))
+        return cast(Result, self.broadcast(result[0]))
 
-    # ------------------------------------------------------------------ an Exchange of shards, within shared()
+    # ------------------------------------------------------------------ within shared()
 
-    def tell(self, order: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """What global rank 0 passes, in every process; nothing private."""
-        data = torch.frombuffer(bytearray(pickle.dumps(order)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         size = torch.tensor([len(data)])
         self._await(dist.broadcast(size, src=0, group=self._groups[1], async_op=True))
         if self.rank:
             data = torch.empty(int(size), dtype=torch.uint8)
         self._await(dist.broadcast(data, src=0, group=self._groups[1], async_op=True))
-        return pickle.loads(data.numpy().tobytes()) if self.rank else order
+        return pickle.loads(data.numpy().tobytes()) if self.rank else value
 
     def gather(self, part: Tensor) -> list[Tensor]:
         """The parts of all processes, of one shape and dtype, on global rank 0; nothing elsewhere."""

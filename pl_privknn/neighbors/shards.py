@@ -45,7 +45,7 @@ class ShardedNeighbors:
     accepted by a coin of its own, wherever it lies. What travels are the queries, and 16 bytes for each of the k
     candidates of a shard, to process 0 alone.
 
-    Process 0 calls :meth:`rank` and :meth:`votes`; the others carry out its orders (:meth:`serve`).
+    Process 0 calls :meth:`rank` and :meth:`votes`; the others carry out its commands (:meth:`run_command`).
 
     Args:
         table: features of this shard's records, floating point, shape ``(n, d)``; there may be none.
@@ -87,7 +87,7 @@ class ShardedNeighbors:
 
     def rank(self, queries: Tensor) -> ShardedLists:
         """Search in every shard; only the queries of the last search can vote."""
-        self.serve(self.shard.exchange.tell(("rank", queries.cpu())))
+        self.run_command(self.shard.group.broadcast(("rank", queries.cpu())))
         return ShardedLists(self._searches, torch.arange(len(queries)))
 
     def votes(self, ranked: ShardedLists, coins: Coins | None = None) -> Tensor:
@@ -102,7 +102,7 @@ class ShardedNeighbors:
                 "ranked: these lists are of an earlier search; shards keep those of the last one"
             )
         self.release += 1
-        _, rows, _ = self.shard.exchange.tell(("votes", ranked.rows, self.release))
+        _, rows, _ = self.shard.group.broadcast(("votes", ranked.rows, self.release))
         squared, packed = self._gathered(rows, coins)
         query, place = self._nearest_of_all(squared, packed).nonzero(as_tuple=True)
         labels = packed[query, place] & ((1 << _LABEL_BITS) - 1)
@@ -120,9 +120,9 @@ class ShardedNeighbors:
             chosen[query, torch.from_numpy(order[:k])] = True
         return chosen
 
-    def serve(self, order: Any) -> None:
-        """Carry out an order of process 0 on this process's shard."""
-        kind, *given = order
+    def run_command(self, command: Any) -> None:
+        """Carry out a command of process 0 on this process's shard."""
+        kind, *given = command
         if kind == "rank":
             self._lists = self._nearest.rank(given[0])
             self._searches += 1
@@ -138,7 +138,7 @@ class ShardedNeighbors:
         packed = (index << _LABEL_BITS) | self._labels[records].long()
         packed.masked_fill_(records < 0, _NOBODY)
         sent = torch.stack([squared.view(torch.int64), packed])
-        parts = self.shard.exchange.gather(sent)
+        parts = self.shard.group.gather(sent)
         if not parts:
             return squared[:, :0], packed[:, :0]
         together = torch.cat(parts, dim=2)

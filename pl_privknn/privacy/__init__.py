@@ -24,7 +24,7 @@ _HOMES = {
     "RepeatAndSelect": "mechanisms",
     "PureDP": "mechanisms",
     "ShuffleAmplification": "mechanisms",
-    "FixedTotal": "mechanisms",
+    "GaussianDPStream": "mechanisms",
     "Conditional": "mechanisms",
     "DataDependent": "mechanisms",
     "Ledger": "ledger",

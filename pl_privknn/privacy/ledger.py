@@ -191,8 +191,8 @@ def make_report(
     delta = balance.delta if delta is None else check_open_unit("delta", delta)
     if late:  # the condition travels with the charges, wherever they go from here
         condition = Guarantee("conditional", (_condition(balance, late),))
-        guarantee = [charge.marked(condition) for charge in guarantee]
-        spent = [charge.marked(condition) for charge in spent]
+        guarantee = [charge.with_guarantee(condition) for charge in guarantee]
+        spent = [charge.with_guarantee(condition) for charge in spent]
     by_filter = dataclasses.replace(balance.filter, delta=delta)
     return LedgerReport(
         guarantee=total(balance, guarantee, delta, exact),
@@ -247,7 +247,7 @@ class ChargesLedger(Protocol):
         ...
 
 
-def paid(
+def charge_and_draw(
     ledger: ChargesLedger,
     source: NoiseSource,
     mechanism: Mechanism,
@@ -294,7 +294,7 @@ class LedgerRun:
         """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
 
         Within the plan this takes milliseconds. Beyond it the budget is checked again. Several processes may
-        charge the same run. :func:`paid` pays and hands out the noise in one step.
+        charge the same run. :func:`charge_and_draw` pays and hands out the noise in one step.
 
         Args:
             mechanism: what is released.

@@ -77,7 +77,7 @@ def steps_within(
     return int(found.value)
 
 
-def quiet_lr(
+def noise_aware_lr(
     lr: float, noise_limit: float | None, noise_multiplier: float, steps: int, batch_size: float
 ) -> float:
     """Lower a learning rate where a training is noisy, by public numbers alone.

@@ -31,11 +31,11 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class PrivateSideError(RuntimeError):
+class RedactedError(RuntimeError):
     """Something failed where private records are at hand; it says what and where, never the text."""
 
 
-def privately(
+def redacted(
     function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
     """Call ``function``, which sees private records, so that nothing but its result comes out.
@@ -48,7 +48,7 @@ def privately(
     ``PRIVKNN_SHOW_PRIVATE_ERRORS=1`` everything comes through.
 
     Raises:
-        PrivateSideError: in the place of an exception from elsewhere.
+        RedactedError: in the place of an exception from elsewhere.
     """
     if _shows():
         return function(*args, **kwargs)
@@ -160,7 +160,7 @@ def _told(error: BaseException) -> BaseException:
     where = _place(frames[-1]) if frames else "an unknown place"
     theirs = [frame for frame in frames[:-1] if _is_users(frame)]
     below = f", called from {_place(theirs[-1])}" if theirs and not _is_users(frames[-1]) else ""
-    return PrivateSideError(
+    return RedactedError(
         f"{type(error).__name__} at {where}{below}: its text may quote a private record, so it is not shown. Set the "
         f"environment variable {SHOW}=1 (on the data owner's own screen alone) to see it"
     )

@@ -514,7 +514,9 @@ class Balance:
             elif kind == "plan":
                 self._apply_plan(position, body["run"], merged(map(_charge, body["plan"])))
             elif kind == "charge":
-                self._apply_charge(position, body["run"], _charge(body["charge"]).marked(_noise_mark(body)))
+                self._apply_charge(
+                    position, body["run"], _charge(body["charge"]).with_guarantee(_noise_mark(body))
+                )
             elif kind == "note":
                 self.notes[body["topic"]] = body["text"]
             else:
@@ -583,7 +585,9 @@ def larger(first: Releases, second: Releases) -> Releases:
     for mechanism, charge in second.items():
         if mechanism in found:
             known = found[mechanism]
-            charge = dataclasses.replace(known.marked(charge.mark), count=max(known.count, charge.count))
+            charge = dataclasses.replace(
+                known.with_guarantee(charge.mark), count=max(known.count, charge.count)
+            )
         found[mechanism] = charge
     return found
 

@@ -158,7 +158,7 @@ def total(
     assert delta is not None
     charges = [charge for _, part in parts for charge in part.charges]
     if len(parts) > 1:
-        charges = [charge.marked(Guarantee("conditional", (SEVERAL_FILES,))) for charge in charges]
+        charges = [charge.with_guarantee(Guarantee("conditional", (SEVERAL_FILES,))) for charge in charges]
     delta = check_open_unit("delta", delta)
     return account(charges, delta=delta, adjacency=chosen, exact=exact).to_dict()
 

@@ -216,7 +216,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         extractor: the network sees its features in place of images: centred by their public mean, scaled to a norm
             of √d. It learns from public images and stays as it is; ``network`` is ``"mlp"``, ``"linear_probe"``
             or a module for vectors ``(n, d)``. Without augmentation each image's features are needed once:
-            :class:`~pl_privknn.features.RememberedFeatures` keeps them.
+            :class:`~pl_privknn.features.CachedFeatures` keeps them.
 
     Raises:
         ValueError: for an argument out of its range.

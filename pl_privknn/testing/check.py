@@ -19,8 +19,8 @@ from pl_privknn.privacy.mechanisms import (
     Charge,
     Conditional,
     ExponentialArgmax,
-    FixedTotal,
     Gaussian,
+    GaussianDPStream,
     Mechanism,
     NegativeBinomial,
     NoisyScreening,
@@ -144,7 +144,7 @@ def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
         )
     found: list[Move] = []
     for one, other in zip(first, second, strict=True):
-        if isinstance(one.drawn, FixedTotal):
+        if isinstance(one.drawn, GaussianDPStream):
             found.append(_total(one, other))
             continue
         for a, b in zip(one.entered, other.entered, strict=True):
@@ -165,7 +165,7 @@ def _open(found: dict[Mechanism, Pool], charge: Charge) -> None:
 def _pool_of(found: dict[Mechanism, Pool], mechanism: Mechanism) -> Pool:
     if mechanism in found:
         return found[mechanism]
-    streams = [pool for pool in found.values() if isinstance(pool.drawn, FixedTotal)]
+    streams = [pool for pool in found.values() if isinstance(pool.drawn, GaussianDPStream)]
     if streams and isinstance(mechanism, Gaussian):
         streams[0].charged += 1  # a stream that is paid for as a whole may have any number of releases
         return streams[0]
@@ -178,7 +178,7 @@ def _pool_of(found: dict[Mechanism, Pool], mechanism: Mechanism) -> Pool:
 
 def _total(one: Pool, other: Pool) -> Move:
     """Σ(Δ/σ)² of all Gaussian releases of a stream against μ²: what the worst record pays and may pay."""
-    assert isinstance(one.drawn, FixedTotal)
+    assert isinstance(one.drawn, GaussianDPStream)
     paid = 0.0
     for a, b in zip(one.entered, other.entered, strict=True):
         assert isinstance(a.mechanism, Gaussian)
@@ -304,12 +304,12 @@ def check_payments(run: Run) -> str:
             paid_here = stream
         elif isinstance(event, Paid):
             paid_here, charged = True, charged + 1
-            stream = stream or isinstance(inner(event.charge.mechanism), FixedTotal)
+            stream = stream or isinstance(inner(event.charge.mechanism), GaussianDPStream)
             _check_stated(run, event)
         elif isinstance(event, Draw) and event.place == "label" and not paid_here:
             raise LabelerCheckError(
-                f"draws {event.kind} before it charges; get the noise from self.paid(ledger, mechanism, count, key), "
-                "which charges first"
+                f"draws {event.kind} before it charges; get the noise from "
+                "self.charge_and_draw(ledger, mechanism, count, key), which charges first"
             )
     if not charged:
         raise LabelerCheckError("label charged nothing; every release has to be paid for")
@@ -338,7 +338,8 @@ def _check_stated(run: Run, event: Paid) -> None:
     kind = event.charge.mechanism.kind
     if event.adjacencies is None:
         raise LabelerCheckError(
-            f"the charge of {kind} states no adjacencies; charge by self.paid(ledger, mechanism, count, key)"
+            f"the charge of {kind} states no adjacencies; charge by "
+            "self.charge_and_draw(ledger, mechanism, count, key)"
         )
     if event.adjacencies != tuple(run.labeler.adjacencies):
         raise LabelerCheckError(
@@ -348,7 +349,7 @@ def _check_stated(run: Run, event: Paid) -> None:
     if event.noise is None or getattr(event.noise, "watch", None) is not run.watch:
         raise LabelerCheckError(
             f"the charge of {kind} names {event.noise!r} as its noise and not the labeler's noise_source; charge by "
-            "self.paid(ledger, mechanism, count, key)"
+            "self.charge_and_draw(ledger, mechanism, count, key)"
         )
     if event.charge.guarantee.level != "none":
         raise LabelerCheckError(
@@ -457,7 +458,8 @@ def check_fresh_noise(subject: Subject, table: Table) -> str:
                 if owner != (number, event.stream):
                     raise LabelerCheckError(
                         f"{'a resumed run' if number else 'a later draw'} repeats the noise of stream {event.path}: "
-                        "whoever sees both answers can subtract it. Get the noise of each release from self.paid, "
+                        "whoever sees both answers can subtract it. Get the noise of each release from "
+                        "self.charge_and_draw, "
                         "whose stream belongs to the row that was charged"
                     )
     return ""

@@ -22,7 +22,7 @@ from pl_privknn.labelers.base import (
     ShardedLabeler,
     UsesPublicFeatures,
 )
-from pl_privknn.neighbors.processes import Shard
+from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 
@@ -225,12 +225,12 @@ def rows_of(records: int, rank: int, size: int) -> range:
     return range(records * rank // size, records * (rank + 1) // size)
 
 
-class PlayedExchange:
+class SimulatedGroup:
     """What joins the shards of one process; each has an end of it.
 
-    An order is carried out by all other shards, one after another, as soon as process 0 gives it; what they send
-    waits until process 0 asks for it. Whatever processes do is a function of orders and of their own records, so the
-    outcome is that of processes.
+    A command is carried out by all other shards, one after another, as soon as process 0 gives it; what they send
+    waits until process 0 asks for it. Whatever processes do is a function of commands and of their own records, so
+    the outcome is that of processes.
 
     Args:
         size: number of shards.
@@ -238,27 +238,27 @@ class PlayedExchange:
     Attributes:
         size: likewise.
         turn: number of the shard that is at work.
-        serve: what carries out an order, for shards 1, 2, …
+        run_command: what carries out a command, for shards 1, 2, …
     """
 
     def __init__(self, size: int) -> None:
         self.size, self.turn = size, 0
-        self.serve: list[Callable[[Any], None]] = []
+        self.run_command: list[Callable[[Any], None]] = []
         self._waiting: list[deque[Tensor]] = [deque() for _ in range(size)]
 
-    def end(self, rank: int) -> PlayedEnd:
+    def end(self, rank: int) -> SimulatedProcess:
         """The end of one shard."""
-        return PlayedEnd(self, rank)
+        return SimulatedProcess(self, rank)
 
-    def give(self, order: Any) -> Any:
-        """Let all shards but the first carry out an order; returns it."""
-        for rank, serve in enumerate(self.serve, 1):
+    def give(self, command: Any) -> Any:
+        """Let all shards but the first carry out a command; returns it."""
+        for rank, run in enumerate(self.run_command, 1):
             self.turn = rank
             try:
-                serve(pickle.loads(pickle.dumps(order)))  # as it would travel
+                run(pickle.loads(pickle.dumps(command)))  # as it would travel
             finally:
                 self.turn = 0
-        return order
+        return command
 
     def take(self, rank: int, part: Tensor) -> list[Tensor]:
         """Parts of all shards, for the first one; the others' are kept."""
@@ -266,27 +266,28 @@ class PlayedExchange:
         return [parts.popleft() for parts in self._waiting] if rank == 0 else []
 
 
-class PlayedEnd:
-    """One shard's end of a :class:`PlayedExchange`; see :class:`~pl_privknn.neighbors.processes.Exchange`.
+class SimulatedProcess(ProcessGroup):
+    """One shard's end of a :class:`SimulatedGroup`; see :class:`~pl_privknn.neighbors.processes.ProcessGroup`.
 
     Attributes:
         sent: bytes of what the shard has sent.
     """
 
-    def __init__(self, exchange: PlayedExchange, rank: int) -> None:
-        self.exchange, self.rank, self.size, self.sent = exchange, rank, exchange.size, 0
+    def __init__(self, group: SimulatedGroup, rank: int) -> None:
+        super().__init__(rank)
+        self.group, self.size = group, group.size
 
-    def tell(self, order: Any = None) -> Any:
-        """See :class:`~pl_privknn.neighbors.processes.Exchange`; for process 0."""
-        return self.exchange.give(order)
+    def broadcast(self, value: Any = None) -> Any:
+        """See :class:`~pl_privknn.neighbors.processes.ProcessGroup`; for process 0."""
+        return self.group.give(value)
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """See :class:`~pl_privknn.neighbors.processes.Exchange`."""
+        """See :class:`~pl_privknn.neighbors.processes.ProcessGroup`."""
         self.sent += part.nbytes
-        return self.exchange.take(self.rank, part)
+        return self.group.take(self.rank, part)
 
     def sum(self, part: Tensor) -> Tensor:
-        """See :class:`~pl_privknn.neighbors.processes.Exchange`."""
+        """See :class:`~pl_privknn.neighbors.processes.ProcessGroup`."""
         return sum(self.gather(part), torch.zeros_like(part))
 
 
@@ -312,8 +313,8 @@ class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
         self.removed = removed
         super().__init__(self.members[0].noise_source)
         self.adjacencies = self.members[0].adjacencies_in_shards
-        self.exchange = PlayedExchange(len(self.members))
-        self.exchange.serve = [member.serve for member in self.members[1:]]
+        self.group = SimulatedGroup(len(self.members))
+        self.group.run_command = [member.run_command for member in self.members[1:]]
 
     def fit_public(self, features: Tensor) -> None:
         """As a run does it: process 0 alone takes public features."""
@@ -344,11 +345,11 @@ class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
         for rank, member in enumerate(self.members):
             rows = rows_of(records + (lacks is not None), rank, size)
             start, stop = (place - (lacks is not None and lacks < place) for place in (rows.start, rows.stop))
-            self.exchange.turn = rank
+            self.group.turn = rank
             member.noise_source = self.noise_source
-            member.shard = Shard(self.exchange.end(rank), start, 1, records)
+            member.shard = Shard(self.group.end(rank), start, 1, records)
             yield member, slice(start, stop)
-        self.exchange.turn = 0
+        self.group.turn = 0
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """That of one process."""

@@ -26,7 +26,7 @@ from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_known
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
 from pl_privknn.privacy.store import NOISE_MARKS
-from pl_privknn.testing.tables import InShards, PlayedExchange, Table, in_shards, rows_of
+from pl_privknn.testing.tables import InShards, SimulatedGroup, Table, in_shards, rows_of
 
 
 class LabelerCheckError(AssertionError):
@@ -85,7 +85,7 @@ class FreeLedger:
         stated = None
         if noise is not None and adjacencies is not None:
             stated = "cryptographic" if noise.cryptographic else "seeded"
-        self.rows.append(charge.marked(NOISE_MARKS[stated]))
+        self.rows.append(charge.with_guarantee(NOISE_MARKS[stated]))
         return self.start + len(self.rows) - 1
 
 
@@ -177,7 +177,7 @@ class Watch:
         shards: int = 1,
     ) -> None:
         self.events: list[Any] = []
-        self.shards, self.at_work = shards, PlayedExchange(shards)
+        self.shards, self.at_work = shards, SimulatedGroup(shards)
         self.coins, self.records, self.removed = coins, records, removed
         self.place: Place = "fit"
         self.through = False
@@ -518,7 +518,7 @@ class WatchedMethods:
             ):
                 raise LabelerCheckError(
                     f"{method.name} draws from {source!r} and not from the labeler's noise_source; get the noise "
-                    "from self.paid(ledger, mechanism, count, key)"
+                    "from self.charge_and_draw(ledger, mechanism, count, key)"
                 )
 
     def _assigning(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -713,7 +713,7 @@ class Run:
         self.ledger = WatchedLedger(self.watch, limit, start)
         self.labeler = in_shards(subject.make, subject.shards, removed)
         if isinstance(self.labeler, InShards):
-            self.watch.at_work = self.labeler.exchange
+            self.watch.at_work = self.labeler.group
         self.labeler.noise_source = self.watch.noise
         self.releases: list[Release] = []
 

@@ -14,7 +14,7 @@ from pl_privknn._checks import check_choice, check_int, check_open_unit, check_p
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
-from pl_privknn.privacy.redaction import privately
+from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping, MovingNorm
 from pl_privknn.training.clipping import CLIPPING
@@ -310,7 +310,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             return {"loss": self._gradients.surrogate(total / self.session.batch_size)}
         self.session.check_turn(batch.step)
         images, labels = batch.taken()
-        total = privately(self._private_sum, images, labels, batch_idx)
+        total = redacted(self._private_sum, images, labels, batch_idx)
         released = self.session.release(total)
         return {
             "loss": self._gradients.surrogate(released if self._norm is None else self._norm.parted(released))
@@ -353,6 +353,6 @@ class PrivateTraining(ReportsTraining, pl.Callback):
                     module, self.session.private.records, chosen.sampling_rate, coins, guard.moved
                 )
 
-        noisy = self.session.release_counts(privately(count))
+        noisy = self.session.release_counts(redacted(count))
         self._logged = (-1, {})  # more was spent
         return accuracy_of(noisy)

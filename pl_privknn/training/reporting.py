@@ -9,7 +9,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn._lightning import quiet_lightning
 from pl_privknn.config import HasInitArguments
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import strength
+from pl_privknn.privacy.mechanisms.base import guarantee_rank
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.training.session import PrivateSession
 
@@ -76,7 +76,7 @@ class ReportsTraining(HasInitArguments):
             "privacy/epsilon": guarantee.epsilon,
             "privacy/epsilon_spent": spent.epsilon,
             "privacy/delta": self.delta,
-            "privacy/guarantee": float(strength(guarantee.guarantee)),
+            "privacy/guarantee": float(guarantee_rank(guarantee.guarantee)),
         }
 
 

@@ -16,7 +16,7 @@ from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism, steps_within
-from pl_privknn.privacy.redaction import privately
+from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.adaptive_clipping import AdaptiveClipping
 from pl_privknn.training.correlated_noise import BandedNoise
@@ -140,7 +140,7 @@ class PrivateSession:
             if self.groups is not None:
                 records, members = self.private.records.of_all_processes(), self.groups.members
                 try:
-                    privately(check_members, run.folder, run.run_id, records, members, run.charged > 0)
+                    redacted(check_members, run.folder, run.run_id, records, members, run.charged > 0)
                 except BaseException:
                     run.close()
                     raise
@@ -191,7 +191,7 @@ class PrivateSession:
         if limit is not None and epsilon_for_delta(charges, budget.delta) > limit:
             charges = [Charge(step, steps_within(step, releases, limit, budget.delta, others)), *others]
         mark = noise_guarantee(self.noise_source)
-        return [charge.marked(mark) for charge in charges]
+        return [charge.with_guarantee(mark) for charge in charges]
 
     @property
     def next_step(self) -> int:

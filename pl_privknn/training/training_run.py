@@ -14,7 +14,7 @@ from torch import Tensor
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, paid
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, charge_and_draw
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
@@ -190,7 +190,9 @@ class TrainingRun:
         """
         assert self.plan.accuracy is not None
         mechanism = self.plan.accuracy.mechanism
-        return mechanism.add_noise(counts, paid(self._run, noise, mechanism, 1, "accuracy", ("add_remove",)))
+        return mechanism.add_noise(
+            counts, charge_and_draw(self._run, noise, mechanism, 1, "accuracy", ("add_remove",))
+        )
 
     def told(self) -> dict[str, Any]:
         """What other processes of the same training have to know of it."""

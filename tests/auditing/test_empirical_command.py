@@ -19,7 +19,7 @@ from pl_privknn.auditing.bounds import (
 from pl_privknn.auditing.releases import experiment_of
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge, DiscreteLaplace, FixedTotal, Gaussian, Laplace
+from pl_privknn.privacy.mechanisms import Charge, DiscreteLaplace, Gaussian, GaussianDPStream, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 
 ROOT2 = math.sqrt(2.0)
@@ -75,9 +75,9 @@ def test_the_profile_is_that_of_literal_enumeration(count):
 
 
 def test_lists_are_audited_one_by_one_and_together():
-    charges = [Charge(Gaussian(8.0), 2), Charge(FixedTotal(0.2)), Charge(Laplace(4.0), 1_000_000)]
+    charges = [Charge(Gaussian(8.0), 2), Charge(GaussianDPStream(0.2)), Charge(Laplace(4.0), 1_000_000)]
     rows = audit_records(charges, trials=2000, noise=SeededNoise(15))
-    assert [row["subject"] for row in rows] == ["gaussian", "fixed_total", "laplace", "all of them"]
+    assert [row["subject"] for row in rows] == ["gaussian", "gaussian_dp_stream", "laplace", "all of them"]
     assert [row["verdict"] for row in rows] == ["OK", "NOT DRAWN", "OK", "OK"]
     assert rows[2]["releases"] == 2500
     assert rows[2]["recorded"] == 1_000_000

@@ -63,8 +63,8 @@ def test_coins_of_twice_the_rate_are_found():
 
 def test_a_class_of_ones_own_is_run_with_its_own_code():
     class Charges(PrivateKNN):
-        def paid(self, ledger, mechanism, count, key):
-            return Tampered(super().paid(ledger, mechanism, count, key), share=0.5)
+        def charge_and_draw(self, ledger, mechanism, count, key):
+            return Tampered(super().charge_and_draw(ledger, mechanism, count, key), share=0.5)
 
     class Own(ReverseKNN):
         def __init__(self):

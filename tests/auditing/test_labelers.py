@@ -27,13 +27,13 @@ from pl_privknn.cli.main import main
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
-    ClassSums,
     IndKNN,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
-    PublicCurvature,
     ReverseKNN,
     SklearnTeachers,
+    SufficientStatistics,
 )
 from pl_privknn.labelers.canaries import Evidence
 from pl_privknn.privacy import trade_off
@@ -112,7 +112,7 @@ def test_pate_with_the_other_parts_held():
 
 
 def test_released_statistics_in_one_run():
-    subject = table(ClassSums(epsilon=1.0, delta=DELTA, expected_records=60))
+    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, expected_records=60))
     honest = attacked(subject)
     assert (honest.form, honest.released) == ("one_run", "weights")
     assert not honest.violated
@@ -125,7 +125,7 @@ def test_released_statistics_in_one_run():
 
 def test_what_other_records_add_to_a_release_is_taken_out():
     """The attacker knows them: whoever they are, the same noise and the same coins tell the same of the canaries."""
-    subject = table(ClassSums(epsilon=1.0, delta=DELTA, expected_records=60))
+    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, expected_records=60))
     others = dataclasses.replace(
         subject, features=-3 * subject.features.roll(1, dims=1), labels=subject.labels.flip(0)
     )
@@ -139,8 +139,8 @@ def test_what_other_records_add_to_a_release_is_taken_out():
 @pytest.mark.parametrize("labeler", ["statistics", "sgd"])
 def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
     if labeler == "statistics":
-        subject = table(PublicCurvature(epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
-        module = "pl_privknn.labelers.released_gradients"
+        subject = table(PreconditionedGradients(epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
+        module = "pl_privknn.labelers.preconditioned_gradients"
     else:
         subject = table(NoisySGDTeacher(sampling_rate=0.5, steps=5, epsilon=1.0, delta=DELTA, clip_norm=0.1))
         module = "pl_privknn.labelers.noisy_sgd"

@@ -11,8 +11,8 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noisy_steps import (
+    noise_aware_lr,
     noise_for_steps,
-    quiet_lr,
     step_mechanism,
 )
 
@@ -77,9 +77,9 @@ def test_two_trainings_share_one_ledger(tmp_path):
 
 
 def test_learning_rate_is_lowered_by_public_noise_alone(tmp_path):
-    assert quiet_lr(8.0, None, 1e9, 100, 1) == 8.0
-    assert quiet_lr(8.0, 0.1, 0.5, 100, 1000) == 8.0
-    assert quiet_lr(8.0, 0.1, 20.0, 100, 1000) == pytest.approx(4.0)
+    assert noise_aware_lr(8.0, None, 1e9, 100, 1) == 8.0
+    assert noise_aware_lr(8.0, 0.1, 0.5, 100, 1000) == 8.0
+    assert noise_aware_lr(8.0, 0.1, 20.0, 100, 1000) == pytest.approx(4.0)
     rates = []
 
     class Rates(pl.Callback):

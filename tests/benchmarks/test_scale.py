@@ -19,18 +19,18 @@ def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
     assert {part: one["bytes_sent_a_round"] for part, one in found.items() if part != "merging"} == {
         "PrivateKNN": 2 * 16 * 300 * m,
         "ReverseKNN": 8 * 10 * m,
-        "ClassSums": 8 * 10 * width,
-        "PublicCurvature": 6 * 8 * 10 * width,
+        "SufficientStatistics": 8 * 10 * width,
+        "PreconditionedGradients": 6 * 8 * 10 * width,
         "IndKNN": 8 * (1 + 10) * m + 64,
         "NoisySGDTeacher": 5 * 8 * 10 * width,
         "PATE": 8 * 10 * m,
     }
     # A shard of 10⁶ records: what a round and a record take.
-    entry = record.entries("scale")["ClassSums"]
+    entry = record.entries("scale")["SufficientStatistics"]
     entry["results"] |= {"seconds_a_record": 36e-6, "seconds_a_round": 36.0}
-    stored = {**record.entries("scale"), "ClassSums": entry}
+    stored = {**record.entries("scale"), "SufficientStatistics": entry}
     monkeypatch.setattr(render, "entries", lambda name: stored)
-    row = next(line for line in render.scaled().splitlines() if "ClassSums" in line)
+    row = next(line for line in render.scaled().splitlines() if "SufficientStatistics" in line)
     assert [cell.strip() for cell in row.strip("|").split("|")][2:] == [
         "0.0", "0.00016", "0.72 kB", "0.02", "36, 36",
     ]  # fmt: skip

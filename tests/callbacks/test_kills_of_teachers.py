@@ -20,8 +20,8 @@ from pl_privknn.labelers import (
     IndKNN,
     LinearTeachers,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
-    PublicCurvature,
     ReverseKNN,
     Screening,
 )
@@ -41,7 +41,9 @@ TEACHERS = {
     "noisy_sgd_teacher": lambda: NoisySGDTeacher(
         0.5, 30, 10, noise_multiplier=2.0, components=None, steps_per_charge=3
     ),
-    "public_curvature": lambda: PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=3),
+    "public_curvature": lambda: PreconditionedGradients(
+        noise_multiplier=2.0, expected_records=60, releases=3
+    ),
 }
 
 

@@ -23,20 +23,20 @@ from pl_privknn.features import Extractor
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
-    ClassSums,
     ConfidentGNMAX,
     FixedThresholds,
     GuidedPartition,
     IndKNN,
     LinearTeachers,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
     PrivateRadius,
-    PublicCurvature,
     RandomPartition,
     ReverseKNN,
     Screening,
     SklearnTeachers,
+    SufficientStatistics,
 )
 from pl_privknn.privacy import redaction
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
@@ -222,14 +222,14 @@ RUNS = {
         lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, noise_source=noise(), components=None)
     ),
     "class_sums": fit_teacher(
-        lambda: ClassSums(noise_multiplier=0.5, expected_records=40, noise_source=noise()), rounds=2
+        lambda: SufficientStatistics(noise_multiplier=0.5, expected_records=40, noise_source=noise()), rounds=2
     ),
     "public_curvature": fit_teacher(
-        lambda: PublicCurvature(noise_multiplier=0.5, expected_records=40, releases=3, noise_source=noise())
+        lambda: PreconditionedGradients(noise_multiplier=0.5, expected_records=40, releases=3, noise_source=noise())
     ),
     "multilabel_knn": attributes(lambda: attribute_knn(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
     "public_curvature of attributes": attributes(
-        lambda: PublicCurvature(
+        lambda: PreconditionedGradients(
             noise_multiplier=0.5, expected_records=40, releases=2, noise_source=noise(), task="multilabel"
         )
     ),

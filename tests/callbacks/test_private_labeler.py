@@ -32,7 +32,7 @@ class OracleLabeler(Labeler):
         return [Charge(self.mechanism, num_queries)]
 
     def label(self, queries, ledger, max_answers=None):
-        self.paid(ledger, self.mechanism, len(queries), "answers")
+        self.charge_and_draw(ledger, self.mechanism, len(queries), "answers")
         self.asked.append(len(queries))
         labels = self.labels[torch.cdist(queries, self.features).argmin(1)]
         if self.refuse_every:

@@ -19,7 +19,7 @@ from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.private_store import PrivateStoreError
-from pl_privknn.privacy.redaction import SHOW, PrivateSideError, privately
+from pl_privknn.privacy.redaction import SHOW, RedactedError, redacted
 from pl_privknn.students import SupervisedStudent
 
 CANARY = "record-4711"
@@ -59,7 +59,7 @@ class Careless(UsesPublicFeatures):
 
     def label(self, queries, ledger, max_answers=None):
         self.call("label")
-        self.paid(ledger, self.release, len(queries), "answers")
+        self.charge_and_draw(ledger, self.release, len(queries), "answers")
         return Release(torch.arange(len(queries)) % 2)
 
 
@@ -119,7 +119,7 @@ def left_in(folder):
 
 @pytest.mark.parametrize("place", ["fit_public", "fit", "label", "extractor"])
 def test_a_teachers_error_comes_out_as_type_and_place(tmp_path, capfd, caplog, monkeypatch, place):
-    with pytest.raises(PrivateSideError) as caught:
+    with pytest.raises(RedactedError) as caught:
         fit_student(tmp_path / "a", place)
     text, frames = everything_of(caught.value)
     out, err = capfd.readouterr()
@@ -146,7 +146,7 @@ def test_a_networks_error_on_private_records_is_not_quoted(tmp_path, capfd, capl
         def on_train_epoch_start(self, trainer, pl_module):
             network.limit = -10.0 if trainer.current_epoch else 10.0
 
-    with pytest.raises(PrivateSideError, match="RuntimeError at test_private_side:") as caught:
+    with pytest.raises(RedactedError, match="RuntimeError at test_private_side:") as caught:
         fit_privately(module, tmp_path, callbacks=[Provoke(), keep_last(tmp_path)])
     out, err = capfd.readouterr()
     assert CANARY not in everything_of(caught.value)[0] + out + err + caplog.text
@@ -160,7 +160,7 @@ def test_an_error_in_reading_private_images_is_not_quoted(workers):
     training = data.train_privately(0.5, lambda: None)
     data.private.store.read = quote
     loader = DataLoader(training.records, batch_size=2, num_workers=workers)
-    with pytest.raises(PrivateSideError) as caught:
+    with pytest.raises(RedactedError) as caught:
         next(iter(loader))
     assert CANARY not in everything_of(caught.value)[0]
 
@@ -192,21 +192,21 @@ def inside_the_package(body):
     ],
 )
 def test_what_begins_in_a_call_is_not_quoted(body, argument, told):
-    with pytest.raises(PrivateSideError, match=told) as caught:
-        privately(inside_the_package(body), argument)
+    with pytest.raises(RedactedError, match=told) as caught:
+        redacted(inside_the_package(body), argument)
     assert CANARY not in everything_of(caught.value)[0]
 
 
 def test_own_raise_statements_pass_without_their_past():
     with pytest.raises(ValueError, match="k=3 is too large") as caught:
-        privately(inside_the_package("raise ValueError('k=3 is too large') from KeyError(record)"), CANARY)
+        redacted(inside_the_package("raise ValueError('k=3 is too large') from KeyError(record)"), CANARY)
     assert CANARY not in everything_of(caught.value)[0]
 
     def pretends():
         raise PrivateStoreError(CANARY)  # the type alone is no pass
 
-    with pytest.raises(PrivateSideError, match="PrivateStoreError at test_private_side"):
-        privately(pretends)
+    with pytest.raises(RedactedError, match="PrivateStoreError at test_private_side"):
+        redacted(pretends)
 
 
 def test_own_messages_do_not_repeat_the_arguments_of_foreign_code(tmp_path):
@@ -217,12 +217,12 @@ def test_own_messages_do_not_repeat_the_arguments_of_foreign_code(tmp_path):
         check_int("label", CANARY)
 
     with pytest.raises(
-        PrivateSideError, match=r"ValueError at pl_privknn\._checks:\d+, called from test_private_side"
+        RedactedError, match=r"ValueError at pl_privknn\._checks:\d+, called from test_private_side"
     ):
-        privately(foreign, check)
+        redacted(foreign, check)
     ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5, max_epsilon=0.1)
     with pytest.raises(BudgetExceeded, match="max_epsilon"):  # the books know nothing private
-        privately(foreign, lambda: ledger.run("run", [Charge(Gaussian(1.0), 1)]))
+        redacted(foreign, lambda: ledger.run("run", [Charge(Gaussian(1.0), 1)]))
 
 
 def test_an_interrupt_stays_one_and_leaves_its_past_behind():
@@ -233,10 +233,10 @@ def test_an_interrupt_stays_one_and_leaves_its_past_behind():
             raise KeyboardInterrupt(CANARY) from error
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        privately(interrupted)
+        redacted(interrupted)
     assert CANARY not in everything_of(caught.value)[0]
 
 
 def test_results_pass():
-    assert privately(divmod, 7, 2) == (3, 1)
-    assert privately(sorted, [1, 2], reverse=True) == [2, 1]
+    assert redacted(divmod, 7, 2) == (3, 1)
+    assert redacted(sorted, [1, 2], reverse=True) == [2, 1]

@@ -11,7 +11,7 @@ from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
-from pl_privknn.labelers import ClassSums, PublicCurvature, ReverseKNN
+from pl_privknn.labelers import PreconditionedGradients, ReverseKNN, SufficientStatistics
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.students import SupervisedStudent
 
@@ -37,10 +37,13 @@ def run(folder, labeler, features, released="student", data=None, **student):
 @pytest.mark.parametrize("released", ["student", "head", "mean"])
 def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
     student, data, summary = run(
-        tmp_path, ClassSums(noise_multiplier=0.5, expected_records=90), PublicPCA(Pixels(), 6), released
+        tmp_path,
+        SufficientStatistics(noise_multiplier=0.5, expected_records=90),
+        PublicPCA(Pixels(), 6),
+        released,
     )
     # Another process, with the same settings and the files of the run.
-    labeler = ClassSums(noise_multiplier=0.5, expected_records=90)
+    labeler = SufficientStatistics(noise_multiplier=0.5, expected_records=90)
     head = load_head(tmp_path, labeler, PublicPCA(Pixels(), 6))
     images, truth = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
     student.eval()
@@ -67,7 +70,9 @@ def test_of_attributes_each_model_has_the_mean_of_their_accuracies(tmp_path):
     data = ArraysDataModule(**arrays, num_classes=2, task="multilabel")
 
     def teacher():
-        return PublicCurvature(noise_multiplier=0.5, expected_records=90, releases=3, task="multilabel")
+        return PreconditionedGradients(
+            noise_multiplier=0.5, expected_records=90, releases=3, task="multilabel"
+        )
 
     student, data, summary = run(tmp_path, teacher(), PublicPCA(Pixels(), 6), "mean", data, task="multilabel")
     head = load_head(tmp_path, teacher(), PublicPCA(Pixels(), 6))
@@ -89,10 +94,10 @@ def test_of_attributes_each_model_has_the_mean_of_their_accuracies(tmp_path):
 def test_a_resumed_run_has_its_head(tmp_path):
     features = PublicPCA(Pixels(), 6)
     _, _, first = run(
-        tmp_path, PublicCurvature(noise_multiplier=0.5, expected_records=90, releases=2), features
+        tmp_path, PreconditionedGradients(noise_multiplier=0.5, expected_records=90, releases=2), features
     )
     _, _, second = run(
-        tmp_path, PublicCurvature(noise_multiplier=0.5, expected_records=90, releases=2), features
+        tmp_path, PreconditionedGradients(noise_multiplier=0.5, expected_records=90, releases=2), features
     )
     assert second["head_test_accuracy"] == first["head_test_accuracy"]
     assert second["epsilon_spent"] == first["epsilon_spent"]
@@ -101,7 +106,7 @@ def test_a_resumed_run_has_its_head(tmp_path):
 def test_without_lasting_features_or_a_model_there_is_no_head(tmp_path):
     for name, labeler, features in (
         ("votes", ReverseKNN(1, 4.0), Pixels()),
-        ("student", ClassSums(noise_multiplier=0.5), ["student"]),
+        ("student", SufficientStatistics(noise_multiplier=0.5), ["student"]),
     ):
         *_, summary = run(tmp_path / name, labeler, features)
         assert not (tmp_path / name / "head.pt").exists()

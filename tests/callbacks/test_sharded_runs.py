@@ -18,13 +18,13 @@ from pl_privknn.labelers import (
     GNMAX,
     PATE,
     ClassBalancedPartition,
-    ClassSums,
     IndKNN,
     LinearTeachers,
     NoisySGDTeacher,
     PrivateKNN,
     ReverseKNN,
     Screening,
+    SufficientStatistics,
 )
 from pl_privknn.labelers.base import GroupsRecords, RecognisesRecords
 from pl_privknn.labelers.ind_knn import RecordBudgets
@@ -46,7 +46,7 @@ def noise():
 TEACHERS = {
     "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0), noise()),
     "reverse_knn": lambda: ReverseKNN(2, 3.0, noise_source=noise()),
-    "class sums": lambda: ClassSums(noise_multiplier=1.0, components=6, noise_source=noise()),
+    "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6, noise_source=noise()),
     "noisy sgd": lambda: NoisySGDTeacher(
         1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True, noise_source=noise()
     ),
@@ -170,12 +170,12 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
                 teacher.fit(table[rank::2], labels[rank::2], 4)
                 teacher._neighbors._nearest.shard = teacher.shard
                 if rank:
-                    while (order := group.tell()) is not None:
-                        teacher.serve(order)
+                    while (order := group.broadcast()) is not None:
+                        teacher.run_command(order)
                     return None
                 ranked = teacher._neighbors.rank(queries)
                 votes = [teacher._neighbors.votes(ranked, release).tolist() for release in (1, 2)]
-                group.tell(None)
+                group.broadcast(None)
                 return votes
 
             found = group.shared(work)
@@ -319,7 +319,7 @@ def test_a_network_has_the_buffers_of_the_first_process():
     module.running_mean.fill_(3.0)
 
     class Telling:
-        def tell(self, values):
+        def broadcast(self, values):
             assert torch.equal(values["running_mean"], torch.full((2,), 3.0))
             return {**values, "running_mean": torch.tensor([1.0, 2.0])}
 

@@ -22,7 +22,7 @@ class _CountingKNN(ReverseKNN):
 
     def label(self, queries, ledger, max_answers=None):
         self.asked = [*getattr(self, "asked", []), queries]
-        self.paid(ledger, self.noise, 1, "counts")
+        self.charge_and_draw(ledger, self.noise, 1, "counts")
         noisy = self.noise.add_noise(self.counts(queries), self.noise_source.stream(len(self.asked)))
         return Release(noisy.argmax(dim=1), None, noisy, math.sqrt(2) * self.noise.scale)
 

@@ -14,7 +14,7 @@ from ledger_setup import needs_fork
 from small_fit import fit_student
 
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
-from pl_privknn.callbacks.labeling_round import TableMemory
+from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.labelers.base import RecognisesRecords
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -28,7 +28,7 @@ def private_knn():
 
 
 def test_a_small_table_is_held_in_memory(tmp_path):
-    assert TableMemory(limit_gb=1.0).table(10, 3, tmp_path / "none").shape == (10, 3)
+    assert FeatureStore(limit_gb=1.0).table(10, 3, tmp_path / "none").shape == (10, 3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -52,7 +52,7 @@ def test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_ha
 
     monkeypatch.setattr(labeling_round, "_mapped", look)
     monkeypatch.setattr(labeling_round.os, "open", note_mode)
-    table = TableMemory(limit_gb=TINY).table(1000, 7, tmp_path / "a" / "b")
+    table = FeatureStore(limit_gb=TINY).table(1000, 7, tmp_path / "a" / "b")
     assert seen == {"folder": 0o700, "left": [], "file": 0o600, "flags": os.O_RDWR | os.O_CREAT | os.O_EXCL}
     assert list(tmp_path.iterdir()) == []
     # It is a table like any other.
@@ -66,7 +66,7 @@ def test_a_disk_without_room_is_told_by_its_folder_alone(tmp_path, monkeypatch):
     usage = labeling_round.shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(labeling_round.shutil, "disk_usage", lambda place: usage)
     with pytest.raises(OSError, match=r"memory.scratch='.*': its disk has too little room") as caught:
-        TableMemory(limit_gb=TINY, scratch=tmp_path).table(12345, 77, tmp_path)
+        FeatureStore(limit_gb=TINY, scratch=tmp_path).table(12345, 77, tmp_path)
     assert not any(
         str(number) in str(caught.value).replace(str(tmp_path), "") for number in (12345, 77, 12345 * 77 * 4)
     )
@@ -74,7 +74,7 @@ def test_a_disk_without_room_is_told_by_its_folder_alone(tmp_path, monkeypatch):
 
 def test_a_limit_of_nothing_is_refused():
     with pytest.raises(ValueError, match="limit_gb"):
-        PrivateLabeler(memory=TableMemory(limit_gb=0.0))
+        PrivateLabeler(memory=FeatureStore(limit_gb=0.0))
 
 
 def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
             private_knn(),
             0.1,
             queries_per_round=30,
-            memory=TableMemory(limit_gb=limit, scratch=tmp_path / "s"),
+            memory=FeatureStore(limit_gb=limit, scratch=tmp_path / "s"),
         )
         labels[limit] = data.public.labels
     assert made == [1]
@@ -124,7 +124,7 @@ def test_a_teacher_owns_its_table_in_the_fit_alone(tmp_path):
 
 def test_a_streaming_teacher_never_sees_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr("pl_privknn.callbacks.labeling_round._IMAGES_AT_ONCE", 64)
-    monkeypatch.setattr(TableMemory, "table", lambda *args: pytest.fail("a table was made"))
+    monkeypatch.setattr(FeatureStore, "table", lambda *args: pytest.fail("a table was made"))
     monkeypatch.setattr(ReverseKNN, "fit", lambda *args: pytest.fail("a table was given"))
     teacher = ReverseKNN(1, 2.0, noise_source=SeededNoise(3))
     blocks = []

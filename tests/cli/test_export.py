@@ -13,8 +13,8 @@ from ledger_setup import needs_fork
 
 from pl_privknn.callbacks.labeling_round import load_head, save_head
 from pl_privknn.cli.main import main
-from pl_privknn.features import HOG, PublicPCA, RememberedFeatures
-from pl_privknn.labelers import ClassSums
+from pl_privknn.features import HOG, CachedFeatures, PublicPCA
+from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
 
@@ -98,7 +98,7 @@ def test_onnx_says_what_the_student_says(run, capsys):
 def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys):
     torch.manual_seed(0)
     student = SupervisedStudent(
-        network="mlp", num_classes=4, image_size=12, extractor=RememberedFeatures(PublicPCA(HOG(), 6))
+        network="mlp", num_classes=4, image_size=12, extractor=CachedFeatures(PublicPCA(HOG(), 6))
     )
     public = torch.rand(60, 1, 12, 12)
     student.extractor.fit_public(public)
@@ -106,7 +106,7 @@ def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys):
     _left(tmp_path, student)
     (tmp_path / "config.yaml").write_text(
         "model:\n  class_path: SupervisedStudent\n"
-        "  init_args:\n    extractor:\n      class_path: RememberedFeatures\n"
+        "  init_args:\n    extractor:\n      class_path: CachedFeatures\n"
         "      init_args: {extractor: {class_path: PublicPCA, init_args: {extractor: HOG, components: 6}}}\n"
     )
 
@@ -124,7 +124,7 @@ def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys):
 
 
 def _teacher():
-    return ClassSums(noise_multiplier=0.5, expected_records=60), PublicPCA(HOG(), 6)
+    return SufficientStatistics(noise_multiplier=0.5, expected_records=60), PublicPCA(HOG(), 6)
 
 
 def _with_head(folder, released):
@@ -140,7 +140,7 @@ def _with_head(folder, released):
     (folder / "config.yaml").write_text(
         "model: {class_path: VATStudent}\n"
         "labeling:\n"
-        "  labeler: {class_path: ClassSums, init_args: {noise_multiplier: 0.5, expected_records: 60}}\n"
+        "  labeler: {class_path: SufficientStatistics, init_args: {noise_multiplier: 0.5, expected_records: 60}}\n"
         f"  released: {released}\n"
         "  features: [{class_path: PublicPCA, init_args: {extractor: HOG, components: 6}}]\n"
     )

@@ -20,8 +20,8 @@ from pl_privknn.labelers import (
     PATE,
     IndKNN,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
-    PublicCurvature,
     ReverseKNN,
     Screening,
 )
@@ -39,7 +39,7 @@ KINDS = {
     "randomized_response": {"flip_probability": 0.3, "num_values": 2, "differing": 1},
     "shuffle_amplification": {"local_epsilon": 1.0, "num_clients": 1000},
     "negative_binomial": {"shape": 20.0, "ratio": 0.5, "moved": 1},
-    "fixed_total": {"mu": 0.1},
+    "gaussian_dp_stream": {"mu": 0.1},
     "conditional": {"inner": {"mechanism": "gaussian", "sigma": 20.0}, "condition": "it holds"},
     "repeat_and_select": {"candidate": [{"mechanism": "gaussian", "sigma": 20.0}], "mean": 3.0},
 }
@@ -69,7 +69,7 @@ def odd_record(rng):
     return record
 
 
-def sane_record(rng, kinds=("gaussian", "fixed_total")):
+def sane_record(rng, kinds=("gaussian", "gaussian_dp_stream")):
     kind = rng.choice(kinds)
     scale = 10 ** rng.uniform(-1, 1)
     fields = {name: value * scale for name, value in KINDS[kind].items() if name != "sampling_rate"}
@@ -201,7 +201,7 @@ def test_a_list_costs_at_least_its_dearest_record(tmp_path, capsys):
     rng, path, known = random.Random(2), tmp_path / "records.json", {}
     for number in range(60):
         # Gaussian releases compose in closed form; a few lists go through the grids.
-        kinds = ("gaussian", "laplace", "pure_dp") if number < 6 else ("gaussian", "fixed_total")
+        kinds = ("gaussian", "laplace", "pure_dp") if number < 6 else ("gaussian", "gaussian_dp_stream")
         records = [sane_record(rng, kinds) for _ in range(rng.randint(2, 4))]
         path.write_text(json.dumps(records))
         status, out = run(["epsilon", str(path), "--delta", "1e-5", "--json", "--fast"], capsys)
@@ -292,7 +292,7 @@ def told_or_made(make, arguments):
         (ReverseKNN, {"k": 1, "epsilon": 1.0}),
         (IndKNN, {"epsilon": 2.0, "delta": 1e-4, "num_queries": 100, "threshold": 0.1, "sigma2": 0.6}),
         (NoisySGDTeacher, {"sampling_rate": 0.2, "batch_size": 20, "steps": 3, "noise_multiplier": 2.0}),
-        (PublicCurvature, {"noise_multiplier": 2.0, "releases": 3}),
+        (PreconditionedGradients, {"noise_multiplier": 2.0, "releases": 3}),
         (PATE, {"num_teachers": 10}),
         (GNMAX, {"sigma": 4.0}),
         (PrivateLabeler, {}),

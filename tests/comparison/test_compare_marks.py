@@ -107,8 +107,8 @@ def test_what_a_file_does_not_say_is_never_read_as_unconditional(tmp_path):
             # Written before seeded noise took the guarantee.
             (marked("unconditional", noise_seeded=True), Guarantee("none", (SEEDED_NOISE,))),
             # The releases say less than the file's own word.
-            (marked("unconditional", records=[charge.marked(late).to_record()]), late),
-            (marked("conditional", records=[charge.marked(none).to_record()]),
+            (marked("unconditional", records=[charge.with_guarantee(late).to_record()]), late),
+            (marked("conditional", records=[charge.with_guarantee(none).to_record()]),
              Guarantee("none", ("if so", "and so", "drawn twice"))),
             # The file's own word says less than its releases.
             (marked("none", records=[charge.to_record()]), Guarantee("none", (SEEDED_NOISE,))),

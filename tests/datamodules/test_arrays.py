@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
 from pl_privknn.datamodules.tables import Table, dimension_of, numbers_of, rows_of
-from pl_privknn.privacy.redaction import PrivateSideError
+from pl_privknn.privacy.redaction import RedactedError
 
 # ---------------------------------------------------------------------------- images
 
@@ -510,7 +510,7 @@ def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
         raise OSError("patient-17.png is truncated")
 
     monkeypatch.setattr(data.private, "images", broken)
-    with pytest.raises(PrivateSideError) as caught:
+    with pytest.raises(RedactedError) as caught:
         data.private.check_same(lambda digest: True)
     assert "17" not in str(caught.value)
     monkeypatch.undo()

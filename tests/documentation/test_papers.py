@@ -57,7 +57,7 @@ def test_worst_vote_count_is_the_threshold_at_small_orders_and_far_from_it_at_la
     # Figures 1 and 2 of the supplement: about T at small orders, at the farther end of the range at large ones.
     assert [abs(30 + place - 210) <= 15 for place in table.argmax(axis=0)] == [True, True, False]
     assert table.argmax(axis=0)[-1] == 0
-    log_p, log_q = script.NoisyScreening(**script.SCREENING).log_outcome_pairs("add_remove")
+    log_p, log_q = script.NoisyScreening(**script.SCREENING).log_dominating_pairs("add_remove")
     orders = np.array([2.0, 20.0, 2000.0])
     np.testing.assert_allclose(table.max(axis=0), script.pairs_rdp(log_p, log_q, orders), rtol=1e-12)
 

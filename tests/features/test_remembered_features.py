@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 
-from pl_privknn.features import HOG, Extractor, PublicPCA, RememberedFeatures
+from pl_privknn.features import HOG, CachedFeatures, Extractor, PublicPCA
 
 
 class _Counted(Extractor):
@@ -33,20 +33,20 @@ def counted(monkeypatch):
 
 
 def test_each_image_is_computed_once_and_given_in_the_order_asked(counted, images):
-    remembered = RememberedFeatures(counted())
+    remembered = CachedFeatures(counted())
     assert torch.equal(remembered(images[:4]), images[:4].flatten(1))
-    again = RememberedFeatures(counted())(images[[6, 2, 0, 6]])
+    again = CachedFeatures(counted())(images[[6, 2, 0, 6]])
     assert torch.equal(again, images[[6, 2, 0, 6]].flatten(1))
     assert counted.shown == 4 + 2  # image 6 stood in the batch twice
 
 
 def test_other_arguments_other_shapes_and_other_public_images_are_other_features(counted, images):
-    RememberedFeatures(counted())(images)
-    assert torch.equal(RememberedFeatures(counted(2.0))(images), images.flatten(1) ** 2)
+    CachedFeatures(counted())(images)
+    assert torch.equal(CachedFeatures(counted(2.0))(images), images.flatten(1) ** 2)
     wide = images.reshape(7, 1, 4, 16)
-    RememberedFeatures(counted())(wide)
+    CachedFeatures(counted())(wide)
     assert counted.shown == 3 * 7
-    first, second = (RememberedFeatures(PublicPCA(extractor=HOG(), components=3)) for _ in range(2))
+    first, second = (CachedFeatures(PublicPCA(extractor=HOG(), components=3)) for _ in range(2))
     first.fit_public(images)
     expected = first(images)
     second.fit_public(images[:5])
@@ -57,7 +57,7 @@ def test_other_arguments_other_shapes_and_other_public_images_are_other_features
 
 
 def test_an_extractor_that_learns_anew_leaves_what_others_share_as_it_was(counted, images):
-    one, again = (RememberedFeatures(PublicPCA(extractor=HOG(), components=3)) for _ in range(2))
+    one, again = (CachedFeatures(PublicPCA(extractor=HOG(), components=3)) for _ in range(2))
     one.fit_public(images)
     one.fit_public(images[:5])
     again.fit_public(images)
@@ -67,10 +67,10 @@ def test_an_extractor_that_learns_anew_leaves_what_others_share_as_it_was(counte
 
 
 def test_a_state_that_differs_begins_anew_and_changes_nothing_for_others(counted, images):
-    first = RememberedFeatures(PublicPCA(extractor=HOG(), components=3))
+    first = CachedFeatures(PublicPCA(extractor=HOG(), components=3))
     first.fit_public(images)
     expected, state = first(images), copy.deepcopy(first.state_dict())
-    same = RememberedFeatures(PublicPCA(extractor=HOG(), components=3))
+    same = CachedFeatures(PublicPCA(extractor=HOG(), components=3))
     same.fit_public(images)
     same.load_state_dict(state)
     assert same.extractor is first.extractor
@@ -82,13 +82,13 @@ def test_a_state_that_differs_begins_anew_and_changes_nothing_for_others(counted
 
 
 def test_copies_share_and_files_hold_no_vector(counted, images):
-    remembered = RememberedFeatures(PublicPCA(extractor=counted(), components=3))
+    remembered = CachedFeatures(PublicPCA(extractor=counted(), components=3))
     remembered.fit_public(images)
     expected, shown = remembered(images), counted.shown
     assert torch.equal(copy.deepcopy(remembered)(images), expected)
     assert counted.shown == shown
-    written = pickle.dumps(RememberedFeatures(HOG()))
-    many = RememberedFeatures(HOG())
+    written = pickle.dumps(CachedFeatures(HOG()))
+    many = CachedFeatures(HOG())
     many(images)
     assert pickle.dumps(many) == written
     assert torch.allclose(pickle.loads(pickle.dumps(remembered))(images), expected)
@@ -96,11 +96,11 @@ def test_copies_share_and_files_hold_no_vector(counted, images):
 
 def test_what_cannot_be_known_again_is_refused(images):
     with pytest.raises(TypeError, match="extractor="):
-        RememberedFeatures(torch.nn.Flatten())
+        CachedFeatures(torch.nn.Flatten())
 
     class WithTensor(_Counted):
         def __init__(self, weights: torch.Tensor) -> None:
             self.weights = weights
 
     with pytest.raises(ValueError, match="weights is no plain value"):
-        RememberedFeatures(WithTensor(torch.ones(2)))
+        CachedFeatures(WithTensor(torch.ones(2)))

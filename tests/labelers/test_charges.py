@@ -10,12 +10,12 @@ from ind_knn_setup import PARAMETERS, C, D
 
 from pl_privknn.labelers import (
     PATE,
-    ClassSums,
     IndKNN,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
-    PublicCurvature,
     ReverseKNN,
+    SufficientStatistics,
 )
 from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
@@ -56,10 +56,10 @@ LABELERS = {
     "reverse_knn_local": lambda: ReverseKNN(epsilon=1.0, trust="local"),
     "ind_knn": lambda: IndKNN(0.5, 0.5, epsilon=1.0),
     "noisy_sgd": lambda: NoisySGDTeacher(steps=3, noise_multiplier=1.0, components=None),
-    "class_sums": lambda: ClassSums(noise_multiplier=1.0),
-    "class_sums_replaced": lambda: ClassSums(noise_multiplier=1.0, adjacency="replace_one"),
-    "public_curvature": lambda: PublicCurvature(noise_multiplier=1.0, releases=2),
-    "class_sums_of_attributes": lambda: ClassSums(
+    "class_sums": lambda: SufficientStatistics(noise_multiplier=1.0),
+    "class_sums_replaced": lambda: SufficientStatistics(noise_multiplier=1.0, adjacency="replace_one"),
+    "public_curvature": lambda: PreconditionedGradients(noise_multiplier=1.0, releases=2),
+    "class_sums_of_attributes": lambda: SufficientStatistics(
         noise_multiplier=1.0, adjacency="replace_one", task="multilabel"
     ),
     "multilabel_knn": lambda: attribute_knn(5, 1.0),

@@ -61,7 +61,7 @@ def test_released_statistics_are_those_of_one_process(name, parts):
     assert all(member._taken == {} for member in members[1:])
     for member in members:
         sums = [taken.noisy for taken in alone._taken.values()]
-        assert member.shard.exchange.sent == len(sums) * 8 * sums[0].numel()
+        assert member.shard.group.sent == len(sums) * 8 * sums[0].numel()
 
 
 def test_records_of_all_shards_enter_by_what_the_first_one_learned_from_public_examples():
@@ -78,21 +78,21 @@ class Dies:
     """An exchange that breaks at the sum with a number, as when a process ends."""
 
     def __init__(self, exchange, at):
-        self.exchange, self.at, self.rank = exchange, at, exchange.rank
+        self.group, self.at, self.rank = exchange, at, exchange.rank
 
-    def tell(self, order=None):
-        return self.exchange.tell(order)
+    def broadcast(self, order=None):
+        return self.group.broadcast(order)
 
     def sum(self, part):
         self.at -= 1
         if self.at < 0:
             raise RuntimeError("another process of this training ended")
-        return self.exchange.sum(part)
+        return self.group.sum(part)
 
 
 def broken_at(members, number):
     shard = members[0].shard
-    members[0].shard = type(shard)(Dies(shard.exchange, number), shard.first, shard.stride, shard.total)
+    members[0].shard = type(shard)(Dies(shard.group, number), shard.first, shard.stride, shard.total)
     return members[0]
 
 
@@ -161,7 +161,7 @@ def test_noisy_sgd_takes_the_steps_of_one_process_where_coins_belong_to_records(
     assert torch.equal(found.labels, expected.labels)
     assert ledgers[0].rows == ledgers[1].rows
     # Six steps of 3 classes and 4 directions and a bias, in float64.
-    assert {member.shard.exchange.sent for member in members} == {6 * 8 * 3 * 5}
+    assert {member.shard.group.sent for member in members} == {6 * 8 * 3 * 5}
 
 
 def test_every_shard_tosses_coins_of_its_own_at_the_stated_rate():
@@ -259,7 +259,7 @@ def test_teachers_of_all_shards_vote_as_if_they_had_been_trained_in_one_process(
     )
     assert torch.equal(found.labels, expected.labels)
     assert ledgers[0].rows == ledgers[1].rows
-    assert {member.shard.exchange.sent for member in members} == {2 * 8 * 3 * len(queries)}
+    assert {member.shard.group.sent for member in members} == {2 * 8 * 3 * len(queries)}
 
 
 def test_more_processes_than_teachers_and_shards_without_records_are_refused():
@@ -282,5 +282,5 @@ def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charge
 
 def test_orders_need_a_shard():
     for teacher in (made("class sums"), sgd(SeededNoise(0)), pate(3)):
-        with pytest.raises(RuntimeError, match="serve needs a shard"):
-            teacher.serve(None)
+        with pytest.raises(RuntimeError, match="run_command needs a shard"):
+            teacher.run_command(None)

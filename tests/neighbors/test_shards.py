@@ -45,9 +45,9 @@ def sharded_votes(shards, features, labels, k, rate, releases=1, own_coins=None,
         votes = [
             found.votes(ranked, None if coins is None else coins(shard, 1 + one)) for one in range(releases)
         ]
-        return torch.stack(votes), shard.exchange.sent
+        return torch.stack(votes), shard.group.sent
 
-    return in_shards(shards, lead, lambda shard, rows: neighbors(shard, rows).serve)
+    return in_shards(shards, lead, lambda shard, rows: neighbors(shard, rows).run_command)
 
 
 PARTS = {
@@ -110,7 +110,7 @@ def test_samples_of_shards_have_the_distribution_of_a_poisson_sample():
         exact[votes] = exact.get(votes, 0.0) + weight
 
     def own(shard, release):
-        return SeededNoise(5).stream("shard", shard.exchange.rank, release).bernoulli
+        return SeededNoise(5).stream("shard", shard.group.rank, release).bernoulli
 
     votes, _ = sharded_votes(by_row(7, 3), features, labels, k, rate, releases, own, own)
     flat = [tuple(row) for row in votes.view(-1, CLASSES).tolist()]

@@ -78,9 +78,12 @@ DOCUMENTS = {
         labeling("NoisySGDTeacher", {"noise_multiplier": 2.0}, selection="all"),
         "labeling.labeler.init_args.noise_multiplier",
     ),
-    "ClassSums": (labeling("ClassSums", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
-    "PublicCurvature": (
-        labeling("PublicCurvature", {"releases": 2, "noise_multiplier": 9.0}, selection="all"),
+    "SufficientStatistics": (
+        labeling("SufficientStatistics", {"epsilon": 2.0}),
+        "labeling.labeler.init_args.epsilon",
+    ),
+    "PreconditionedGradients": (
+        labeling("PreconditionedGradients", {"releases": 2, "noise_multiplier": 9.0}, selection="all"),
         "labeling.labeler.init_args.noise_multiplier",
     ),
     "PrivateTraining": (

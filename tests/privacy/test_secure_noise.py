@@ -38,7 +38,7 @@ def literal_pass_probability(count, threshold, sigma):
 @pytest.mark.parametrize(("threshold", "sigma"), [(6.0, 2.5), (6.4, 0.7), (0.0, 30.0)])
 def test_secure_screening_accounts_for_the_discrete_tail(threshold, sigma):
     screening = NoisyScreening(10, threshold, sigma, 3, secure=True)
-    log_p, log_q = screening.log_outcome_pairs(ADD_REMOVE)
+    log_p, log_q = screening.log_dominating_pairs(ADD_REMOVE)
     p = [literal_pass_probability(count, threshold, sigma) for count in range(4, 11)]
     expected = [(a, 1 - a, b, 1 - b) for a, b in itertools.pairwise(p)]
     expected += [(b, 1 - b, a, 1 - a) for a, b in itertools.pairwise(p)]

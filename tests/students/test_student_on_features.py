@@ -9,7 +9,7 @@ from student_setup import trainer
 from torch import nn
 
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.features import HOG, PublicPCA, RememberedFeatures
+from pl_privknn.features import HOG, CachedFeatures, PublicPCA
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.networks import Normalization
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
@@ -60,7 +60,7 @@ def test_a_checkpoint_holds_what_was_learned_from_public_images(tmp_path):
 
 @pytest.mark.parametrize("kind", [SupervisedStudent, UDAStudent, FixMatchStudent])
 def test_students_learn_the_digits_on_features(tmp_path, kind):
-    student, data = make(kind, RememberedFeatures(HOG())), labelled_digits()
+    student, data = make(kind, CachedFeatures(HOG())), labelled_digits()
     quiet = trainer(tmp_path, max_epochs=3)
     quiet.fit(student, data)
     assert quiet.validate(student, data, verbose=False)[0]["val/accuracy"] > 0.8

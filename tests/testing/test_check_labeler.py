@@ -16,19 +16,19 @@ from pl_privknn.labelers import (
     LNMAX,
     PATE,
     ClassBalancedPartition,
-    ClassSums,
     ConfidentGNMAX,
     GuidedPartition,
     IndKNN,
     IndKNNPredictor,
     LinearTeachers,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
     PrivateRadius,
-    PublicCurvature,
     ReverseKNN,
     Screening,
     SklearnTeachers,
+    SufficientStatistics,
 )
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
@@ -154,24 +154,27 @@ HONEST = {
         NoisySGDTeacher(0.3, 10, steps=6, noise_multiplier=1.0, steps_per_charge=4, components=4, soft=True),
         {"gaussian (L2)": 0.25},
     ),
-    "class sums": (ClassSums(noise_multiplier=2.0, expected_records=30), {"gaussian (L2)": math.hypot(1, 0.3)}),
+    "class sums": (
+        SufficientStatistics(noise_multiplier=2.0, expected_records=30),
+        {"gaussian (L2)": math.hypot(1, 0.3)},
+    ),
     "class sums replaced": (
-        ClassSums(
+        SufficientStatistics(
             noise_multiplier=2.0, expected_records=30, fit="maximum_likelihood", components=3,
             adjacency="replace_one",
         ),
         {"gaussian (L2)": 2.0},
     ),
     "public curvature": (
-        PublicCurvature(noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5]),
+        PreconditionedGradients(noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5]),
         {"gaussian (L2)": 0.5},
     ),
     "class sums of attributes": (
-        ClassSums(noise_multiplier=2.0, expected_records=30, adjacency="replace_one", task="multilabel"),
+        SufficientStatistics(noise_multiplier=2.0, expected_records=30, adjacency="replace_one", task="multilabel"),
         {"gaussian (L2)": 2 * math.hypot(1, 0.3)},
     ),
     "public curvature of attributes": (
-        PublicCurvature(
+        PreconditionedGradients(
             noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5], adjacency="replace_one",
             task="multilabel",
         ),

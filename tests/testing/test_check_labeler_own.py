@@ -67,8 +67,8 @@ class Assumes(broken_answers.SensitivityOne):
         plan = super().plan(num_queries, max_answers, num_classes, rounds)
         return [Charge(Conditional(part.mechanism, "neighbours agree"), part.count) for part in plan]
 
-    def paid(self, ledger, mechanism, count, key):
-        return super().paid(ledger, Conditional(mechanism, "neighbours agree"), count, key)
+    def charge_and_draw(self, ledger, mechanism, count, key):
+        return super().charge_and_draw(ledger, Conditional(mechanism, "neighbours agree"), count, key)
 
 
 def test_a_condition_is_reported_and_not_taken_for_a_fault():

@@ -7,14 +7,14 @@ from pl_privknn import Gaussian, Laplace
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
-    ClassSums,
     IndKNN,
     LinearTeachers,
     NoisySGDTeacher,
+    PreconditionedGradients,
     PrivateKNN,
-    PublicCurvature,
     ReverseKNN,
     Screening,
+    SufficientStatistics,
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.labelers.reverse_knn import decide
@@ -39,9 +39,9 @@ HONEST = {
     "knn": (PrivateKNN(5, 1.0, None, Gaussian(3.0)), 3, {"gaussian (L2)": ROOT2}),
     "knn sampled": (sampled(), 3, {"gaussian (L2)": ROOT2, "noisy_screening (largest count)": 1.0}),
     "reverse knn": (ReverseKNN(2, 1.0), 4, {"laplace (L1)": 2.0}),
-    "class sums": (ClassSums(components=3, **SUMS), 2, {"gaussian (L2)": 1.09**0.5}),
-    "curvature": (PublicCurvature(releases=2, **SUMS), 4, {"gaussian (L2)": 0.5}),
-    "attributes": (PublicCurvature(releases=2, task="multilabel", **SUMS), 3, {"gaussian (L2)": 1.0}),
+    "class sums": (SufficientStatistics(components=3, **SUMS), 2, {"gaussian (L2)": 1.09**0.5}),
+    "curvature": (PreconditionedGradients(releases=2, **SUMS), 4, {"gaussian (L2)": 0.5}),
+    "attributes": (PreconditionedGradients(releases=2, task="multilabel", **SUMS), 3, {"gaussian (L2)": 1.0}),
     "ind knn": (IndKNN(0.5, 2.0, **grouped(IndKNN, **BUDGETS)), 3, {STREAM: 0.16}),
     "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
     "pate": (PATE(4, LinearTeachers(2), aggregator=GNMAX(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
@@ -91,52 +91,52 @@ class SameCoinsAgain(PrivateKNN):
 class VotesTwice(ReverseKNN):
     """Records of shards are counted twice."""
 
-    def serve(self, order):
-        self.shard.exchange.sum(2 * self.partial(order))
+    def run_command(self, order):
+        self.shard.group.sum(2 * self.partial(order))
 
 
-class CountedByTheFirst(ClassSums):
+class CountedByTheFirst(SufficientStatistics):
     """The first shard's records enter a second time."""
 
     def whole_sum(self, release, weights):
         return super().whole_sum(release, weights) + self.private_sum(release, weights)
 
 
-class OwnNoise(ClassSums):
+class OwnNoise(SufficientStatistics):
     """Each shard noises its own sum, before anything is paid."""
 
     def private_sum(self, release, weights):
         total = super().private_sum(release, weights)
-        return total + self.noise_source.stream("own", self.shard.exchange.rank).integers(total.shape, 2**24)
+        return total + self.noise_source.stream("own", self.shard.group.rank).integers(total.shape, 2**24)
 
 
 class SharedBatches(NoisySGDTeacher):
     """Shards draw the same batches."""
 
     def _own_gradients(self, weights, row, left):
-        rank, self.shard.exchange.rank = self.shard.exchange.rank, 1
+        rank, self.shard.group.rank = self.shard.group.rank, 1
         try:
             return super()._own_gradients(weights, row, left)
         finally:
-            self.shard.exchange.rank = rank
+            self.shard.group.rank = rank
 
 
 class ClippedByShard(NoisySGDTeacher):
     """A shard's gradients are scaled up."""
 
-    def serve(self, order):
-        exchange = self.shard.exchange
+    def run_command(self, order):
+        exchange = self.shard.group
         if isinstance(order, tuple):
             exchange.sum(3 * self._own_gradients(*order))
         else:
-            super().serve(order)
+            super().run_command(order)
 
 
 class VotesManyTimes(IndKNN):
     """The neighbours of other shards vote eight times, and pay once."""
 
-    def serve(self, order):
-        super().serve(order)
+    def run_command(self, order):
+        super().run_command(order)
         if order[0] == "begin":
             once = self._part._votes
             self._part._votes = lambda count: 8 * once(count)
@@ -145,10 +145,10 @@ class VotesManyTimes(IndKNN):
 class VotesForNothing(IndKNN):
     """What is spent in other shards is forgotten at the next query."""
 
-    def serve(self, order):
+    def run_command(self, order):
         if order[0] == "turn" and len(self._part._near):
             self._part._left = self._engine.table.left[self._part._near]
-        super().serve(order)
+        super().run_command(order)
 
 
 class CountedAtFirst(IndKNN):
@@ -156,7 +156,7 @@ class CountedAtFirst(IndKNN):
 
     def fit(self, features, labels, num_classes):
         super().fit(features, labels, num_classes)
-        if self.shard is None or self.shard.exchange.rank != 0:
+        if self.shard is None or self.shard.group.rank != 0:
             return
         engine, others = self._engine, self._engine.others
         turn = others.turn
@@ -172,7 +172,7 @@ class NoiseOfAShard(ReverseKNN):
     """The first process draws its share of the noise alone, as if others drew theirs."""
 
     def release(self, counts, ledger, max_answers=None):
-        noise = self.paid(ledger, self.noise, 1, "counts")
+        noise = self.charge_and_draw(ledger, self.noise, 1, "counts")
         noisy = Laplace(self.noise.scale / 3).add_noise(counts, noise)
         return decide(noisy.double(), self.noise.deviation, 0.0, True, max_answers)
 

@@ -15,7 +15,7 @@ from pl_privknn.callbacks.loggers import run_settings
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.redaction import PrivateSideError
+from pl_privknn.privacy.redaction import RedactedError
 from pl_privknn.training.clipping import ClippedGradients
 from pl_privknn.training.step_gradients import StepGradients
 
@@ -261,7 +261,7 @@ def test_an_error_of_the_module_on_private_records_is_not_quoted(tmp_path):
                 raise RuntimeError(f"bad record {batch[0]}")
             return super().training_step(batch, batch_idx)
 
-    with pytest.raises(PrivateSideError, match="RuntimeError at test_private_training"):
+    with pytest.raises(RedactedError, match="RuntimeError at test_private_training"):
         fit(Careless(), tmp_path)
 
 

@@ -40,7 +40,9 @@ class NoisyPrototypes(Labeler):
     def label(self, queries, ledger, max_answers=None):
         """Pay, draw, answer."""
         if self.prototypes is None:  # answers after the first are post-processing of one release
-            noise = self.paid(ledger, self.mechanism, 1, "sums")  # charges first, hands out noise then
+            noise = self.charge_and_draw(
+                ledger, self.mechanism, 1, "sums"
+            )  # charges first, hands out noise then
             self.prototypes = self.mechanism.add_noise(self.sums, noise)
         similarity = queries.double() @ torch.nn.functional.normalize(self.prototypes).T
         answers = similarity.argmax(dim=1)

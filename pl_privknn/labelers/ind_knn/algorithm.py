@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, compiled
-from pl_privknn.privacy.mechanisms import FixedTotal
+from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
 
 Floats = NDArray[np.float64]
@@ -103,9 +103,9 @@ class IndKNNParameters:
         return cls(threshold=threshold, sigma1=sigma1, sigma2=sigma2, budget=budget, **others)
 
     @property
-    def total(self) -> FixedTotal:
+    def total(self) -> GaussianDPStream:
         """What the whole stream costs, however long it is: one release with μ = √(2B)."""
-        return FixedTotal(mu=math.sqrt(2 * self.budget))
+        return GaussianDPStream(mu=math.sqrt(2 * self.budget))
 
     @property
     def count_cost(self) -> float:

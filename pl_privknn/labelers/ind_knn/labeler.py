@@ -42,7 +42,7 @@ from pl_privknn.labelers.ind_knn.engine import (
     probabilities,
     unit_rows,
 )
-from pl_privknn.neighbors.processes import Exchange
+from pl_privknn.neighbors.processes import ProcessGroup
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
@@ -268,8 +268,8 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], budgets)
         engine.device = self.device
         engine.add(ids, unit_rows(features, overwrite=self.owns_table), labels.cpu().numpy())
-        if shard is not None and shard.exchange.rank == 0:
-            engine.others = OtherShards(shard.exchange, num_classes)
+        if shard is not None and shard.group.rank == 0:
+            engine.others = OtherShards(shard.group, num_classes)
         if (then := self._engine) is not None:
             if len(ids) and torch.equal(then.table.vectors, engine.table.vectors):
                 engine.answered, engine.reference = then.answered, then.reference
@@ -370,8 +370,8 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         budgets.check(self.parameters.total, ledger)
         if self.shard is not None:
             noted = budgets.noted(ledger)
-            self.shard.exchange.tell(("join", place, budgets.name, budgets.begun, noted))
-            self.shard.exchange.sum(torch.zeros(1))  # all others have opened theirs
+            self.shard.group.broadcast(("join", place, budgets.name, budgets.begun, noted))
+            self.shard.group.sum(torch.zeros(1))  # all others have opened theirs
 
     def leave_run(self) -> None:
         """Close the budgets; see :meth:`JoinsRuns.leave_run`."""
@@ -384,28 +384,28 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         self.leave_run()
         self._engine = self._part = None
 
-    def serve(self, order: Any) -> None:
-        """Answer for the records of this shard, which keeps their budgets; see :meth:`ShardedLabeler.serve`.
+    def run_command(self, order: Any) -> None:
+        """Answer for the records of this shard, which keeps their budgets; see :meth:`ShardedLabeler.run_command`.
 
         Raises:
             PrivateStoreError: if the shard's budgets are missing, damaged, another shard's, an older or second copy.
         """
         if self.shard is None:
-            raise RuntimeError("IndKNN.serve needs a shard")
+            raise RuntimeError("IndKNN.run_command needs a shard")
         kind, *given = order
         if kind == "join":
             self._join(*given)
-            self.shard.exchange.sum(torch.zeros(1))
+            self.shard.group.sum(torch.zeros(1))
         elif kind == "begin":
-            self._part = ShardPart(self._fitted("serve"), self.shard.exchange, *given)
+            self._part = ShardPart(self._fitted("serve"), self.shard.group, *given)
         else:
             assert self._part is not None
-            self._part.serve(kind, *given)
+            self._part.run_command(kind, *given)
 
     def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
         """Open the budgets of this shard beside those of the first one, once they are found to be the right ones."""
         assert self.shard is not None
-        own = folder / f"shard-{self.shard.exchange.rank:05d}"
+        own = folder / f"shard-{self.shard.group.rank:05d}"
         self._move_to(own)
         if begun and not (own / FILE_NAME).exists():
             raise PrivateStoreError(
@@ -430,7 +430,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
                     raise RuntimeError(
                         "state_dir: budgets of shards are opened together; call join_run first"
                     )
-                facts = {"shard": f"{self.shard.exchange.rank} of {self.shard.exchange.size}"}
+                facts = {"shard": f"{self.shard.group.rank} of {self.shard.group.size}"}
             if stream is not None:
                 facts["stream"] = stream
             path = None if folder is None else folder / FILE_NAME
@@ -466,21 +466,21 @@ class OtherShards(NoShards):
         num_classes: number of classes.
     """
 
-    def __init__(self, exchange: Exchange, num_classes: int) -> None:
+    def __init__(self, exchange: ProcessGroup, num_classes: int) -> None:
         self._exchange, self._none = exchange, torch.zeros(num_classes, dtype=torch.float64)
 
     def begin(self, vectors: Tensor, thresholds: Floats) -> None:
         """See the base."""
-        self._exchange.tell(("begin", vectors, thresholds))
+        self._exchange.broadcast(("begin", vectors, thresholds))
 
     def turn(self) -> None:
         """See the base."""
-        self._exchange.tell(("turn",))
+        self._exchange.broadcast(("turn",))
         self.active = int(self._exchange.sum(self._none[:1]))
 
     def votes(self, count: float) -> Floats:
         """See the base. Asked again with another number, the other shards answer anew, and pay for the last one."""
-        self._exchange.tell(("votes", count))
+        self._exchange.broadcast(("votes", count))
         return self._exchange.sum(self._none).numpy()
 
     def pay(self, mark: str) -> None:
@@ -489,7 +489,7 @@ class OtherShards(NoShards):
         Raises:
             RuntimeError: where a process failed or ended; nothing may be released then.
         """
-        self._exchange.tell(("pay", mark))
+        self._exchange.broadcast(("pay", mark))
         self._exchange.sum(self._none[:1])
 
 
@@ -503,7 +503,9 @@ class ShardPart:
         thresholds: τ of each, ``(m,)``.
     """
 
-    def __init__(self, engine: IndKNNEngine, exchange: Exchange, vectors: Tensor, thresholds: Floats) -> None:
+    def __init__(
+        self, engine: IndKNNEngine, exchange: ProcessGroup, vectors: Tensor, thresholds: Floats
+    ) -> None:
         self._engine, self._exchange = engine, exchange
         self._before = engine.table.left[: len(engine.table)].copy()
         self._coming = engine.neighborhoods(vectors, thresholds)
@@ -511,7 +513,7 @@ class ShardPart:
         self._near: NDArray[np.intp] = np.empty(0, np.intp)
         self._kappa = self._left = np.empty(0)
 
-    def serve(self, kind: str, *given: Any) -> None:
+    def run_command(self, kind: str, *given: Any) -> None:
         """Carry out an order of :class:`OtherShards`."""
         engine, table = self._engine, self._engine.table
         if kind == "votes":

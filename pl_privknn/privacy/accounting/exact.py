@@ -205,7 +205,7 @@ def find_ratios(
 
 
 @compiled(error_model="numpy")
-def contenders(table: Floats, low: float, high: float, known: Ints) -> tuple[int, int]:
+def unpruned(table: Floats, low: float, high: float, known: Ints) -> tuple[int, int]:
     """First and last + 1 of the leading pairs that may be the best where all ratios lie in [low, high].
 
     Args:
@@ -260,7 +260,7 @@ _TILE = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class Stencils:
+class InterpolationGrid:
     """Interpolation weights of every outcome of every pair, and what (r − 1)₊ contributes beside U.
 
     Attributes:
@@ -288,7 +288,7 @@ class Stencils:
     @classmethod
     def build(
         cls, p: Floats, q: Floats, kept: NDArray[np.bool_], spacing: float, left: int, right: int
-    ) -> Stencils:
+    ) -> InterpolationGrid:
         """Weights of the pairs ``(p, q)`` of shape ``(pairs, outcomes)``, where ``kept``, on −left … right cells."""
         with np.errstate(divide="ignore", invalid="ignore"):
             losses = np.log(p / q)
@@ -398,7 +398,7 @@ def _run(
             lowest, highest = np.inf, 0.0
             for block in range((begin - reach) // BLOCK, (end - 1 + reach) // BLOCK + 1):
                 lowest, highest = min(lowest, least[block]), max(highest, most[block])
-            first, last = contenders(table, lowest, highest, known)
+            first, last = unpruned(table, lowest, highest, known)
             best = following[begin:end]
             for i in range(size):
                 best[i] = 0.0
@@ -562,7 +562,7 @@ def worst_profiles(
     kept = np.maximum(p, q) > _share(tail, total)
     distances = [np.minimum(far, FARTHEST) for far in reach(p, q, total, spacing=spacing, tail=tail)]
     left, right = (np.ceil(far / spacing).astype(np.int64) + 1 for far in distances)
-    plan = Stencils.build(p, q, kept, spacing, int(left[-1]), int(right[-1]))
+    plan = InterpolationGrid.build(p, q, kept, spacing, int(left[-1]), int(right[-1]))
     grid = np.arange(-left[-1], right[-1] + 1)
     # An outcome that is left out is worth at most r·p_o for r < 1 and q_o beyond.
     rare = float(np.max(np.where(kept, 0.0, np.maximum(p, q)).sum(axis=1)))
@@ -701,7 +701,7 @@ def exact_compositions(
     delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
     work, coarsen = check_positive("work", work), check_positive("coarsen", coarsen)
     releases = list(merged(charges).values())
-    families = [c for c in releases if c.mechanism.outcome_pairs(adjacency) is not None]
+    families = [c for c in releases if c.mechanism.dominating_pairs(adjacency) is not None]
     if not families:
         return []
     gaussian = math.sqrt(sum(c.count * (c.mechanism.gaussian_mu(adjacency) or 0.0) ** 2 for c in releases))
@@ -779,7 +779,7 @@ def adaptive_losses(
 def _block_losses(
     mechanism: Mechanism, count: int, adjacency: Adjacency, delta: float, work: float, coarsen: float
 ) -> list[tuple[pld.LossMeasure, int]]:
-    pairs = mechanism.outcome_pairs(adjacency)
+    pairs = mechanism.dominating_pairs(adjacency)
     if pairs is None:
         raise ValueError(f"{mechanism.kind}: has one fixed pair; compose its privacy loss distribution")
     p, q = pairs

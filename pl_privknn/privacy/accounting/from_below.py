@@ -20,7 +20,7 @@ from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.accountant import gaussian_and_others, merge_charges
 from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, FixedPair, Mechanism, check_adjacency
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, DominatingPair, Mechanism, check_adjacency
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
 from pl_privknn.privacy.mechanisms.stated import Conditional
@@ -69,7 +69,7 @@ def epsilon_lower(charges: Sequence[Charge], *, delta: float, adjacency: Adjacen
     for charge in merged:
         if (pairs := _pairs(charge.mechanism, adjacency)) is not None:
             found = _candidates(*pairs)
-            if isinstance(charge.mechanism, FixedPair) or len(found) == 1:
+            if isinstance(charge.mechanism, DominatingPair) or len(found) == 1:
                 coins.append((*found[0], charge.count))
             elif found:
                 families.append((found, charge.count))
@@ -97,15 +97,15 @@ def _pairs(mechanism: Mechanism, adjacency: Adjacency) -> tuple[Floats, Floats] 
     """Pairs that a record can really bring about, as ``(p, q)`` of shape ``(pairs, outcomes)``."""
     if isinstance(mechanism, ExponentialArgmax):
         # The family's rows lie above its members; these are members: odds that the record multiplies by g.
-        mechanism.outcome_pairs(adjacency)
+        mechanism.dominating_pairs(adjacency)
         without = np.arange(-40, 41) / 8 - mechanism.log_gain / 2
         present, absent = (1 / (1 + np.exp(-odds)) for odds in (without + mechanism.log_gain, without))
         present = (1 - mechanism.sampling_rate) * absent + mechanism.sampling_rate * present
         return np.stack([present, 1 - present], axis=1), np.stack([absent, 1 - absent], axis=1)
-    if isinstance(mechanism, FixedPair):
+    if isinstance(mechanism, DominatingPair):
         log_p, log_q = mechanism.log_pair(adjacency)
         return np.exp(log_p)[None], np.exp(log_q)[None]
-    return mechanism.outcome_pairs(adjacency)
+    return mechanism.dominating_pairs(adjacency)
 
 
 def _candidates(p: Floats, q: Floats) -> list[tuple[float, float]]:

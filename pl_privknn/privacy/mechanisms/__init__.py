@@ -21,7 +21,7 @@ from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
 from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
-from pl_privknn.privacy.mechanisms.stated import Conditional, FixedTotal, PureDP
+from pl_privknn.privacy.mechanisms.stated import Conditional, GaussianDPStream, PureDP
 
 __all__ = [
     "ADJACENCIES",
@@ -34,8 +34,8 @@ __all__ = [
     "DiscreteGaussian",
     "DiscreteLaplace",
     "ExponentialArgmax",
-    "FixedTotal",
     "Gaussian",
+    "GaussianDPStream",
     "Laplace",
     "Mechanism",
     "NegativeBinomial",

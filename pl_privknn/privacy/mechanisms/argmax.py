@@ -48,7 +48,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
     family's envelope is the pair (density f′, uniform) on [0, 1]: a logistic distribution moved by log g.
     The curve is its own mirror image, so this covers both directions. The PLD is that pair's.
 
-    **Finite family.** :meth:`outcome_pairs` cuts (0, 1) into cells [a, b] and gives for each the pair
+    **Finite family.** :meth:`dominating_pairs` cuts (0, 1) into cells [a, b] and gives for each the pair
     whose corner lies where the line from (0, 0) through (a, F(a)) meets the line from (1, 1) through
     (b, F(b)), F(s) = (1−γ)s + γf(s). Its triangle holds the corner (s, F(s)) of every s in the cell, so
     it dominates all of them (Blackwell). Cells are smallest about s = ½, where the losses' variance peaks,
@@ -126,7 +126,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         """Logarithm of g: what a record does to the odds of the class that it favours."""
         return (1.0 if self.votes == "add" else 2.0) / self.scale
 
-    def log_outcome_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+    def log_dominating_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
         """Two outcomes for each cell of the touched class's probability; see the class."""
         self._check(adjacency)
         return _cell_pairs(self.log_gain, self.sampling_rate, _cells())

@@ -101,7 +101,7 @@ def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
     return total
 
 
-def strength(level: Level) -> int:
+def guarantee_rank(level: Level) -> int:
     """A number for charts: 2 unconditional, 1 conditional, 0 none."""
     return len(LEVELS) - 1 - LEVELS.index(level)
 
@@ -207,7 +207,9 @@ class Mechanism(abc.ABC):
         orders = rdp.ORDERS
         return pld.from_rdp(orders, self.rdp(orders, adjacency), discretization)
 
-    def outcome_pairs(self, adjacency: Adjacency) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    def dominating_pairs(
+        self, adjacency: Adjacency
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """The family of pairs of output distributions, for mechanisms without a single worst pair.
 
         Args:
@@ -284,7 +286,7 @@ class Charge:
             return self.mark
         return Guarantee(mechanism.guarantee, (f"{mechanism.label}: {mechanism.reason}",)) & self.mark
 
-    def marked(self, mark: Guarantee) -> Charge:
+    def with_guarantee(self, mark: Guarantee) -> Charge:
         """The same releases with a guarantee that is no stronger than ``mark``."""
         return self if mark == UNCONDITIONAL else dataclasses.replace(self, mark=self.mark & mark)
 
@@ -330,7 +332,7 @@ class Charge:
         try:
             charge = cls(mechanism_class(**fields), count)
             level, reasons = marks.get("guarantee", "unconditional"), marks.get("reasons", ())
-            return charge.marked(Guarantee(level, reasons)) if marks else charge
+            return charge.with_guarantee(Guarantee(level, reasons)) if marks else charge
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from error
 
@@ -359,7 +361,7 @@ def merged(charges: Iterable[Charge]) -> dict[Mechanism, Charge]:
         found[charge.mechanism] = (
             charge
             if known is None
-            else dataclasses.replace(known.marked(charge.mark), count=known.count + charge.count)
+            else dataclasses.replace(known.with_guarantee(charge.mark), count=known.count + charge.count)
         )
     return found
 
@@ -385,12 +387,12 @@ class OutcomeMechanism(Mechanism):
     """
 
     @abc.abstractmethod
-    def log_outcome_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
-        """Logarithms of :meth:`outcome_pairs`, finite where probabilities underflow."""
+    def log_dominating_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+        """Logarithms of :meth:`dominating_pairs`, finite where probabilities underflow."""
 
-    def outcome_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
-        """The family of pairs; see :meth:`Mechanism.outcome_pairs`."""
-        log_p, log_q = self.log_outcome_pairs(adjacency)
+    def dominating_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+        """The family of pairs; see :meth:`Mechanism.dominating_pairs`."""
+        log_p, log_q = self.log_dominating_pairs(adjacency)
         p, q = np.exp(log_p), np.exp(log_q)
         never = np.maximum(p, q) < _TINY
         p[never] = 0.0
@@ -399,7 +401,7 @@ class OutcomeMechanism(Mechanism):
 
     def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
         """RDP of one release; see :meth:`Mechanism.rdp`."""
-        return rdp.pairs_rdp(*self.log_outcome_pairs(adjacency), orders)
+        return rdp.pairs_rdp(*self.log_dominating_pairs(adjacency), orders)
 
     def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
         """PLD of the family's envelope; see :meth:`Mechanism.pld`."""
@@ -416,7 +418,7 @@ def sample_pairs(log_p: Floats, log_q: Floats, rate: float) -> tuple[Floats, Flo
 
 @functools.lru_cache(maxsize=64)
 def _envelope(mechanism: OutcomeMechanism, adjacency: Adjacency) -> tuple[pld.LossMeasure, pld.LossMeasure]:
-    p, q = mechanism.outcome_pairs(adjacency)
+    p, q = mechanism.dominating_pairs(adjacency)
     return envelope(p, q), envelope(q, p)
 
 
@@ -468,7 +470,7 @@ def _upper_hull(x: Floats, y: Floats) -> NDArray[np.int64]:
     return np.array([i for _, _, i in hull if i >= 0], dtype=np.int64)
 
 
-class FixedPair(Mechanism):
+class DominatingPair(Mechanism):
     """Base for mechanisms that can list the outcomes of their worst pair."""
 
     @abc.abstractmethod
@@ -492,7 +494,7 @@ class FixedPair(Mechanism):
 
 
 @functools.lru_cache(maxsize=32)
-def _measure(mechanism: FixedPair, adjacency: Adjacency) -> pld.LossMeasure:
+def _measure(mechanism: DominatingPair, adjacency: Adjacency) -> pld.LossMeasure:
     log_p, log_q = mechanism.log_pair(adjacency)
     return pld.LossMeasure(log_p - log_q, np.exp(log_p), np.exp(log_q))
 

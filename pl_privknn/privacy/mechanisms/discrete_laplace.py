@@ -15,7 +15,7 @@ from pl_privknn.privacy.mechanisms.base import (
     UNSTATED,
     AdditiveNoise,
     Adjacency,
-    FixedPair,
+    DominatingPair,
     require_unsampled,
     sample_pairs,
 )
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class DiscreteLaplace(AdditiveNoise, FixedPair):
+class DiscreteLaplace(AdditiveNoise, DominatingPair):
     """Release whole numbers plus noise with P(x) = (1−r)/(1+r)·r^|x|, r = e^{−1/b} (Ghosh et al. 2009).
 
     Drawn exactly in integers, it has no floating-point side channel (Mironov 2012; Canonne, Kamath, Steinke

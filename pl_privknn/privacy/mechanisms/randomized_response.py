@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.privacy.mechanisms.base import Adjacency, FixedPair
+from pl_privknn.privacy.mechanisms.base import Adjacency, DominatingPair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ _MOST = 10**4
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse(FixedPair):
+class RandomizedResponse(DominatingPair):
     """Keep each value with probability 1−f, else send one of the others, uniformly (Warner 1965).
 
     One value has the losses ±L and 0, L = log((1−f)(n−1)/f); ``differing`` values of a message are noised

@@ -125,7 +125,7 @@ class NoisyScreening(OutcomeMechanism):
                 "where one is taken away; use a smaller k, a sampling_rate below 1, or no screening"
             )
 
-    def log_outcome_pairs(self, adjacency: Adjacency) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def log_dominating_pairs(self, adjacency: Adjacency) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Log-probabilities of (pass, fail) for counts t, t+1 and t+1, t; see the class."""
         require_unsampled(self.kind, self.sampling_rate, adjacency)
         counts = np.arange(self.lowest, self.k + 1, dtype=np.int64)

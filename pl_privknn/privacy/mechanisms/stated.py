@@ -13,7 +13,7 @@ from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
-    FixedPair,
+    DominatingPair,
     Level,
     Mechanism,
     require_unsampled,
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class PureDP(FixedPair):
+class PureDP(DominatingPair):
     """Any release of which only ε-differential privacy is known.
 
     Randomised response with that ε, (e^ε, 1)/(1+e^ε) against (1, e^ε)/(1+e^ε), dominates every ε-DP pair
@@ -117,9 +117,11 @@ class Conditional(Mechanism):
         """PLD of ``inner``."""
         return self.inner.pld(adjacency, discretization)
 
-    def outcome_pairs(self, adjacency: Adjacency) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    def dominating_pairs(
+        self, adjacency: Adjacency
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """Family of ``inner``."""
-        return self.inner.outcome_pairs(adjacency)
+        return self.inner.dominating_pairs(adjacency)
 
     def gaussian_mu(self, adjacency: Adjacency) -> float | None:
         """μ of ``inner``."""
@@ -135,7 +137,7 @@ class Conditional(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedTotal(Mechanism):
+class GaussianDPStream(Mechanism):
     """A whole stream of Gaussian releases whose cost to any one record is capped beforehand.
 
     A filter on Σμ² per record makes the stream, chosen fully adaptively, μ-Gaussian-DP with μ² the cap
@@ -146,13 +148,13 @@ class FixedTotal(Mechanism):
         mu: Gaussian-DP parameter of the whole stream, under the adjacency that its filter was set for.
 
     Example:
-        >>> from pl_privknn.privacy import Charge, FixedTotal, epsilon_for_delta
-        >>> release = FixedTotal(mu=0.25)
+        >>> from pl_privknn.privacy import Charge, GaussianDPStream, epsilon_for_delta
+        >>> release = GaussianDPStream(mu=0.25)
         >>> round(epsilon_for_delta([Charge(release)], delta=1e-5), 3)
         0.926
     """
 
-    kind: ClassVar[str] = "fixed_total"
+    kind: ClassVar[str] = "gaussian_dp_stream"
 
     mu: float
 

@@ -18,7 +18,7 @@ from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
-from pl_privknn.privacy.mechanisms import Charge, FixedTotal
+from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.privacy.private_store import PrivateStoreError
 from pl_privknn.privacy.record_budgets import CONVERSIONS, budget_for_epsilon
@@ -35,7 +35,7 @@ def test_the_ledger_entry_is_the_stated_epsilon(conversion):
     assert parameters.sigma1 == pytest.approx(math.sqrt(100 / parameters.budget))
     for queries, answers, rounds in [(1, 1, 1), (10**6, 5, 1), (100, 100, 7)]:
         (charge,) = labeler.plan(queries, answers, 10, rounds)
-        assert charge == Charge(FixedTotal(math.sqrt(2 * parameters.budget)), 1)
+        assert charge == Charge(GaussianDPStream(math.sqrt(2 * parameters.budget)), 1)
     report = account([charge], delta=1e-5)
     if conversion == "gdp":
         assert 0.9999 < report.epsilon <= 1.0 + 1e-6

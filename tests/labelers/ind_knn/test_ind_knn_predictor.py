@@ -24,7 +24,7 @@ from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, Public
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge, FixedTotal
+from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.testing import FreeLedger
@@ -96,7 +96,7 @@ def test_images_need_an_extractor_and_a_ledger_is_charged_once():
     predictor.add(np.arange(20), images, rows(20)[1])
     for _ in range(3):
         predictions = predictor.predict(images)
-    assert [(row.mechanism, row.count) for row in ledger.rows] == [(FixedTotal(PARAMETERS.total.mu), 1)]
+    assert [(row.mechanism, row.count) for row in ledger.rows] == [(GaussianDPStream(PARAMETERS.total.mu), 1)]
     torch.testing.assert_close(predictions.probabilities.sum(1), torch.ones(20))
     assert (predictions.counts >= 30).all()
     with pytest.raises(ValueError, match="no extractor"):

@@ -77,7 +77,7 @@ def test_answers_and_payments_are_those_of_one_process(parts, settings):
     assert ledgers[0].rows == ledgers[1].rows
     # A count, votes, and once that the budgets are written.
     for member in shards.members:
-        assert member.shard.exchange.sent == 8 * (len(queries) * (1 + C) + 1)
+        assert member.shard.group.sent == 8 * (len(queries) * (1 + C) + 1)
     again = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], features, labels).fit().ask(queries)
     assert torch.equal(again.scores, found.scores)
 
@@ -253,7 +253,7 @@ def test_records_that_changed_places_under_their_numbers_are_refused(tmp_path):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_shard_that_dies_lets_nothing_out_and_gives_nothing_back(tmp_path, monkeypatch, rank):
     run = started(tmp_path)
-    start, serve = run.left(), ShardPart.serve
+    start, serve = run.left(), ShardPart.run_command
 
     def dying(part, kind, *given):
         serve(part, kind, *given)
@@ -291,13 +291,13 @@ def test_what_one_shard_has_spent_holds_all_of_them_to_their_records(tmp_path):
 
 
 def test_shards_say_what_they_miss(tmp_path):
-    with pytest.raises(RuntimeError, match=r"IndKNN\.serve needs a shard"):
-        teacher().serve(("turn",))
+    with pytest.raises(RuntimeError, match=r"IndKNN\.run_command needs a shard"):
+        teacher().run_command(("turn",))
     with pytest.raises(RuntimeError, match="state_dir: budgets of shards are opened together; call join_run"):
         Together(lambda: teacher(state_dir=tmp_path), THREE, ROWS, LABELS).fit()
     shards = Together(teacher, THREE, ROWS, LABELS)
-    with pytest.raises(RuntimeError, match=r"IndKNN\.serve needs the private table"):
-        shards.members[1].serve(("begin", torch.zeros(1, D), np.ones(1)))
+    with pytest.raises(RuntimeError, match=r"IndKNN\.run_command needs the private table"):
+        shards.members[1].run_command(("begin", torch.zeros(1, D), np.ones(1)))
     with pytest.raises(ValueError, match="ids: shape and numbers must be those of the records"):
         Together(lambda: teacher(ids=NUMBERS[:11]), THREE, ROWS, LABELS).fit()
     with pytest.raises(ValueError, match="members: must be one group a private record"):

@@ -6,7 +6,7 @@ import torch
 from statistics_setup import ATTRIBUTES, MADE, table
 
 from pl_privknn.auditing import audit
-from pl_privknn.labelers import PublicCurvature
+from pl_privknn.labelers import PreconditionedGradients
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -48,7 +48,7 @@ def outcomes(teacher, present, runs, noise):
 
 TEACHERS = {
     "class sums": lambda: MADE["class sums of attributes"](noise_multiplier=0.4),
-    "curvature": lambda: PublicCurvature(
+    "curvature": lambda: PreconditionedGradients(
         noise_multiplier=0.4, releases=2, expected_records=30, task="multilabel"
     ),
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from statistics_setup import MADE, fitted, labels_for, table
 
-from pl_privknn.labelers import ClassSums, released_gradients
+from pl_privknn.labelers import SufficientStatistics, preconditioned_gradients
 from pl_privknn.labelers.statistics import step_for, whole_steps, within
 
 LENGTHS = [0.3, 0.999, 1.0, 1.5, 1e-7, 4e5]
@@ -111,10 +111,12 @@ def test_gradients_that_are_not_clipped_count_as_none(monkeypatch):
     teacher = fitted(MADE["curvature"](noise_multiplier=1.0, clip_norms=[0.25, 0.25, 0.25, 0.25]))
     weights = torch.zeros(3, 6).double()
     assert bool(teacher.private_sum(0, weights).any())
-    monkeypatch.setattr(released_gradients, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
+    monkeypatch.setattr(
+        preconditioned_gradients, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms)
+    )
     assert not bool(teacher.private_sum(0, weights).any())
 
 
 def test_too_much_noise_is_refused_before_anything_is_paid():
     with pytest.raises(ValueError, match=r"noise_multiplier=3000000\.0 must be at most 2"):
-        ClassSums(noise_multiplier=3e6)
+        SufficientStatistics(noise_multiplier=3e6)

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 from statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
 
-from pl_privknn.labelers import PublicCurvature
+from pl_privknn.labelers import PreconditionedGradients
 from pl_privknn.labelers.statistics import TARGETS, Taken, fit_least_squares, fit_maximum_likelihood
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
@@ -185,7 +185,7 @@ def test_without_noise_attributes_give_the_model_of_all_labels(name):
 def test_without_noise_and_clipping_releases_give_the_model_of_all_labels():
     rows, labels = table()
     for clip_norms in ([1.5], [1.5, 1.5, 1.5]):
-        teacher = PublicCurvature(
+        teacher = PreconditionedGradients(
             noise_multiplier=1e-9,
             expected_records=60,
             releases=len(clip_norms),

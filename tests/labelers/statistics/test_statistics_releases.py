@@ -6,7 +6,7 @@ from statistics_setup import MADE, fitted, table
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
-from pl_privknn.labelers import ClassSums, PublicCurvature
+from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.statistics import ReleaseLostError, write_release
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -63,7 +63,9 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
         raise Killed
 
     def begin(release, releases):
-        teacher = fitted(PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=releases))
+        teacher = fitted(
+            PreconditionedGradients(noise_multiplier=2.0, expected_records=60, releases=releases)
+        )
         handle = ledger.run(f"{releases}", plan=teacher.plan(30, 30, 3))
         teacher.join_run(tmp_path / f"{releases}", handle)
 
@@ -76,7 +78,7 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
                 teacher.label(queries, handle)
         teacher.leave_run()  # as the end of a process does
         assert handle.num_charges == release + 1
-        resumed = PublicCurvature(noise_multiplier=2.0, expected_records=60, releases=releases)
+        resumed = PreconditionedGradients(noise_multiplier=2.0, expected_records=60, releases=releases)
         return resumed, ledger.run(f"{releases}")
 
     resumed, handle = begin(release=1, releases=3)  # the second of three was lost
@@ -90,24 +92,26 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
 
 
 def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
-    teacher = fitted(ClassSums(noise_multiplier=2.0))
+    teacher = fitted(SufficientStatistics(noise_multiplier=2.0))
     handle = Ledger(tmp_path / "one.sqlite").run("a")
     teacher.join_run(tmp_path / "kept", handle)
     teacher.label(table()[0], handle)
     teacher.leave_run()
     with pytest.raises(ReleaseLostError, match=r"did not pay for"):
-        ClassSums(noise_multiplier=2.0).join_run(tmp_path / "kept", Ledger(tmp_path / "two.sqlite").run("a"))
+        SufficientStatistics(noise_multiplier=2.0).join_run(
+            tmp_path / "kept", Ledger(tmp_path / "two.sqlite").run("a")
+        )
 
 
 def test_another_ledger_pays_anew():
-    teacher, ledgers = fitted(ClassSums(noise_multiplier=2.0)), (FreeLedger(), FreeLedger())
+    teacher, ledgers = fitted(SufficientStatistics(noise_multiplier=2.0)), (FreeLedger(), FreeLedger())
     soft = [teacher.label(table()[0], ledger).soft for ledger in ledgers]
     assert [len(ledger.rows) for ledger in ledgers] == [1, 1]
     assert not torch.equal(*soft)
 
 
 def test_a_refused_charge_releases_nothing_and_later_ones_go_on():
-    teacher, ledger = fitted(PublicCurvature(noise_multiplier=2.0, releases=3)), FreeLedger(limit=1)
+    teacher, ledger = fitted(PreconditionedGradients(noise_multiplier=2.0, releases=3)), FreeLedger(limit=1)
     with pytest.raises(BudgetExceeded):
         teacher.label(table()[0], ledger)
     ledger.limit = None
@@ -116,7 +120,7 @@ def test_a_refused_charge_releases_nothing_and_later_ones_go_on():
 
 
 def test_no_answer_asked_for_costs_nothing():
-    teacher, ledger = fitted(ClassSums(noise_multiplier=2.0)), FreeLedger()
+    teacher, ledger = fitted(SufficientStatistics(noise_multiplier=2.0)), FreeLedger()
     assert (teacher.label(table()[0], ledger, max_answers=0).labels == -1).all()
     assert teacher.label(torch.empty(0, 5), ledger).labels.shape == (0,)
     assert not ledger.rows
@@ -124,16 +128,18 @@ def test_no_answer_asked_for_costs_nothing():
 
 
 def test_other_features_in_a_later_round_are_refused():
-    teacher, ledger = fitted(ClassSums(noise_multiplier=2.0)), FreeLedger()
+    teacher, ledger = fitted(SufficientStatistics(noise_multiplier=2.0)), FreeLedger()
     teacher.label(table()[0], ledger)
     teacher.fit_public(-table(40, seed=7)[0])
     with pytest.raises(ReleaseLostError, match=r"same features in all rounds"):
         teacher.label(table()[0], ledger)
     for features in (None, [HOG(), Pixels()]):
-        with pytest.raises(ValueError, match=r"features: rounds ask about different ones, and ClassSums"):
-            PrivateLabeler(ClassSums(noise_multiplier=2.0), rounds=2, features=features)
-    PrivateLabeler(ClassSums(noise_multiplier=2.0), rounds=2, features=[HOG()])
-    PrivateLabeler(ClassSums(noise_multiplier=2.0), rounds=2, queries_per_round=[9, 0])
+        with pytest.raises(
+            ValueError, match=r"features: rounds ask about different ones, and SufficientStatistics"
+        ):
+            PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, features=features)
+    PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, features=[HOG()])
+    PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, queries_per_round=[9, 0])
 
 
 # ---------------------------------------------------------------------------- arguments
@@ -142,13 +148,13 @@ def test_other_features_in_a_later_round_are_refused():
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: ClassSums(), "give exactly one"),
-        (lambda: ClassSums(1.0, 2.0), "give exactly one"),
-        (lambda: ClassSums(1.0, fit="median"), "fit='median'"),
-        (lambda: ClassSums(1.0, expected_records=0), "expected_records=0"),
-        (lambda: ClassSums(1.0, ridge=0.0), "ridge=0"),
-        (lambda: PublicCurvature(1.0, releases=2, clip_norms=[1.0]), r"clip_norms=\[1.0\]"),
-        (lambda: PublicCurvature(1.0, adjacency="none"), "adjacency='none'"),
+        (lambda: SufficientStatistics(), "give exactly one"),
+        (lambda: SufficientStatistics(1.0, 2.0), "give exactly one"),
+        (lambda: SufficientStatistics(1.0, fit="median"), "fit='median'"),
+        (lambda: SufficientStatistics(1.0, expected_records=0), "expected_records=0"),
+        (lambda: SufficientStatistics(1.0, ridge=0.0), "ridge=0"),
+        (lambda: PreconditionedGradients(1.0, releases=2, clip_norms=[1.0]), r"clip_norms=\[1.0\]"),
+        (lambda: PreconditionedGradients(1.0, adjacency="none"), "adjacency='none'"),
     ],
 )
 def test_bad_arguments_are_named(make, named):
@@ -158,7 +164,7 @@ def test_bad_arguments_are_named(make, named):
 
 def test_asked_too_early():
     with pytest.raises(RuntimeError, match=r"call fit_public\(features\)"):
-        ClassSums(1.0).label(torch.ones(2, 3), FreeLedger())
+        SufficientStatistics(1.0).label(torch.ones(2, 3), FreeLedger())
 
 
 @NAMES

@@ -184,7 +184,7 @@ def test_noisy_sgd_agrees_with_opacus():
 def test_compositions_of_screening_bound_every_sequence_of_pairs(rate):
     # All 3-step sequences of pairs of a small family, composed by enumeration of all 8 outcomes.
     mechanism = NoisyScreening(k=6, threshold=4, sigma=1.5, num_classes=3, sampling_rate=rate)
-    p, q = mechanism.outcome_pairs("add_remove")
+    p, q = mechanism.dominating_pairs("add_remove")
     eps = np.array([0.0, 0.2, 0.5, 1.0])
     worst = np.zeros(len(eps))
     for rows in itertools.product(range(len(p)), repeat=3):

@@ -19,10 +19,10 @@ def random_family(outcomes: int, rows: int = 40) -> tuple[np.ndarray, np.ndarray
 
 
 FAMILIES = {
-    "screening": NoisyScreening(60, 36, 15, 10).outcome_pairs("add_remove"),
-    "sampled screening": NoisyScreening(60, 42, 17, 10, 0.2).outcome_pairs("add_remove"),
-    "rare outcomes": NoisyScreening(40, 24, 6, 10, 0.3).outcome_pairs("add_remove"),
-    "arg-max": ExponentialArgmax(scale=20, votes="swap", sampling_rate=0.3).outcome_pairs("add_remove"),
+    "screening": NoisyScreening(60, 36, 15, 10).dominating_pairs("add_remove"),
+    "sampled screening": NoisyScreening(60, 42, 17, 10, 0.2).dominating_pairs("add_remove"),
+    "rare outcomes": NoisyScreening(40, 24, 6, 10, 0.3).dominating_pairs("add_remove"),
+    "arg-max": ExponentialArgmax(scale=20, votes="swap", sampling_rate=0.3).dominating_pairs("add_remove"),
     "coins": random_family(2),
     "dice": random_family(3),
 }

@@ -55,7 +55,7 @@ class Pairs(Mechanism):
         p, q = np.array(self.p), np.array(self.q)
         return pld.to_distribution(envelope(p, q), envelope(q, p), discretization)
 
-    def outcome_pairs(self, adjacency):
+    def dominating_pairs(self, adjacency):
         return None if self.fixed else (np.array(self.p), np.array(self.q))
 
 
@@ -169,7 +169,7 @@ def test_one_pair_is_binomial_composition(count):
 def test_blocks_only_add_and_longer_ones_add_less():
     count, epsilon = 300, []
     mechanism = NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10)
-    p, _ = mechanism.outcome_pairs("add_remove")
+    p, _ = mechanism.dominating_pairs("add_remove")
     for size in (1, 10, 64, 300):
         unit = len(p) * 17 * 2 / 3
         plan = BlockPlan.choose(count, *p.shape, 1.001 * unit * 16 * size**1.5)

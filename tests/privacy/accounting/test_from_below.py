@@ -13,8 +13,8 @@ from pl_privknn.privacy import (
     Charge,
     Conditional,
     ExponentialArgmax,
-    FixedTotal,
     Gaussian,
+    GaussianDPStream,
     Laplace,
     NoisyScreening,
     PureDP,
@@ -45,7 +45,7 @@ def epsilon_of(p, q, delta):
 @pytest.mark.parametrize("mu", [0.3, 2.0])
 def test_gaussian_composition_in_closed_form(mu):
     truth = gaussian_epsilon(mu, DELTA)
-    releases = [Charge(Gaussian(sigma=8 / mu), 32), Charge(FixedTotal(mu=mu / math.sqrt(2)))]
+    releases = [Charge(Gaussian(sigma=8 / mu), 32), Charge(GaussianDPStream(mu=mu / math.sqrt(2)))]
     found = epsilon_lower(releases, delta=DELTA)
     assert 0.998 * truth <= found <= truth
     hidden = [Charge(Conditional(Gaussian(sigma=8 / mu), "so it is"), 64)]

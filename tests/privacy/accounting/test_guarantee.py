@@ -12,9 +12,9 @@ from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.privacy.accounting.accountant import account, merge_charges, read_records
-from pl_privknn.privacy.ledger import Ledger, paid
+from pl_privknn.privacy.ledger import Ledger, charge_and_draw
 from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, Laplace
-from pl_privknn.privacy.mechanisms.base import LEVELS, Guarantee, noise_guarantee, strength, weakest
+from pl_privknn.privacy.mechanisms.base import LEVELS, Guarantee, guarantee_rank, noise_guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.privacy.verification import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
 
@@ -37,7 +37,7 @@ def test_guarantees_compose_to_the_weakest_with_all_reasons():
         assert (first & second) & third == first & (second & third)
         assert first & first == first & Guarantee() == first
         assert weakest([first, second, third]).level == (both & third).level
-    assert [strength(level) for level in LEVELS] == [2, 1, 0]
+    assert [guarantee_rank(level) for level in LEVELS] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_guarantee_has_reasons_that_fit_it(level, reasons):
 
 def test_a_marked_charge_keeps_its_mark_in_records_sums_and_reports():
     mark = noise_guarantee(SeededNoise(0))
-    charge = Charge(Gaussian(20.0), 3).marked(mark)
+    charge = Charge(Gaussian(20.0), 3).with_guarantee(mark)
     assert Charge.from_record(json.loads(json.dumps(charge.to_record()))) == charge
     assert "guarantee" not in Charge(Gaussian(20.0), 3).to_record()
     (both,) = merge_charges([Charge(Gaussian(20.0), 2), charge])
@@ -93,7 +93,7 @@ def random_ledger(path, rng):
             if noise is None:
                 run.charge(mechanism)
             else:
-                paid(run, noise, mechanism, 1, "test", ("add_remove",))
+                charge_and_draw(run, noise, mechanism, 1, "test", ("add_remove",))
             charged = True
             level = max(
                 level, mechanism_level(mechanism), {None: 1}.get(noise, 0 if noise is NOISES[0] else 2)

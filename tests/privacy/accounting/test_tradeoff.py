@@ -101,7 +101,7 @@ def test_mu_covers_every_test_down_to_the_smallest_rate():
 
 def test_a_family_is_bounded_by_its_worst_pair():
     screening = NoisyScreening(k=10, threshold=6, sigma=1.0, num_classes=3)
-    p, q = screening.outcome_pairs("add_remove")
+    p, q = screening.dominating_pairs("add_remove")
     truth = both_ways(p, q, GRID)
     loose = trade_off([Charge(screening)], exact=False).true_positive_rate(GRID)
     tight = trade_off([Charge(screening)]).true_positive_rate(GRID)

@@ -18,8 +18,8 @@ from pl_privknn.privacy.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
     ExponentialArgmax,
-    FixedTotal,
     Gaussian,
+    GaussianDPStream,
     Laplace,
     NoisyScreening,
     PureDP,
@@ -40,7 +40,7 @@ AGREED = np.array([[230, 15, 5], [240, 5, 5], [250, 0, 0]])
         RandomizedResponse(0.2, 5, 3),
         PureDP(0.5, 0.3),
         ShuffleAmplification(1.0, 1000),
-        FixedTotal(0.4),
+        GaussianDPStream(0.4),
         DataDependent.answers(Gaussian(40.0, math.sqrt(2)), AGREED),
         Conditional(Gaussian(40.0, math.sqrt(2)), "the partition does not depend on the records"),
     ],
@@ -65,7 +65,7 @@ def test_a_record_survives_json_and_costs_the_same(mechanism):
         ({"mechanism": "randomized_response", "flip_probability": 0}, "flip_probability"),
         ({"mechanism": "pure_dp", "epsilon": -1}, "epsilon"),
         ({"mechanism": "shuffle_amplification", "local_epsilon": 1, "num_clients": 1}, "num_clients"),
-        ({"mechanism": "fixed_total", "mu": float("nan")}, "mu"),
+        ({"mechanism": "gaussian_dp_stream", "mu": float("nan")}, "mu"),
         (
             {"mechanism": "conditional", "inner": {"mechanism": "gaussian", "sigma": 0}, "condition": "x"},
             "sigma",
@@ -103,11 +103,11 @@ def test_a_bad_record_is_refused_by_name(record, named):
 
 
 def test_a_fixed_total_is_one_gaussian_release():
-    assert epsilon_for_delta([Charge(FixedTotal(0.25), 4)], 1e-5) == pytest.approx(
+    assert epsilon_for_delta([Charge(GaussianDPStream(0.25), 4)], 1e-5) == pytest.approx(
         pld.gaussian_epsilon(0.5, 1e-5), rel=1e-9
     )
     # The budget of a stream per record: B = 0.03593 at (1, 1e-5).
-    assert epsilon_for_delta([Charge(FixedTotal(math.sqrt(2 * 0.03593)))], 1e-5) == pytest.approx(
+    assert epsilon_for_delta([Charge(GaussianDPStream(math.sqrt(2 * 0.03593)))], 1e-5) == pytest.approx(
         1.0, abs=2e-4
     )
 

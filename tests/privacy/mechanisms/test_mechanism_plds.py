@@ -62,9 +62,11 @@ def test_a_pld_sums_to_one_and_dominates_at_any_grid(mechanism):
             assert (pmf._probs >= 0).all()
 
 
-@pytest.mark.parametrize("mechanism", [m for m in ALL if m.outcome_pairs(ADD_REMOVE) is not None], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism", [m for m in ALL if m.dominating_pairs(ADD_REMOVE) is not None], ids=repr
+)
 def test_the_envelope_is_the_maximum_of_the_hockey_sticks(mechanism):
-    p, q = mechanism.outcome_pairs(ADD_REMOVE)
+    p, q = mechanism.dominating_pairs(ADD_REMOVE)
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-12)
     np.testing.assert_allclose(q.sum(1), 1, rtol=1e-12)
     loss = np.abs(np.log(p / q)).max()
@@ -87,7 +89,7 @@ def test_argmax_pld_and_pairs_dominate_every_member(votes, rate):
     mechanism = ExponentialArgmax(scale, votes, rate)
     eps = np.linspace(0, 1.0, 21)
     dominating = mechanism.pld(ADD_REMOVE, 2.0**-12)
-    p_rows, q_rows = mechanism.outcome_pairs(ADD_REMOVE)
+    p_rows, q_rows = mechanism.dominating_pairs(ADD_REMOVE)
     rows = hockey_stick(p_rows, q_rows, eps).max(0), hockey_stick(q_rows, p_rows, eps).max(0)
     remove, add = deltas_of(dominating._pmf_remove, eps), deltas_of(dominating._pmf_add, eps)
     rng = np.random.default_rng(1)

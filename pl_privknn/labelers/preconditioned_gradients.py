@@ -25,7 +25,7 @@ from pl_privknn.privacy.noisy_steps import clip_factors
 _NORMS = (1.0, 0.5, 0.5, 0.25)
 
 
-class PublicCurvature(StatisticsTeacher):
+class PreconditionedGradients(StatisticsTeacher):
     """A softmax regression from a handful of noisy full-batch gradients; what needs no label is public.
 
     The gradient Σ (p_W(x) − y) xᵀ needs private records for its label part alone. Release t is the sum of the clipped
@@ -52,9 +52,9 @@ class PublicCurvature(StatisticsTeacher):
         ValueError: for arguments out of range.
 
     Example:
-        >>> from pl_privknn.labelers import PublicCurvature
+        >>> from pl_privknn.labelers import PreconditionedGradients
         >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = PublicCurvature(noise_multiplier=4.0)
+        >>> teacher = PreconditionedGradients(noise_multiplier=4.0)
         >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
         2.502
     """

@@ -25,7 +25,7 @@ from pl_privknn.labelers.statistics import (
 FITS = ("least_squares", "maximum_likelihood")
 
 
-class ClassSums(StatisticsTeacher):
+class SufficientStatistics(StatisticsTeacher):
     """A linear model from one release of Σ y xᵀ, the sums of unit features by class; all else is public.
 
     In least squares and in softmax regression labels enter by E[y xᵀ] alone. The other part, E[x xᵀ] or
@@ -48,9 +48,9 @@ class ClassSums(StatisticsTeacher):
         ValueError: for arguments out of range.
 
     Example:
-        >>> from pl_privknn.labelers import ClassSums
+        >>> from pl_privknn.labelers import SufficientStatistics
         >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = ClassSums(noise_multiplier=4.0)
+        >>> teacher = SufficientStatistics(noise_multiplier=4.0)
         >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
         0.926
     """
