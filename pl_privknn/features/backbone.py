@@ -185,8 +185,7 @@ def _read(path: Path) -> nn.Module:
         network.load_state_dict(
             {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         )
-        constants = settings.get("normalization", settings)  # by themselves in checkpoints of version 0.1
-        return _Normalized(network, constants.get("mean"), constants.get("std"))
+        return _Normalized(network, **settings["normalization"])
     # torch's unpickler, missing entries and weights that don't fit raise different things.
     except Exception as error:
         raise ValueError(

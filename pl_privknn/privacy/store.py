@@ -408,8 +408,8 @@ def _rdp(mechanism: Mechanism, order: float, adjacency: Adjacency) -> float:
 
 Releases = dict[Mechanism, Charge]
 
-#: What a charge row says of the noise that was drawn for it, and how far its guarantee then holds. Rows of
-#: earlier versions say nothing.
+#: What a charge row says of the noise that was drawn for it, and how far its guarantee then holds. A row
+#: that says nothing is not trusted to have had noise of the system's.
 NOISE_MARKS: dict[str | None, Guarantee] = {
     "cryptographic": Guarantee(),
     "seeded": Guarantee("none", (SEEDED_NOISE,)),
