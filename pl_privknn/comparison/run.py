@@ -197,7 +197,7 @@ class Planned:
     """
 
     document: dict[str, Any]
-    calibrated: Mapping[str, float]
+    calibrated: dict[str, float]
     epsilon: float | None
     guarantee: Guarantee | None
 
@@ -248,11 +248,11 @@ class Planner:
         if not run.private or run.method.kind != "labeler":
             return Planned(run.document, {}, None, None)
         wanted, comparison = run.method.calibrate, run.comparison
-        target = {"delta": comparison.delta, "adjacency": comparison.adjacency, "exact": False}
+        target: dict[str, Any] = {"delta": comparison.delta, "adjacency": comparison.adjacency, "exact": False}
         try:
             if wanted is not None:
                 found = self.cost.plan(run.document, wanted, run.epsilon, **target)
-                calibrated, charges, epsilon = found.values, found.charges, found.epsilon
+                calibrated, charges, epsilon = dict(found.values), found.charges, found.epsilon
             else:
                 calibrated, charges = {}, self.cost.releases(run.document).charges
                 epsilon = account(charges, **target).epsilon
