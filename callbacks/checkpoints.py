@@ -12,6 +12,9 @@ import torch
 from pl_privknn._lightning import TorchCheckpointIO, rank_zero_warn
 from pl_privknn.privacy.files import replaced_durably
 
+#: Where a run's last checkpoint lies in its folder.
+CHECKPOINT = Path("checkpoints") / "last.ckpt"
+
 
 class DurableCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place, syncs it, and moves it there within one file system.

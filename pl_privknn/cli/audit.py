@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.privacy import print_report
-from pl_privknn.cli.training_words import importable
+from pl_privknn.cli.common import importable, print_report
 
 if TYPE_CHECKING:
     from pl_privknn.auditing import Audit

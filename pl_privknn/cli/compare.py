@@ -1,17 +1,17 @@
-"""``privknn compare``."""
+"""``privknn compare`` and ``privknn tune``: many runs, and what they cost."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.privacy import add_set, values_set
+from pl_privknn.cli.common import add_set, importable, values_set
 
 if TYPE_CHECKING:
     from pl_privknn.comparison.run import Run
@@ -25,19 +25,16 @@ def add_compare(commands: Any, command: Command) -> None:
     parser = commands.add_parser(
         "compare", help="run methods on one split over ε and seeds; table, CSV and plot of all (resumable)"
     )
-    parser.add_argument(
-        "config", nargs="?", help="YAML of the comparison, such as configs/compare_digits.yaml"
-    )
-    parser.add_argument("--output", default=None, help="its folder (runs/compare/NAME)")
-    parser.add_argument(
-        "--only", nargs="+", action="extend", default=[], metavar="METHOD", help="these methods alone"
-    )
-    parser.add_argument(
-        "--seeds", nargs="+", action="extend", type=int, default=[], metavar="N", help="these seeds alone"
-    )
-    parser.add_argument(
-        "--epsilons", nargs="+", action="extend", default=[], metavar="ε", help="these values of ε alone"
-    )
+    parser.add_argument("config", nargs="?", help="YAML of the comparison, as configs/compare_digits.yaml")
+    parser.add_argument("--output", help="its folder (runs/compare/NAME)")
+    for option, kind, metavar, text in (
+        ("--only", str, "METHOD", "these methods alone"),
+        ("--seeds", int, "N", "these seeds alone"),
+        ("--epsilons", str, "ε", "these values of ε alone"),
+    ):
+        parser.add_argument(
+            option, nargs="+", action="extend", type=kind, default=[], metavar=metavar, help=text
+        )
     parser.add_argument(
         "--workers", type=int, default=1, help="runs at a time, each in a process (1); 0: all in this process"
     )
@@ -45,37 +42,32 @@ def add_compare(commands: Any, command: Command) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="say what is done and what is missing; run nothing"
     )
-    parser.add_argument(
-        "--render", metavar="DIR", default=None, help="table, CSV and plot of stored results alone"
-    )
-    parser.set_defaults(run=run_compare, command=command)
+    parser.add_argument("--render", metavar="DIR", help="table, CSV and plot of stored results alone")
+    parser.set_defaults(run=_compare, command=command)
 
 
-def run_compare(parsed: argparse.Namespace) -> int:
+def _compare(parsed: argparse.Namespace) -> int:
     """Run or render a comparison; 1 where a run failed."""
     if parsed.render is not None:
         if parsed.config is not None:
             raise ValueError("--render takes stored results; leave the configuration out")
-        render(Path(parsed.render), Path(parsed.output or parsed.render))
+        _render(Path(parsed.render), Path(parsed.output or parsed.render))
         return 0
     if parsed.config is None:
         raise ValueError("name the YAML of a comparison, or --render DIR")
-    from pl_privknn.cli.training_words import importable
-
     with importable([parsed.config]):
         return _run(parsed)
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from pl_privknn.comparison.runner import choose, run_comparison
+    from pl_privknn.comparison.runner import run_comparison
     from pl_privknn.comparison.spec import read_comparison
 
     comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
     if parsed.dry_run:
         return _dry_run(comparison, output, parsed)
-    shown = Progress(comparison.name, len(choose(comparison, parsed.only, parsed.seeds, parsed.epsilons)))
-    with interruptible(), shown:
+    with _interruptible():
         outcome = run_comparison(
             comparison,
             output,
@@ -85,10 +77,10 @@ def _run(parsed: argparse.Namespace) -> int:
             seeds=parsed.seeds,
             epsilons=parsed.epsilons,
             workers=parsed.workers,
-            report=shown.report,
+            report=_tell,
         )
     if any((output / "results").glob("*.json")):
-        render(output, output)
+        _render(output, output)
     for label, error in outcome.failed.items():
         print(f"failed: {label}: {error}")
     done = outcome.total - outcome.before - len(outcome.failed)
@@ -97,7 +89,13 @@ def _run(parsed: argparse.Namespace) -> int:
     return int(bool(outcome.failed))
 
 
-def render(folder: Path, output: Path) -> None:
+def _tell(what: str, run: Run, text: str) -> None:
+    """One line for each run that starts or ends."""
+    if what != "before":
+        print(f"{what}: {run.label}{f': {text}' if text else ''}", flush=True)
+
+
+def _render(folder: Path, output: Path) -> None:
     """Write ``results.csv``, ``table.md`` and ``comparison.{svg,png}`` of the results in ``folder``."""
     from pl_privknn.comparison.plot import draw
     from pl_privknn.comparison.results import read_results, write_csv
@@ -109,8 +107,7 @@ def render(folder: Path, output: Path) -> None:
     write_csv(results, output / "results.csv")
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     draw(results, output / "comparison")
-    print(table)
-    print(together(results))
+    print(table, together(results), sep="\n")
 
 
 def _dry_run(comparison: Comparison, output: Path, parsed: argparse.Namespace) -> int:
@@ -138,7 +135,7 @@ def _dry_run(comparison: Comparison, output: Path, parsed: argparse.Namespace) -
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Let a termination end the runs at work in good order, as Ctrl-C does."""
 
     def stop(*_: object) -> None:
@@ -155,47 +152,41 @@ def interruptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, earlier)
 
 
-class Progress:
-    """A bar of all runs, the runs at work, and a line for each that ends."""
-
-    def __init__(self, name: str, runs: int) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        # Runs in this process send their own output to their logs; this stays where it is now.
-        self._bars = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            console=Console(file=sys.stdout),
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._all = self._bars.add_task(name, total=runs)
-        self._at_work: dict[str, Any] = {}
-
-    def __enter__(self) -> None:
-        self._bars.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
-    def report(self, what: str, run: Run, text: str) -> None:
-        """Show what happens to a run."""
-        if what == "before":
-            self._bars.advance(self._all)
-            return
-        if what == "start":
-            self._at_work[run.label] = self._bars.add_task(f"  {run.label}", total=None)
-            return
-        self._bars.remove_task(self._at_work.pop(run.label))
-        self._bars.advance(self._all)
-        style = "red" if what == "failed" else "green"
-        self._bars.console.print(f"[{style}]{what}[/{style}] {run.label}: {_plain(text)}", highlight=False)
+def add_tune(commands: Any) -> None:
+    """Register ``privknn tune`` with argparse's subparsers."""
+    parser = commands.add_parser(
+        "tune",
+        help="find settings of a private training on the private records, with the whole search paid for (resumable)",
+    )
+    parser.add_argument("config", help="YAML of a training by NoisySGD or PrivateTraining")
+    parser.add_argument("--epsilon", type=float, required=True, help="ε of the whole search")
+    add_set(
+        parser,
+        "values to draw from, as in model.init_args.optimization.lr=0.5,1,2; all combinations are possible",
+        required=True,
+    )
+    parser.add_argument(
+        "--mean", type=float, help="expected number of candidates (as many as there are settings)"
+    )
+    parser.add_argument(
+        "--score-noise", type=float, default=50.0, help="σ of the noise on a count of right predictions (50)"
+    )
+    parser.add_argument("--output", help="its folder (runs/tune/NAME)")
+    parser.add_argument("--ledger", help="a ledger that several runs share (the folder's own)")
+    parser.add_argument("--max-epsilon", type=float, help="budget of the ledger")
+    parser.set_defaults(run=_tune)
 
 
-def _plain(text: str) -> str:
-    from rich.markup import escape
+def _tune(parsed: argparse.Namespace) -> int:
+    """Search, and print the best setting and what the search cost."""
+    from pl_privknn.comparison.tuning import tuning_of
+    from pl_privknn.comparison.tuning_run import TuningRun
+    from pl_privknn.config import read_document
 
-    return escape(text)
+    path, values = Path(parsed.config), values_set("--set", parsed.set, several=True)
+    tuning = tuning_of(read_document(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
+    output = Path(parsed.output or Path("runs") / "tune" / path.stem)
+    ledger = None if parsed.ledger is None else Path(parsed.ledger)
+    print(json.dumps(TuningRun(tuning, output, ledger, parsed.max_epsilon).run(), ensure_ascii=False))
+    print(output)
+    return 0

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pl_privknn import __version__
-from pl_privknn.cli import compare as cli_compare
-from pl_privknn.cli import privacy as cli_privacy
 from pl_privknn.cli.audit import add_audit
-from pl_privknn.cli.demo import add_demo
-from pl_privknn.cli.errors import CommandParser, mistake, shown_text
-from pl_privknn.cli.export import add_export
-from pl_privknn.cli.init import add_init
-from pl_privknn.cli.report import add_report
-from pl_privknn.cli.tune import add_tune
+from pl_privknn.cli.common import CommandParser, mistake, shown_text
+from pl_privknn.cli.compare import add_compare, add_tune
+from pl_privknn.cli.privacy import add_epsilon, add_plan
+from pl_privknn.cli.publish import add_demo, add_export, add_init, add_report
 
 _TRAINING = {
     "fit": "train a student on privately released labels (--resume DIR continues an interrupted run)",
@@ -25,17 +22,6 @@ _TRAINING = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
-_COMMANDS = (
-    "epsilon",
-    "plan",
-    "compare",
-    "tune",
-    "audit",
-    "report",
-    "demo",
-    "init",
-    "export",
-)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -59,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
         text = mistake(error, anywhere=not training)
         if text is None:
             raise
-        name = f"privknn {words[0]}" if words and words[0] in (*_TRAINING, *_COMMANDS) else "privknn"
+        name = f"privknn {words[0]}" if words and words[0] in (*_TRAINING, *_ADDED) else "privknn"
         print(f"{name}: {shown_text(text, 1500)}", file=sys.stderr)
         return 2
 
@@ -98,18 +84,22 @@ def _parser() -> CommandParser:
     for name, text in _TRAINING.items():
         commands.add_parser(name, help=text, add_help=False)
 
-    cli_privacy.add_epsilon(commands)
-    cli_privacy.add_plan(commands)
-    cli_compare.add_compare(commands, main)
-    add_tune(commands)
-
-    add_audit(commands)
-    add_report(commands)
-    add_demo(commands, main)
-    add_init(commands)
-    add_export(commands)
+    for add in _ADDED.values():
+        add(commands)
     return parser
 
+
+_ADDED: dict[str, Callable[[Any], None]] = {
+    "epsilon": add_epsilon,
+    "plan": add_plan,
+    "audit": add_audit,
+    "compare": lambda commands: add_compare(commands, main),
+    "tune": add_tune,
+    "init": add_init,
+    "report": add_report,
+    "export": add_export,
+    "demo": lambda commands: add_demo(commands, main),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

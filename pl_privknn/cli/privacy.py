@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pl_privknn.cli.common import add_set, print_report, values_set
+
 if TYPE_CHECKING:
     from pl_privknn.privacy.verification import Releases
 
@@ -145,39 +147,3 @@ def run_plan(parsed: argparse.Namespace) -> int:
     changes = [*parsed.set, *(f"{path}={value:.10g}" for path, value in plan.values.items())]
     print(f"Next: privknn fit --config {parsed.config} {' '.join(f'--{change}' for change in changes)}")
     return 0
-
-
-def add_set(parser: argparse.ArgumentParser, text: str, required: bool = False) -> None:
-    """Add ``--set``, which may be repeated and takes several values each time."""
-    parser.add_argument(
-        "--set", nargs="+", action="extend", required=required, default=[], metavar="PATH=VALUE", help=text
-    )
-
-
-def values_set(option: str, texts: list[str]) -> dict[str, Any]:
-    """Dotted paths and values of texts ``PATH=VALUE``; a value is YAML.
-
-    Raises:
-        ValueError: for a text of another form.
-    """
-    from pl_privknn.config import read_yaml
-
-    found = {}
-    for text in texts:
-        path, equals, value = text.partition("=")
-        if not equals or not path:
-            raise ValueError(f"{option} {text!r} must be PATH=VALUE, as in trainer.max_epochs=2")
-        found[path] = read_yaml(value)
-    return found
-
-
-def print_report(report: dict[str, Any], as_json: bool) -> None:
-    """Print a report as JSON, or its plain figures, one a line."""
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
-    figures = {name: value for name, value in report.items() if not isinstance(value, list | dict)}
-    width = max(map(len, figures))
-    for name, value in figures.items():
-        if value not in (None, ""):
-            print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")

@@ -17,11 +17,11 @@ from pl_privknn._lightning import rank_zero_only
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.callbacks.checkpoints import DurableCheckpointIO
-from pl_privknn.cli.errors import mistake, shown_text
+from pl_privknn.cli.common import importable, mistake, shown_text
 from pl_privknn.cli.quiet import ParameterCount, quietly
 from pl_privknn.cli.run_folder import keep_last_checkpoint, new_folder, run_loggers
 from pl_privknn.cli.training_parser import TrainingParser
-from pl_privknn.cli.training_words import check_files, expand_resume, help_topic, importable, values_of
+from pl_privknn.cli.training_words import check_files, expand_resume, help_topic, values_of
 from pl_privknn.comparison.worker import INTERRUPTED
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from pl_privknn.callbacks.checkpoints import usable_checkpoint
+from pl_privknn.callbacks.checkpoints import CHECKPOINT, usable_checkpoint
 from pl_privknn.callbacks.run_summary import left_out_of
-from pl_privknn.cli.run_folder import CHECKPOINT
 
 
 def help_topic(words: Sequence[str]) -> tuple[list[str], str | None]:
@@ -33,18 +30,6 @@ def check_files(files: list[str]) -> None:
             raise FileNotFoundError(
                 f"--config {file}: there is no such file; the package's own are configs/NAME.yaml"
             )
-
-
-@contextlib.contextmanager
-def importable(files: list[str]) -> Iterator[None]:
-    """Let a module that lies beside a configuration be imported, after all that is installed."""
-    before = list(sys.path)
-    folders = [str(Path(file).resolve().parent) for file in files]
-    sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def values_of(option: str, words: list[str]) -> list[str]:

@@ -248,7 +248,11 @@ class Planner:
         if not run.private or run.method.kind != "labeler":
             return Planned(run.document, {}, None, None)
         wanted, comparison = run.method.calibrate, run.comparison
-        target: dict[str, Any] = {"delta": comparison.delta, "adjacency": comparison.adjacency, "exact": False}
+        target: dict[str, Any] = {
+            "delta": comparison.delta,
+            "adjacency": comparison.adjacency,
+            "exact": False,
+        }
         try:
             if wanted is not None:
                 found = self.cost.plan(run.document, wanted, run.epsilon, **target)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pl_privknn.cli.errors import mistake
+from pl_privknn.cli.common import mistake
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import IndKNN, PrivateKNN
 from pl_privknn.privacy.ledger import Ledger

@@ -12,7 +12,7 @@ import pytest
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli import main
-from pl_privknn.cli.errors import mistake
+from pl_privknn.cli.common import mistake
 from pl_privknn.config import ConfigurationError, instantiate
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (

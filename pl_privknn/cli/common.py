@@ -1,13 +1,20 @@
-"""What the command line says of a user's mistake: one line, exit status 2, and no traceback."""
+"""What commands share: errors in one line (exit status 2, no traceback), options that list values, output.
+
+Nothing here imports torch, so that a command which needs none of it starts at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import re
 import sqlite3
+import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pl_privknn.config import did_you_mean
 
@@ -70,3 +77,52 @@ def shown_text(text: str, longest: int = 300) -> str:
 def _raised_in(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return frames[-1].filename if frames else ""
+
+
+@contextlib.contextmanager
+def importable(files: list[str]) -> Iterator[None]:
+    """Let a module that lies beside a configuration be imported, after all that is installed."""
+    before = list(sys.path)
+    folders = [str(Path(file).resolve().parent) for file in files]
+    sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def add_set(parser: argparse.ArgumentParser, text: str, required: bool = False) -> None:
+    """Add ``--set``, which may be repeated and takes several values each time."""
+    parser.add_argument(
+        "--set", nargs="+", action="extend", required=required, default=[], metavar="PATH=VALUE", help=text
+    )
+
+
+def values_set(option: str, texts: list[str], several: bool = False) -> dict[str, Any]:
+    """Dotted paths and values of texts ``PATH=VALUE``; a value is YAML, or a list of ``several`` with commas.
+
+    Raises:
+        ValueError: for a text of another form.
+    """
+    from pl_privknn.config import read_yaml
+
+    found = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        if not equals or not path or (several and not value):
+            form = "PATH=V1,V2" if several else "PATH=VALUE"
+            raise ValueError(f"{option} {text!r} must be {form}, as in trainer.max_epochs=2")
+        found[path] = read_yaml(f"[{value}]" if several else value)
+    return found
+
+
+def print_report(report: dict[str, Any], as_json: bool) -> None:
+    """Print a report as JSON, or its plain figures, one a line."""
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    figures = {name: value for name, value in report.items() if not isinstance(value, list | dict)}
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        if value not in (None, ""):
+            print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")

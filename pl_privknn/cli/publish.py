@@ -1,0 +1,143 @@
+"""``privknn init``, ``report``, ``export`` and ``demo``: what comes before a first run, and after one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: Configurations of the demo, the best teacher for small data first.
+_DEMO = {"Reverse kNN": "digits_reverse_knn", "Private-kNN": "digits_private_knn"}
+
+
+def add_init(commands: Any) -> None:
+    """Register ``privknn init`` with argparse's subparsers."""
+    parser = commands.add_parser("init", help="recommend a teacher for your data and write a configuration")
+    parser.add_argument(
+        "--data", required=True, metavar="PATH", help="folder of images or arrays, or an .npz file"
+    )
+    parser.add_argument("--epsilon", type=float, required=True, help="target ε")
+    parser.add_argument(
+        "--private-records", type=int, required=True, metavar="N", help="about how many, as anybody may know"
+    )
+    parser.add_argument("--delta", type=float, help="δ (a tenth of one over the records, or less)")
+    parser.add_argument("--num-classes", type=int, help="where no test set tells them")
+    parser.add_argument("--teacher", choices=("reverse-knn", "private-knn"), help="this one")
+    parser.add_argument("--output", default="private_run.yaml", metavar="FILE", help="(private_run.yaml)")
+    parser.set_defaults(run=_init)
+
+
+def _init(parsed: argparse.Namespace) -> int:
+    from pl_privknn._checks import check_int, check_positive
+    from pl_privknn.recommend import public_side, recommend
+
+    records = check_int("--private-records", parsed.private_records, minimum=10)
+    epsilon = check_positive("--epsilon", parsed.epsilon)
+    if parsed.num_classes is not None:
+        check_int("--num-classes", parsed.num_classes, minimum=2)
+    output = Path(parsed.output)
+    if output.exists():
+        raise FileExistsError(f"--output {output} is there already; name another file")
+    side = public_side(parsed.data, parsed.num_classes)
+    delta = usual_delta(records) if parsed.delta is None else parsed.delta
+    found = recommend(side, epsilon=epsilon, delta=delta, records=records, teacher=parsed.teacher)
+    output.write_text(found.config, encoding="utf-8")
+    print(*found.reasons, f"Next: privknn fit --config {output}", sep="\n")
+    return 0
+
+
+def usual_delta(records: int) -> float:
+    """The power of ten that is at most a tenth of one over the number of records."""
+    return 10.0 ** math.floor(-math.log10(10 * records))
+
+
+def add_report(commands: Any) -> None:
+    """Register ``privknn report`` with argparse's subparsers."""
+    parser = commands.add_parser(
+        "report", help="one HTML page of a run, a comparison or a ledger; privacy card"
+    )
+    parser.add_argument("path", help="folder of a run or of a comparison, or a ledger")
+    parser.add_argument("--output", metavar="FILE", help="the HTML file (report.html in the folder)")
+    parser.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
+    parser.set_defaults(run=_report)
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    from pl_privknn.report import write_report
+
+    print(write_report(parsed.path, parsed.output, exact=not parsed.fast))
+    return 0
+
+
+def add_export(commands: Any) -> None:
+    """Register ``privknn export`` with argparse's subparsers."""
+    parser = commands.add_parser(
+        "export", help="the model that a run released as one file, with its summary and privacy card"
+    )
+    parser.add_argument("run_dir", metavar="RUN", help="folder of the run")
+    parser.add_argument(
+        "--format", choices=("torch", "onnx"), default="torch", help="torch.export's .pt2, or ONNX"
+    )
+    parser.add_argument("--output", metavar="DIR", help="folder for the files (RUN/export)")
+    parser.set_defaults(run=_export)
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    from pl_privknn.report.export import export_run
+
+    run = Path(parsed.run_dir)
+    print(export_run(run, Path(parsed.output or run / "export"), parsed.format))
+    return 0
+
+
+def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
+    """Register ``privknn demo`` with argparse's subparsers; its runs are what ``command`` does."""
+    parser = commands.add_parser(
+        "demo", help="two private teachers on bundled digits: ε and accuracy of both"
+    )
+    parser.add_argument("--output", default="runs/demo", help="where the runs go (runs/demo)")
+    parser.add_argument("--epochs", type=int, default=24, help="of each student (24)")
+    parser.set_defaults(run=lambda parsed: _demo(parsed, command))
+
+
+def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -> int:
+    from pl_privknn._checks import check_int
+    from pl_privknn.cli.train import new_number
+
+    epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
+    quiet = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]
+    for place, (title, config) in enumerate(_DEMO.items(), 1):
+        print(f"\n{place} of {len(_DEMO)}: {title}, configs/{config}.yaml", flush=True)
+        own = Path(__file__).parents[1] / "configs" / f"{config}.yaml"
+        words = ["fit", "--config", str(own), "--run_dir", str(folder / config)]
+        if status := command([*words, "--trainer.max_epochs", str(epochs), *quiet]):
+            return status
+    columns = "{:12} {:>6} {:>8} {:14} {:>9} {:>7} {:>7}"
+    print("\n" + columns.format("teacher", "ε", "δ", "guarantee", "answered", "labels", "test"))
+    sentences = []
+    for title, config in _DEMO.items():
+        summary = json.loads((folder / config / "summary.json").read_text(encoding="utf-8"))
+        answered = f"{summary['answered']}/{summary['queried']}"
+        accuracies = (f"{summary[name]:.3f}" for name in ("label_accuracy", "test_accuracy"))
+        figures = (f"{summary['epsilon']:.3g}", f"{summary['delta']:g}", summary["guarantee"])
+        print(columns.format(title, *figures, answered, *accuracies))
+        sentences.append(f"{title}: {_meaning(summary)}")
+    print("labels, test: shares of released labels, and of test images by the student, that are right\n")
+    print(*sentences, sep="\n")
+    for title, config in _DEMO.items():
+        print(f"A page to look at, of {title}:", flush=True)
+        command(["report", str(folder / config)])
+    print(folder)
+    return 0
+
+
+def _meaning(summary: Mapping[str, Any]) -> str:
+    """What the ε of a run means for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
+    found = 100 * summary["tpr_at_fpr_0.01"]
+    return (
+        f"ε = {summary['epsilon']:.3g}: whoever takes 1 in 100 outsiders for one of the people in the private data "
+        f"finds at most {found:.2g} in 100 of those who are, whatever else is known; by guessing, 1"
+    )

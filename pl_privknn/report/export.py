@@ -1,0 +1,155 @@
+"""What a run released as one file that needs none of this package, with what its privacy is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.callbacks.checkpoints import CHECKPOINT
+from pl_privknn.callbacks.labeling_round import HEAD, load_head
+from pl_privknn.callbacks.private_labeler import lasting_extractor
+from pl_privknn.config import instantiate, known_classes, read_document
+from pl_privknn.students.base import Student
+
+#: What goes with a model, where the run left it.
+_BESIDE = ("summary.json", "privacy_card.md", "privacy_card.json")
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+# Largest difference of a probability between the student and the file.
+_TOLERANCE = 1e-4
+
+
+def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
+    """Write the model that a run released, check it against the student, and copy what says how private it is.
+
+    Args:
+        run: folder of a finished run.
+        output: folder for the files.
+        kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``.
+
+    Returns:
+        The model's file, which maps images, float ``(n, c, h, w)`` in 0 … 1, to probabilities, float
+        ``(n, classes)``; n is 1 in a file with a head or an extractor, whose features count images as they go.
+
+    Raises:
+        FileNotFoundError: where the folder holds no finished run.
+        ValueError: for a student of another package, which its own code has to load.
+        RuntimeError: where ONNX has not what the model needs, or the file says something else than the model.
+    """
+    if kind == "onnx" and (lacking := [name for name in _ONNX if importlib.util.find_spec(name) is None]):
+        raise RuntimeError(f"--format onnx needs {' and '.join(lacking)}; pip install 'pl-privknn[onnx]'")
+    student = _student(run)
+    labeling = read_document(run / "config.yaml").get("labeling") or {}
+    released = str(
+        read_document(run / "summary.json").get("released") or labeling.get("released") or "student"
+    )
+    head = None if released == "student" else _head(run, labeling)
+    output.mkdir(parents=True, exist_ok=True)
+    path = _write(student, head, released, output, kind)
+    for name in _BESIDE:
+        if (run / name).is_file():
+            shutil.copyfile(run / name, output / name)
+    return path
+
+
+def _student(run: Path) -> Any:
+    """The student of a run, from its configuration and last checkpoint."""
+    for name in ("config.yaml", "summary.json", str(CHECKPOINT)):
+        if not (run / name).is_file():
+            raise FileNotFoundError(f"{run}: there is no {name}; give the folder of a finished run")
+    model = read_document(run / "config.yaml")["model"]
+    found = known_classes().get(model["class_path"])
+    if found is None:
+        raise ValueError(f"model.class_path={model['class_path']} is none of the project's students")
+    if not issubclass(found, Student):
+        raise ValueError(
+            f"model.class_path={model['class_path']} is no student; give the folder of a run that has one"
+        )
+    section = (model.get("init_args") or {}).get("extractor")
+    given = {}
+    if section is not None:  # checkpoints hold only what it learned
+        made = instantiate({"labeling": {"features": [section]}}, {"labeling": PrivateLabeler}).labeling
+        given["extractor"] = made.features[0]
+    return found.load_from_checkpoint(run / CHECKPOINT, map_location="cpu", weights_only=True, **given).eval()
+
+
+def _head(run: Path, section: dict[str, Any]) -> Any:
+    """The model that a run's releases make, from its configuration and ``head.pt``."""
+    labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}).labeling
+    extractor = lasting_extractor(labeling.features)
+    head = None if extractor is None else load_head(run, labeling.labeler, extractor)
+    if head is None:
+        raise FileNotFoundError(f"{run}: the run released its head, and there is no {HEAD}; restore it")
+    return head.eval()
+
+
+class _Probabilities(torch.nn.Module):
+    """Probabilities of the student, of the head, or their mean."""
+
+    def __init__(self, student: Any, head: Any, released: str) -> None:
+        super().__init__()
+        self.student, self.head, self.released = student, head, released
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.released == "head":
+            return self.head(images)
+        found: torch.Tensor = self.student.outputs.probabilities(self.student(images))
+        return found if self.released == "student" else (found + self.head(images)) / 2
+
+
+def _write(student: Any, head: Any, released: str, output: Path, kind: str) -> Path:
+    settings = student.hparams
+    shape = (int(settings["in_channels"]), int(settings["image_size"]), int(settings["image_size"]))
+    images = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
+    module = _Probabilities(student, head, released).eval()
+    whole = head is None and student.extractor is None
+    at_once = len(images) if whole else 1
+    batch = {"images": {0: torch.export.Dim("batch", min=1)}} if whole else None
+    with torch.inference_mode(False), torch.no_grad():
+        wanted = module(images)
+        program = torch.export.export(module, (images[:at_once],), dynamic_shapes=batch)
+        path = output / ("model.pt2" if kind == "torch" else "model.onnx")
+        write = _through_torch if kind == "torch" else _through_onnx
+        said = write(program, path, images.split(at_once))
+    if not torch.allclose(said, wanted, atol=_TOLERANCE):
+        path.unlink()
+        raise RuntimeError(
+            f"{path.name} differs from the model by {(said - wanted).abs().max():.2g}; not written"
+        )
+    return path
+
+
+def _through_torch(program: Any, path: Path, parts: Sequence[Any]) -> Any:
+    """Write a program; what the file says of batches."""
+    with warnings.catch_warnings():  # of memory that tensors share; a loss would show in what the file says
+        warnings.filterwarnings("ignore", message="No complete tensor found in the group")
+        torch.export.save(program, path)
+    written = torch.export.load(path).module()
+    return torch.cat([written(part) for part in parts])
+
+
+def _through_onnx(program: Any, path: Path, parts: Sequence[Any]) -> Any:
+    """Write a program as ONNX; what the file says of batches."""
+    import onnxruntime
+
+    # ONNX has no hypot.
+    table = {
+        **torch.export.default_decompositions(),
+        torch.ops.aten.hypot.default: lambda x, y: (x * x + y * y).sqrt(),
+    }
+    try:
+        torch.onnx.export(program.run_decompositions(table), f=str(path), external_data=False, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
+        what = found[1] if found else "an operation of this model"
+        raise RuntimeError(f"--format onnx: ONNX has nothing for {what}; use --format torch") from error
+    session = onnxruntime.InferenceSession(str(path))
+    name = session.get_inputs()[0].name
+    return torch.cat([torch.from_numpy(session.run(None, {name: part.numpy()})[0]) for part in parts])
