@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -338,6 +339,28 @@ def _tensorboard_table(writer: Any, rows: list[PicturedQuery], step: int) -> Non
     writer.add_text("queries", "\n".join(lines), step)
     images = np.stack([row.image if row.image.ndim == 3 else row.image[..., None] for row in rows])
     writer.add_images("queries", images, step, dataformats="NHWC")
+
+
+def finish_wandb(trainer: pl.Trainer, summary: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+    """Put the plain figures into the summary of W&B runs and close these, so that their files are complete.
+
+    Args:
+        trainer: whose loggers are told.
+        summary: of the run.
+        files: what is attached, by the name that it gets: released things alone, such as the ledger, with which a
+            reader of the run can audit its ε.
+    """
+    figures = {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
+    for run in [logger.experiment for logger in told(trainer) if _is(logger, "WandbLogger")]:
+        run.summary.update(figures)
+        for name, file in files.items():
+            import wandb
+
+            kind = name.split(".")[0]
+            artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
+            artifact.add_file(str(file), name=name)
+            run.log_artifact(artifact)
+        run.finish()
 
 
 def told(trainer: pl.Trainer) -> list[Any]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import logging
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,25 +17,250 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int
-from pl_privknn._lightning import rank_zero_only
+from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
-from pl_privknn.callbacks.checkpoints import DurableCheckpointIO
+from pl_privknn.callbacks.checkpoints import CHECKPOINT, DurableCheckpointIO, usable_checkpoint
+from pl_privknn.callbacks.loggers import finish_wandb, spender_of
+from pl_privknn.callbacks.run_summary import left_out_of
 from pl_privknn.cli.common import importable, mistake, shown_text
-from pl_privknn.cli.quiet import ParameterCount, quietly
-from pl_privknn.cli.run_folder import keep_last_checkpoint, new_folder, run_loggers
-from pl_privknn.cli.training_parser import TrainingParser
-from pl_privknn.cli.training_words import check_files, expand_resume, help_topic, values_of
 from pl_privknn.comparison.worker import INTERRUPTED
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.store import FolderLock
 from pl_privknn.report import write_report
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 
+#: First words of Lightning's own options.
+_LIGHTNINGS = (
+    "trainer",
+    "optimizer",
+    "lr_scheduler",
+    "ckpt_path",
+    "weights_only",
+    "verbose",
+    "return_predictions",
+)
+_TITLES = {"model": "student", "data": "data"}
+#: Beginnings of warnings about Lightning's own workings, and about what this package sees to itself.
+_WORKINGS = (
+    "LightningCLI's args parameter is intended",
+    "Experiment logs directory .* exists and is not empty",  # put aside by PrivKNNCLI.before_fit
+    "Checkpoint directory .* exists and is not empty",  # a resumed run's
+    ".*does not have many workers",  # images are in memory
+    "Total length of `list` across ranks is zero",  # public images of unknown truth: nothing to validate on
+    *MESSAGES,
+)
+_SAID = ("litlogger", "litmodels", "TPU available", "HPU available", "passed to Trainer: LeavesFolder")
+
 known_classes()  # YAML may name them without a module path
+
+
+def run_training(words: Sequence[str]) -> int:
+    """Run ``fit``, ``validate``, ``test`` or ``predict``.
+
+    Args:
+        words: the subcommand and its arguments. ``fit --resume DIR`` stands for the config, folder and last
+            checkpoint of an interrupted run.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
+    """
+    words, topic = help_topic(words)
+    expanded = expand_resume(list(words))
+    check_files(values_of("config", expanded) + values_of("c", expanded))
+    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],), "topic": topic})
+    try:
+        with quietly(words[0]), importable(values_of("config", expanded) + values_of("c", expanded)):
+            cli.run_words(expanded)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if (status := _interrupted(stop, cli.at_work)) is None:
+            raise
+        return status
+    except _MISCONFIGURED as error:
+        raise ConfigurationError(one_line(error)) from error
+    except Exception as error:
+        if mistake(error) is None and _restoring(error):
+            checkpoint = ", ".join(values_of("ckpt_path", expanded))
+            # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
+            why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
+            raise ConfigurationError(
+                f"ckpt_path={checkpoint} can't be restored ({why}); give another checkpoint, of the same student"
+            ) from error
+        raise
+    return 0
+
+
+def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
+    """Say how a run that was stopped by Ctrl-C goes on; None for an end of another kind."""
+    trainer = getattr(cli, "trainer", None)
+    if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
+        return None
+    folder = None if cli is None else Path(cli._subconfig().run_dir)
+    if (
+        cli is not None
+        and cli.subcommand == "fit"
+        and folder is not None
+        and (folder / "config.yaml").is_file()
+    ):
+        text = f"interrupted; what was paid for is kept. Continue with: privknn fit --resume {folder}"
+    else:
+        text = "interrupted before anything was asked; the same command starts afresh"
+    print(f"privknn: {text}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _restoring(error: Exception) -> bool:
+    """Whether an error came up while a checkpoint was read."""
+    files = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+    return "checkpoint_connector.py" in files
+
+
+# ---------------------------------------------------------------------------- words
+
+
+def help_topic(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words without a topic of help, such as ``--help trainer``, and the topic."""
+    kept = list(words)
+    for option in ("--help", "-h"):
+        if option in kept and kept[kept.index(option) + 1 :][:1] == ["trainer"]:
+            return [word for word in kept if word != "trainer"], "trainer"
+    return kept, None
+
+
+def check_files(files: list[str]) -> None:
+    """Refuse configurations that are not there.
+
+    Raises:
+        FileNotFoundError: naming the first of them.
+    """
+    for file in files:
+        # jsonargparse reads configuration from the word itself too.
+        if file.endswith((".yaml", ".yml", ".json")) and not Path(file).is_file():
+            raise FileNotFoundError(
+                f"--config {file}: there is no such file; the package's own are configs/NAME.yaml"
+            )
+
+
+def values_of(option: str, words: list[str]) -> list[str]:
+    """What the command line gives for an option, for messages."""
+    found = []
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.lstrip("-") == option:
+            found += [value] if equals else words[place + 1 : place + 2]
+    return found
+
+
+def expand_resume(words: list[str]) -> list[str]:
+    """The words with ``--resume DIR`` as the config, folder and last checkpoint of that run.
+
+    Raises:
+        FileNotFoundError: for a folder that holds no run.
+    """
+    if "--resume" not in words:
+        return words
+    place = words.index("--resume")
+    if place + 1 >= len(words):
+        raise FileNotFoundError("--resume needs the folder of the run to continue")
+    folder = Path(words[place + 1])
+    config = folder / "config.yaml"
+    if not config.is_file():
+        raise FileNotFoundError(f"--resume {folder}: there is no config.yaml; give the folder of a run")
+    if (missing := left_out_of(config.read_text(encoding="utf-8"))) is not None:
+        raise ValueError(
+            f"--resume {folder}: this run was started in Python, and config.yaml can't say its {missing}; go on "
+            "there, with trainer.fit(..., ckpt_path=...)"
+        )
+    resumed = [words[0], "--config", str(config), "--run_dir", str(folder)]
+    if (checkpoint := usable_checkpoint(folder / CHECKPOINT)) is not None:
+        resumed += ["--ckpt_path", str(checkpoint)]
+    return resumed + words[1:place] + words[place + 2 :]
+
+
+# ---------------------------------------------------------------------------- the command
+
+
+class TrainingParser(LightningArgumentParser):
+    """Lightning's parser, with the toolkit's own options first in its help.
+
+    Attributes:
+        topic: ``"trainer"`` for help on Lightning's options, else help is on the toolkit's.
+    """
+
+    topic: str | None = None
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+    ) -> list[str]:
+        """Add the section of a class, or of the subclasses that modules and data modules of both packages are."""
+        if not subclass_mode:
+            return super().add_lightning_class_args(lightning_class, nested_key, required=required)
+        classes = pl.both(lightning_class.__name__)
+        return self.add_subclass_arguments(classes, nested_key, fail_untyped=False, required=required)
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """Help on the options that were asked for."""
+        if all(action.dest != "trainer" for action in self._actions):
+            return super().format_help(*args, **kwargs)
+        command = self.prog.rsplit(" ", 1)[-1]
+        own = {group: _first_word(group) for group in self._action_groups}
+        for group in own:
+            options = {action.dest for action in group._group_actions}
+            group.title = next((title for name, title in _TITLES.items() if name in options), group.title)
+        if self.topic == "trainer":
+            self._action_groups = [group for group, word in own.items() if word in _LIGHTNINGS]
+        else:
+            order = ("", "data", "model", "labeling")
+            self._action_groups = sorted(
+                (
+                    group
+                    for group, word in own.items()
+                    if word not in _LIGHTNINGS and group.title != "Linked arguments"
+                ),
+                key=lambda group: order.index(own[group]) if own[group] in order else len(order),
+            )
+            self.epilog = (
+                f"Arguments of a class: --model.help CLASS, --data.help CLASS. Options of Lightning's trainer: "
+                f"privknn {command} --help trainer."
+            )
+        self.description = None
+        resume = " | --resume DIR" if command == "fit" else ""
+        self.usage = f"privknn {command} --config FILE{resume} [--OPTION VALUE ...]"
+        return super().format_help(*args, **kwargs)
+
+    def _parse_common(self, cfg: Namespace, *args: Any, **kwargs: Any) -> Namespace:
+        """Let loggers write into the run's folder unless they are told otherwise; some ask for a folder."""
+        for section in (cfg, *(value for value in vars(cfg).values() if isinstance(value, Namespace))):
+            loggers = section.get("trainer.logger")
+            for logger in loggers if isinstance(loggers, list) else [loggers]:
+                if isinstance(logger, Namespace):
+                    _add_folder(logger)
+        return super()._parse_common(cfg, *args, **kwargs)
+
+
+def _add_folder(logger: Namespace) -> None:
+    """Give a logger that has to be told a folder the placeholder for the run's."""
+    module, _, name = str(logger.get("class_path")).rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None:
+        return
+    parameter = inspect.signature(found).parameters.get("save_dir")
+    if parameter is not None and parameter.default is parameter.empty:
+        arguments = logger.get("init_args") or Namespace()
+        if arguments.get("save_dir") is None:
+            arguments.save_dir = "."
+        logger.init_args = arguments
+
+
+def _first_word(group: Any) -> str:
+    """Of the options in a group: the section that they are in, or nothing for options of the command itself."""
+    words = {str(action.dest).split(".")[0] for action in group._group_actions}
+    return words.pop() if len(words) == 1 else next((word for word in words if word in _LIGHTNINGS), "")
 
 
 class PrivKNNCLI(LightningCLI):
@@ -193,9 +422,11 @@ class PrivKNNCLI(LightningCLI):
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         if self.trainer.is_global_zero:
             self.run_report.print_table()
-            ledger = _ledger_of(self.trainer, self.model) if self._subconfig().attach_ledger else None
-            _finish_wandb(self.trainer, self.run_report.summary, Path(self._subconfig().run_dir), ledger)
-            print(self._subconfig().run_dir)
+            folder, files = Path(self._subconfig().run_dir), {}
+            if self._subconfig().attach_ledger and (spender := spender_of(self.trainer, self.model)):
+                files = {"ledger.sqlite": spender.ledger.path, "report.html": write_report(folder)}
+            finish_wandb(self.trainer, self.run_report.summary, files)
+            print(folder)
 
     def _subconfig(self) -> Namespace:
         return self.config.get(str(self.subcommand), self.config)
@@ -209,93 +440,110 @@ class _SaveRunConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
 
-def run_training(words: Sequence[str]) -> int:
-    """Run ``fit``, ``validate``, ``test`` or ``predict``.
-
-    Args:
-        words: the subcommand and its arguments. ``fit --resume DIR`` stands for the config, folder and last
-            checkpoint of an interrupted run.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
-    """
-    words, topic = help_topic(words)
-    expanded = expand_resume(list(words))
-    check_files(values_of("config", expanded) + values_of("c", expanded))
-    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],), "topic": topic})
-    try:
-        with quietly(words[0]), importable(values_of("config", expanded) + values_of("c", expanded)):
-            cli.run_words(expanded)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        if (status := _interrupted(stop, cli.at_work)) is None:
-            raise
-        return status
-    except _MISCONFIGURED as error:
-        raise ConfigurationError(one_line(error)) from error
-    except Exception as error:
-        if mistake(error) is None and _restoring(error):
-            checkpoint = ", ".join(values_of("ckpt_path", expanded))
-            # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
-            why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
-            raise ConfigurationError(
-                f"ckpt_path={checkpoint} can't be restored ({why}); give another checkpoint, of the same student"
-            ) from error
-        raise
-    return 0
+# ---------------------------------------------------------------------------- a run's folder
 
 
-def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
-    """Say how a run that was stopped by Ctrl-C goes on; None for an end of another kind."""
-    trainer = getattr(cli, "trainer", None)
-    if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
-        return None
-    folder = None if cli is None else Path(cli._subconfig().run_dir)
-    if (
-        cli is not None
-        and cli.subcommand == "fit"
-        and folder is not None
-        and (folder / "config.yaml").is_file()
-    ):
-        text = f"interrupted; what was paid for is kept. Continue with: privknn fit --resume {folder}"
-    else:
-        text = "interrupted before anything was asked; the same command starts afresh"
-    print(f"privknn: {text}", file=sys.stderr)
-    return INTERRUPTED
+def _name_of(config: Namespace) -> str:
+    """The stem of the first config file, or the student's name where there is none."""
+    files = [str(path) for path in (config.get("config") or [])]
+    if files:
+        return Path(files[0]).stem
+    return str(config.model.class_path).rsplit(".", 1)[-1]
 
 
-def _restoring(error: Exception) -> bool:
-    """Whether an error came up while a checkpoint was read."""
-    files = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
-    return "checkpoint_connector.py" in files
+def new_folder(config: Namespace) -> Path:
+    """``runs/NAME/NUMBER`` with the first number that is free; in the trainer's root, where one was given."""
+    return new_number(Path(config.trainer.default_root_dir or "runs") / _name_of(config))
 
 
-def _ledger_of(trainer: pl.Trainer, model: pl.LightningModule) -> Path | None:
-    """The ledger of the run's labeler, or of a module that trains on the private records itself."""
-    for owner in (*trainer.callbacks, model):  # type: ignore[attr-defined]
-        if isinstance(ledger := getattr(owner, "ledger", None), Ledger):
-            return ledger.path
-    return None
+def new_number(folder: Path) -> Path:
+    """A new folder in this one: the first number that is free."""
+    number = 0
+    while True:
+        new = folder / str(number)
+        try:
+            new.mkdir(parents=True)
+            return new
+        except FileExistsError:
+            number += 1
 
 
-def _finish_wandb(trainer: pl.Trainer, summary: dict[str, Any], folder: Path, ledger: Path | None) -> None:
-    """Put the plain figures into the summary of a W&B run and close it, so that its file is complete."""
-    for logger in trainer.loggers:
-        if type(logger).__name__ == "WandbLogger":
-            figures = {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
-            logger.experiment.summary.update(figures)  # type: ignore[attr-defined]
-            if ledger is not None:
-                _attach(logger.experiment, "ledger", ledger, "ledger.sqlite")  # type: ignore[attr-defined]
-                _attach(logger.experiment, "report", write_report(folder), "report.html")  # type: ignore[attr-defined]
-            logger.experiment.finish()  # type: ignore[attr-defined]
+def run_loggers(chosen: Any, folder: Path) -> list[Namespace]:
+    """The CSV logger, whose file every run leaves, and those that the user chose, all in the run's folder."""
+    csv = Namespace(
+        class_path="pytorch_lightning.loggers.CSVLogger",
+        init_args=Namespace(
+            save_dir=str(folder), name="", version="", prefix="", flush_logs_every_n_steps=100
+        ),
+    )
+    others = [] if chosen in (None, True) else chosen if isinstance(chosen, list) else [chosen]
+    for logger in others:
+        arguments = logger.get("init_args")
+        if arguments is not None and str(arguments.get("save_dir")) in (".", "None"):
+            arguments.save_dir = str(folder)
+    return [csv, *[logger for logger in others if "CSVLogger" not in logger.class_path]]
 
 
-def _attach(run: Any, kind: str, file: Path, name: str) -> None:
-    """Attach a file of released things alone, such as the ledger, with which a reader of the run can audit its ε."""
-    import wandb
+def keep_last_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
+    """Make the trainer's own default checkpoint one that a resume can rely on; a user's stays as it is."""
+    kind = pl.package_of(trainer).callbacks.ModelCheckpoint
+    for place, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
+        if type(callback) is kind and callback.dirpath is None and callback.monitor is None:
+            trainer.callbacks[place] = kind(  # type: ignore[attr-defined]
+                dirpath=folder / CHECKPOINT.parent,
+                filename=CHECKPOINT.stem,
+                enable_version_counter=False,
+                save_on_train_epoch_end=True,
+            )
 
-    artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
-    artifact.add_file(str(file), name=name)
-    run.log_artifact(artifact)
+
+# ---------------------------------------------------------------------------- output
+
+
+class ParameterCount(pl.Callback):
+    """One line about the student, where Lightning shows a table of its parts with their FLOPs."""
+
+    @classmethod
+    def stand_in(cls, trainer: Any) -> None:
+        """Replace the trainer's own summary; one that looks deeper stays as it is."""
+        tables = (*pl.both("callbacks.ModelSummary"), *pl.both("callbacks.RichModelSummary"))
+        for place, callback in enumerate(trainer.callbacks):
+            if type(callback) in tables and callback._max_depth == 1:
+                trainer.callbacks[place] = cls()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say how large the student is."""
+        size = sum(parameter.numel() for parameter in pl_module.parameters() if parameter.requires_grad)
+        rank_zero_info(f"{type(pl_module).__name__}: {size:,} parameters to train")
+
+
+@contextlib.contextmanager
+def quietly(command: str) -> Iterator[None]:
+    """Run a command without what :data:`_WORKINGS` and :data:`_SAID` name; other warnings in one line each."""
+    names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
+    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in names]
+    told: set[str] = set()
+
+    def one_line(message: Any, *_: Any, **__: Any) -> str:
+        text = " ".join(str(message).split())
+        new = text not in told
+        told.add(text)
+        return f"privknn {command}: {text}\n" if new else ""
+
+    before = warnings.formatwarning
+    with warnings.catch_warnings():
+        for text in _WORKINGS:
+            warnings.filterwarnings("ignore", message=text)
+        for logger in loggers:
+            logger.addFilter(_is_wanted)
+        warnings.formatwarning = one_line
+        try:
+            yield
+        finally:
+            warnings.formatwarning = before
+            for logger in loggers:
+                logger.removeFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not any(text in record.getMessage() for text in _SAID)

@@ -150,7 +150,7 @@ def test_wandb_offline_run_has_epsilon_and_accuracy_on_one_step_axis(tmp_path):
         ('[{"mechanism": "gaussian", "sigma": NaN}]', "sigma"),
         ('[{"mechanism": "gaussian", "sigma": 1, "count": 0}]', "count"),
         ('[{"mechanism": "gaussian", "sigma": 1, "scale": 2}]', "scale"),
-        ("[", "JSON"),
+        ("[", "YAML"),
     ],
 )
 def test_bad_records_are_refused_with_the_field_named(tmp_path, capsys, records, word):

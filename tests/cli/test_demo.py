@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pl_privknn.cli.main import main
-from pl_privknn.cli.quiet import quietly
+from pl_privknn.cli.train import quietly
 
 
 def test_demo_shows_both_teachers_in_one_table(tmp_path, monkeypatch, capfd):

@@ -8,8 +8,8 @@ import torch
 import yaml
 
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
-from pl_privknn.cli.init import usual_delta
 from pl_privknn.cli.main import main
+from pl_privknn.cli.publish import usual_delta
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.planning import plan_of_config
 from pl_privknn.privacy.accounting.accountant import account
