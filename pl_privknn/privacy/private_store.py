@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from filelock import FileLock, Timeout
 
 from pl_privknn.privacy.files import sync_folder
+from pl_privknn.privacy.store import transaction
 
 #: Of the file in a run's private folder.
 FILE_NAME = "private.sqlite"
@@ -114,14 +115,8 @@ class PrivateStore:
             if self._db.in_transaction:
                 yield self._db
                 return
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._db):
                 yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:  # some failures have rolled back already
-                    self._db.execute("ROLLBACK")
-                raise
 
     @contextlib.contextmanager
     def copied_to(self, path: Path) -> Iterator[sqlite3.Connection]:
