@@ -172,7 +172,9 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
         root = loader.get_single_node()
         given = {id(_node(root, "definitions", name)): value for name, value in (definitions or {}).items()}
         document = None if root is None else loader.plain(root, given)
-    except (yaml.YAMLError, RecursionError) as error:
+    except ConfigurationError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of thousands of digits
         deep = isinstance(error, RecursionError) or "maximum nesting depth" in str(error)
         raise ConfigurationError(
             _TOO_DEEP if deep else f"not readable as YAML: {' '.join(str(error).split())}"
@@ -409,11 +411,13 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
         fields = {}
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)
-            # A field without repr holds data; what is unstated of noise is the labeler's to say.
-            if not (field.repr or inner is None or isinstance(inner, str | Path)):
+            if not field.init or field.name in getattr(
+                value, "_unstated", ()
+            ):  # of noise: the labeler's to say
+                continue
+            if not (field.repr or inner is None or isinstance(inner, str | Path)):  # without repr: data
                 raise _NotPlain
-            stated = field.init and field.name not in getattr(value, "_unstated", ())
-            if stated and (field.default is dataclasses.MISSING or inner != field.default):
+            if field.default is dataclasses.MISSING or inner != field.default:
                 fields[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
         if is_group(value):
             return fields

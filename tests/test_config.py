@@ -40,6 +40,11 @@ def test_json_and_yaml_say_the_same(tmp_path):
         assert read_document(tmp_path / name) == document
 
 
+def test_a_number_of_thousands_of_digits_is_refused_in_one_line():
+    with pytest.raises(ConfigurationError, match="not readable as YAML"):
+        read_yaml("9" * 5000)
+
+
 def test_what_is_written_needs_no_alias():
     shared = {"betas": [0.9, 0.99]}
     assert read_yaml(write_yaml({"a": shared, "b": shared})) == {"a": shared, "b": shared}
