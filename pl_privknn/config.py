@@ -372,8 +372,8 @@ class _NotPlain(Exception):
 def _noted(
     cls: type[HasInitArguments], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    parameters = inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters.values()
-    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    parameters = inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters
+    names = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
     arguments: dict[str, Any] = {}
     left_out: list[str] = []
     for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
@@ -385,6 +385,8 @@ def _noted(
             for parent in cls.__mro__
         )
         data = name.startswith("private") and not isinstance(value, str | Path)
+        if isinstance(value, Mapping) and name in parameters and is_group(parameters[name].default):
+            value = as_group(name, value, parameters[name].default)  # which says what of it is data
         try:
             if data or (cls._holds_data and not ours):
                 raise _NotPlain

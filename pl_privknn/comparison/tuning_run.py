@@ -117,7 +117,14 @@ class TuningRun:
                 drawn = (
                     self.noise.stream("settings", run_id).integers(count, len(self.tuning.settings)).tolist()
                 )
+                store.note("seeded", not self.noise.cryptographic)
                 store.note("state", {"drawn": drawn, "done": 0, "setting": None, "score": None})
+            if store.fact("seeded") == self.noise.cryptographic:
+                came = "from a seed" if store.fact("seeded") else "from the operating system"
+                raise ValueError(
+                    f"--output {self.output}: the one charge of its search says that all noise comes {came}; go on as "
+                    "it began, or choose another folder for a new search, which costs anew"
+                )
             if not run.num_charges:
                 run.charge(self.tuning.mechanism, noise=self.noise, adjacencies=("add_remove",))
         except BaseException:

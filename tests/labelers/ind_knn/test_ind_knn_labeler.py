@@ -366,7 +366,11 @@ def test_groups_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_what_tells_records_apart_stands_in_no_configuration():
-    for records in (Records(ids=np.arange(COUNT)), Records(ids=list(range(COUNT)))):
+    for records in (
+        Records(ids=np.arange(COUNT)),
+        Records(ids=list(range(COUNT))),
+        {"ids": list(range(COUNT))},
+    ):
         noted, left_out = as_section(IndKNN(0.2, 1.0, epsilon=1.0, records=records))
         assert noted["init_args"] == {"threshold": 0.2, "sigma2": 1.0, "epsilon": 1.0}
         assert left_out == ["records"]
