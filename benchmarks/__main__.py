@@ -26,7 +26,6 @@ BENCHMARKS = {
     "statistics": "head and student of a teacher that releases statistics, at several values of ε",
     "students": "students with 1,000 labels, and with wrong labels",
     "teachers": "labels that teachers release: PATE, reverse kNN, attributes; features without privacy",
-    "updates": "Ind-KNN and NoisySGD while records come and go",
 }
 #: Options that say where things lie or which are measured, and change no figure.
 PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "only", "root", "weights", "words")

@@ -1,255 +1,298 @@
 """Ind-KNN's accuracy on Fashion-MNIST beside Private-kNN's.
 
-Similarities of queries and records are computed once for each kind of features and serve every method, setting,
-draw of noise and ε. Ind-KNN's settings, plain features or public principal components among them, are searched for
-on the labelled public images alone. Private-kNN gets the best of a grid **in hindsight**, on the very queries that
-are scored; so the comparison favours it (ind_knn_rival.py). Both answer all queries.
-
-The three conversions from ε to a budget are compared on the same queries and the same standard normal draws; each
-takes, again in hindsight, the best of a few multiples of the σ2 that was searched for.
+The 60,000 training images are private. Of the test file one half is the pool of queries; the other half plays
+labelled public data: on it alone Ind-KNN's settings are searched for (kind of features, threshold or number of
+neighbours, σ2), thresholds by density are taken, and principal components are learned. Private-kNN gets the best of a
+grid **in hindsight**, on the very queries that are scored; so the comparison favours it. Both answer all queries.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
-import time
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
 from torch import Tensor
 
-from benchmarks.ind_knn_features import CLASSES, DELTA, LOG, RECORDS, Tables, add_feature_options, load
-from benchmarks.ind_knn_rival import Ranking, best_private_knn
-from benchmarks.ind_knn_search import search_ind_knn
-from benchmarks.record import Measured
-from pl_privknn.comparison.marks import SEEDED, stated
-from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, IndKNNParameters, PublicDensity, ask
+from benchmarks.record import Measured, entries
+from pl_privknn.comparison.marks import SEEDED, footnotes, guarantee_of, mark, stated
+from pl_privknn.comparison.plot import explain
+from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.features import HOG, TimmFeatures
+from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity
+from pl_privknn.labelers.ind_knn.algorithm import PAPER_MIN_COUNT, collect, count_active
+from pl_privknn.labelers.ind_knn.engine import unit_rows
+from pl_privknn.labelers.private_knn import KNN_VOTES_L2
+from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.record_budgets import CONVERSIONS, Conversion
 
-METHODS = ("density", "fixed")
+DELTA, CLASSES, RECORDS, COMPONENTS = 1e-5, 10, 60_000, 64
+FEATURES = {"hog": "HOG", "efficientnet": "EfficientNet-Lite0"}
+METHODS = {
+    "density": "Ind-KNN, density",
+    "fixed": "Ind-KNN, one τ",
+    "private_knn": "Private-kNN, in hindsight",
+}
 VIEWS = ("plain", "components")
 SIGMAS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.6)
-#: Multiples of the σ2 that was found, for the comparison of conversions.
-MULTIPLES = (0.5, 0.7, 0.85, 1.0, 1.25)
-Neighborhood = tuple[NDArray[np.intp], NDArray[np.float64]]
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
+NEIGHBORS = (30, 60, 125, 250, 500, 1000, 2000)
+#: Of Private-kNN; wider than the paper's Table 4 on both sides.
+RATES, COUNTS, DRAWS = (0.01, 0.02, 0.05, 0.1, 0.2), (20, 30, 60, 100, 200, 300, 500), 5
+LOG = Console(stderr=True)
+Floats = NDArray[np.float64]
+Neighborhood = tuple[NDArray[np.intp], Floats]
 
 
 @dataclasses.dataclass(frozen=True)
-class Similarities:
-    """Cosines, once for all: float32, ``private`` of shape ``(pool, n)``, ``public`` of shape ``(pool, r)``."""
+class Part:
+    """Unit features and true classes of the images of one role: float32 ``(n, d)``, int64 ``(n,)``."""
 
-    private: NDArray[np.float32]
-    public: NDArray[np.float32]
+    features: Tensor
+    labels: Tensor
 
-    @classmethod
-    def of(cls, tables: Tables) -> Similarities:
-        """Two matrix products of unit vectors."""
-        unit = tables.unit()
-        return cls(
-            *((unit.pool.features @ part.features.T).numpy() for part in (unit.private, unit.public)),
-        )
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, other: Part) -> NDArray[np.float32]:
+        """Cosines with another role's images."""
+        return (self.features @ other.features.T).numpy()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The three roles: ``private``, ``pool`` of queries, and labelled ``public`` images."""
+
+    private: Part
+    pool: Part
+    public: Part
+
+
+def load(options: argparse.Namespace) -> dict[str, Tables]:
+    """Features of all images, plain and as levelled components learned from the public ones alone."""
+    data = FashionMNISTDataModule(root=options.root)
+    data.setup("fit")
+    extractor: Any = HOG()
+    if options.features != "hog":
+        extractor = TimmFeatures(weights=options.weights, image_size=options.image_size)
+    roles = [
+        (data.private, data.private.labels),
+        (data.public, data.public.truth),
+        (data.test, data.test.labels),
+    ]
+    plain = [
+        torch.cat([extractor(images.images(part)) for part in torch.arange(len(images)).split(1024)])
+        for images, _ in roles
+    ]
+    whitening = PublicWhitening(plain[2].shape[1], COMPONENTS).fit(plain[2])
+    views = {"plain": plain, "components": [whitening(part) for part in plain]}
+    return {
+        view: Tables(*(Part(unit_rows(part), role[1]) for part, role in zip(parts, roles, strict=True)))
+        for view, parts in views.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What the search found for one method, number of queries and ε."""
+    """Of one method: kind of features, threshold, neighbours that density aims at (None: one τ), noise of votes."""
 
-    method: str
     view: str
     threshold: float
     neighbors: int | None
     sigma2: float
-    public_accuracy: float
 
-    def parameters(
-        self, epsilon: float, queries: int, conversion: Conversion, multiple: float = 1.0
-    ) -> IndKNNParameters:
-        """The stream with this setting; σ2 is such that a vote costs the same share of every budget."""
-        min_count = PAPER_MIN_COUNT if self.neighbors is None else float(self.neighbors)
-
-        def made(conversion: Conversion, sigma2: float) -> IndKNNParameters:
-            return IndKNNParameters.for_epsilon(
-                epsilon,
-                DELTA,
-                threshold=self.threshold,
-                sigma2=sigma2,
-                num_queries=queries,
-                conversion=conversion,
-                min_count=min_count,
-            )
-
-        share = made("gdp", 1.0).budget / made(conversion, 1.0).budget
-        return made(conversion, self.sigma2 * multiple * math.sqrt(share))
-
-
-def search(tables: dict[str, Tables], method: str, queries: int, epsilon: float, repeats: int) -> Setting:
-    """The best setting on the public images: mean over splits of them into queries and records."""
-    found: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for view, split in itertools.product(VIEWS, range(repeats)):
-        for trial in search_ind_knn(
-            tables[view].public.features,
-            tables[view].public.labels,
-            CLASSES,
-            epsilon=epsilon,
-            delta=DELTA,
+    def parameters(self, epsilon: float, queries: int) -> IndKNNParameters:
+        """The stream with this setting."""
+        return IndKNNParameters.for_epsilon(
+            epsilon,
+            DELTA,
+            threshold=self.threshold,
+            sigma2=self.sigma2,
             num_queries=queries,
-            num_records=RECORDS,
-            by_density=method == "density",
-            sigmas=SIGMAS,
-            window=0.3,
-            window_step=0.05,
-            seed=split,
-        ):
-            given = trial.settings
-            neighbors = given.get("switches", {}).get("density", {}).get("neighbors")
-            found[view, given["threshold"], neighbors, given["sigma2"]].append(trial.accuracy)
-    # Splits may look around different thresholds; what only some of them tried is left out.
-    means = {key: statistics.mean(runs) for key, runs in found.items() if len(runs) == repeats}
-    best = max(means, key=lambda key: means[key])
-    setting = Setting(method, *best, means[best])
-    LOG.print(f"{queries} queries, ε={epsilon}: {setting}")
-    return setting
+            min_count=PAPER_MIN_COUNT if self.neighbors is None else float(self.neighbors),
+        )
 
-
-def neighborhoods(
-    setting: Setting, known: Similarities, asked: Tensor, parameters: IndKNNParameters
-) -> list[Neighborhood]:
-    """Private neighbours of each query; neither budgets nor noise have a part in them."""
-    thresholds = np.full(len(asked), setting.threshold)
-    if setting.neighbors is not None:
-        density = PublicDensity(setting.neighbors, RECORDS)
-        thresholds = density.thresholds(parameters, known.public[asked.numpy()])
-    return [
-        parameters.neighbors(known.private[row], float(threshold))
-        for row, threshold in zip(asked.tolist(), thresholds, strict=True)
-    ]
+    def near(
+        self, parameters: IndKNNParameters, private: NDArray[np.float32], public: NDArray[np.float32]
+    ) -> list[Neighborhood]:
+        """Neighbours of each query among the records, whose cosines are given; budgets have no part in them."""
+        thresholds = np.full(len(private), self.threshold)
+        if self.neighbors is not None:
+            thresholds = PublicDensity(self.neighbors, RECORDS).thresholds(parameters, public)
+        pairs = zip(private, thresholds, strict=True)
+        return [parameters.neighbors(row, float(threshold)) for row, threshold in pairs]
 
 
 def stream(
     parameters: IndKNNParameters,
     near: list[Neighborhood],
     labels: NDArray[np.int64],
-    counting: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    counting: Floats,
+    copies: int = 1,
+) -> tuple[Floats, Floats]:
     """One stream by Algorithm 3, up to the noise of the votes, on which budgets don't depend.
 
     Args:
         parameters: public constants.
-        near: private neighbours of each query.
-        labels: of all private records.
+        near: neighbours of each query.
+        labels: of all records.
         counting: standard normal numbers for the counts, shape ``(T,)``.
+        copies: how often each record counts, where few public ones stand for many.
 
     Returns:
         Votes, shape ``(T, c)``, and the deviation of their noise, shape ``(T,)``.
     """
     left = np.full(len(labels), float(parameters.quanta(np.array(parameters.budget))))
-    votes, deviations, nothing = np.empty((len(near), CLASSES)), np.empty(len(near)), np.zeros(CLASSES)
-    draws = np.zeros((len(near), 1 + CLASSES))
-    draws[:, 0] = counting
+    votes, deviations = np.empty((len(near), CLASSES)), np.empty(len(near))
     for query, (rows, kappa) in enumerate(near):
-        released = ask(parameters, rows, kappa, labels, left, nothing, 0, draws[query])
-        votes[query], deviations[query] = released.noisy, parameters.sigma2 * math.sqrt(released.count)
+        noisy = copies * count_active(parameters, rows, left) + parameters.sigma1 * counting[query]
+        count = max(noisy, parameters.min_count)
+        votes[query] = copies * collect(parameters, rows, kappa, labels, left, count, CLASSES)
+        deviations[query] = parameters.sigma2 * math.sqrt(count)
     return votes, deviations
 
 
-def share_right(
-    votes: NDArray[np.float64], deviations: NDArray[np.float64], truth: NDArray[np.int64], normals: Tensor
-) -> float:
-    """Accuracy over draws of the votes' noise: standard normal ``normals`` of shape ``(draws, T, c)``."""
-    noisy = torch.from_numpy(votes) + torch.from_numpy(deviations)[:, None] * normals
-    return float((noisy.argmax(dim=2) == torch.from_numpy(truth)).double().mean())
+def share_right(found: tuple[Floats, Floats], truth: Tensor, normals: Tensor) -> float:
+    """Accuracy of a stream over draws of the votes' noise: standard normal ``(draws, T, c)``."""
+    votes, deviations = map(torch.from_numpy, found)
+    return float(((votes + deviations[:, None] * normals).argmax(dim=2) == truth).double().mean())
 
 
-def ind_knn_rows(
-    options: argparse.Namespace,
-    tables: dict[str, Tables],
-    known: dict[str, Similarities],
-    asked: dict[tuple[int, int], Tensor],
-) -> Iterator[dict[str, Any]]:
-    """One row for each method, number of queries, ε and conversion."""
-    labels = tables["plain"].private.labels.numpy()
-    truths = tables["plain"].pool.labels
-    for queries, method, epsilon in itertools.product(options.queries, METHODS, options.epsilons):
-        started = time.perf_counter()
-        setting = search(tables, method, queries, epsilon, options.splits)
-        # Fewer queries, more streams: either way as many noisy answers.
-        streams = max(1, round(options.streams * max(options.queries) / queries))
-        runs: dict[tuple[Conversion, float], NDArray[np.float64]] = {
-            key: np.empty((options.seeds, streams)) for key in itertools.product(CONVERSIONS, MULTIPLES)
-        }
+def search(tables: dict[str, Tables], method: str, queries: int, epsilon: float, splits: int) -> Setting:
+    """The best setting on the public images: mean over splits of them into queries and records."""
+    scores: dict[Setting, list[float]] = {}
+    for view, split in itertools.product(VIEWS, range(splits)):
+        public = tables[view].public
+        order = torch.randperm(len(public), generator=torch.Generator().manual_seed(split))
+        asked, records = order[:queries], order[queries:]
+        cosines = (public.features[asked] @ public.features.T).numpy()
+        draws = SeededNoise(split).normal((queries, 1 + CLASSES), 1.0)
+        levels: Any = [(min(THRESHOLDS), count) for count in NEIGHBORS]
+        if method == "fixed":
+            levels = [(threshold, None) for threshold in THRESHOLDS]
+        for threshold, neighbors in levels:
+            for sigma2 in SIGMAS:
+                setting = Setting(view, threshold, neighbors, sigma2)
+                parameters = setting.parameters(epsilon, queries)
+                near = setting.near(parameters, cosines[:, records.numpy()], cosines)
+                found = stream(
+                    parameters,
+                    near,
+                    public.labels[records].numpy(),
+                    draws[:, 0].numpy(),
+                    RECORDS // len(records),
+                )
+                right = share_right(found, public.labels[asked], draws[None, :, 1:])
+                scores.setdefault(setting, []).append(right)
+    best = max(scores, key=lambda setting: statistics.mean(scores[setting]))
+    LOG.print(f"{queries} queries, ε={epsilon}: {best}")
+    return best
+
+
+def ind_knn_row(
+    options: argparse.Namespace, tables: dict[str, Tables], method: str, queries: int, epsilon: float
+) -> dict[str, Any]:
+    """Accuracy of the setting that the search finds, a mean over streams and draws for each set of queries."""
+    setting = search(tables, method, queries, epsilon, options.splits)
+    parameters, table = setting.parameters(epsilon, queries), tables[setting.view]
+    means = []
+    for seed in range(options.seeds):
+        asked = _asked(len(table.pool), queries, seed)
+        chosen = Part(table.pool.features[asked], table.pool.labels[asked])
+        near = setting.near(parameters, chosen.to(table.private), chosen.to(table.public))
+        runs = []
+        for number in range(options.streams):
+            noise = SeededNoise(seed * options.streams + number)
+            counting = noise.normal((queries,), 1.0).numpy()
+            found = stream(parameters, near, table.private.labels.numpy(), counting)
+            normals = noise.normal((options.draws, queries, CLASSES), 1.0)
+            runs.append(share_right(found, chosen.labels, normals))
+        means.append(statistics.mean(runs))
+    return _row(queries, epsilon, method, "gdp", means, dataclasses.asdict(setting))
+
+
+@functools.cache
+def calibrated(rate: float, epsilon: float, count: int) -> float:
+    """The least σ for ``count`` answers, by the smaller of the RDP and PLD totals (add/remove)."""
+    start = 100 * rate * math.sqrt(count / 500) / epsilon
+    return calibrate(
+        lambda sigma: [Charge(Gaussian(sigma, KNN_VOTES_L2, rate), count)],
+        Parameter("sigma", start=start, low=0.1, high=1e4, rising=False),
+        epsilon=epsilon,
+        delta=DELTA,
+        exact=False,
+    ).value
+
+
+def private_knn_row(
+    options: argparse.Namespace, tables: dict[str, Tables], queries: int, epsilon: float
+) -> dict[str, Any]:
+    """The most accurate setting of Private-kNN's grid, chosen on the scored queries."""
+    best: dict[str, Any] = {"mean": 0.0}
+    for view, rate, k in itertools.product(VIEWS, RATES, COUNTS):
+        table, sigma = tables[view], calibrated(rate, epsilon, queries)
+        neighbors = PoissonNeighbors(table.private.features, table.private.labels, CLASSES, k, rate)
+        means = []
         for seed in range(options.seeds):
-            chosen = asked[queries, seed]
-            truth = truths[chosen].numpy()
-            near = neighborhoods(
-                setting, known[setting.view], chosen, setting.parameters(epsilon, queries, "gdp")
-            )
-            for number in range(streams):
-                noise = SeededNoise(seed * streams + number)
-                counting = noise.normal((queries,), 1.0).numpy()
-                normals = noise.normal((options.draws, queries, CLASSES), 1.0)
-                for (conversion, multiple), scores in runs.items():
-                    parameters = setting.parameters(epsilon, queries, conversion, multiple)
-                    found = stream(parameters, near, labels, counting)
-                    scores[seed, number] = share_right(*found, truth, normals)
-        yield from _conversions(setting, runs, {"queries": queries, "epsilon": epsilon})
-        LOG.print(f"{time.perf_counter() - started:.0f} s")
+            asked = _asked(len(table.pool), queries, seed)
+            ranked = neighbors.rank(table.pool.features[asked])
+            right = []
+            for draw in range(DRAWS):
+                noise = SeededNoise(draw)
+                released = Gaussian(sigma, KNN_VOTES_L2, rate).argmax(
+                    neighbors.votes(ranked, noise.bernoulli), noise.stream("answers")
+                )
+                right.append(float((released == table.pool.labels[asked]).double().mean()))
+            means.append(statistics.mean(right))
+        if statistics.mean(means) > best["mean"]:
+            settings = {"view": view, "k": k, "sampling_rate": rate, "sigma": sigma}
+            best = _row(queries, epsilon, "private_knn", "smaller of rdp and pld", means, settings)
+    return best
 
 
-def _conversions(
-    setting: Setting, runs: dict[tuple[Conversion, float], NDArray[np.float64]], case: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    best = {
-        conversion: max(MULTIPLES, key=lambda multiple, c=conversion: runs[c, multiple].mean())
-        for conversion in CONVERSIONS
-    }
-    for conversion in CONVERSIONS:
-        scores, tuned = runs[conversion, 1.0], runs[conversion, best[conversion]]
-        # At the other conversion's best multiple: its own could only make Gaussian DP's gain larger.
-        gains = runs["gdp", best[conversion]] - tuned
-        yield {
-            **case,
-            "method": setting.method,
-            "accounting": conversion,
-            **summary(scores),
-            "settings": dataclasses.asdict(setting),
-            "in_hindsight": {
-                "multiple": best[conversion],
-                **summary(tuned),
-                # Same queries, same noise: the gain's own scatter over streams, not that over queries.
-                "gdp_gain": float(gains.mean()),
-                "gdp_gain_error": float(gains.std(ddof=1) / math.sqrt(gains.size)),
-            },
-        }
+def _asked(pool: int, queries: int, seed: int) -> Tensor:
+    return torch.randperm(pool, generator=torch.Generator().manual_seed(seed))[:queries]
 
 
-def summary(scores: NDArray[np.float64]) -> dict[str, Any]:
-    """Means of the seeds, over streams, and their mean and deviation. Scores: ``(seeds, streams)``."""
-    means = scores.mean(axis=1).tolist()
-    spread = statistics.stdev(means) if len(means) > 1 else 0.0
+def _row(
+    queries: int, epsilon: float, method: str, accounting: str, means: list[float], settings: dict[str, Any]
+) -> dict[str, Any]:
     return {
+        "queries": queries,
+        "epsilon": epsilon,
+        "method": method,
+        "accounting": accounting,
         "accuracies": means,
         "mean": statistics.mean(means),
-        "spread": spread,
-        "streams": int(scores.shape[1]),
+        "spread": statistics.stdev(means) if len(means) > 1 else 0.0,
+        "settings": settings,
     }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
-    add_feature_options(parser)
+    parser.add_argument("--features", choices=tuple(FEATURES), default="hog")
+    parser.add_argument("--root", default="data", help="folder of Fashion-MNIST's four files")
+    parser.add_argument("--weights", default=None, help="file of EfficientNet-Lite0's weights")
+    parser.add_argument("--image-size", type=int, default=160, help="side to which images are resized for it")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--queries", type=int, nargs="+", default=[500, 2000])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--seeds", type=int, default=3, help="sets of queries")
-    parser.add_argument("--streams", type=int, default=8, help="for the most queries; more for fewer")
+    parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--draws", type=int, default=100, help="of the votes' noise in each stream")
     parser.add_argument("--splits", type=int, default=3, help="of the public images, in the search")
 
@@ -257,22 +300,69 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """One kind of features, a part of its own."""
     torch.set_num_threads(options.threads)
-    started = time.perf_counter()
-    plain = load(options)
-    tables = {view: plain.seen_as(view) for view in VIEWS}
-    known = {view: Similarities.of(table) for view, table in tables.items()}
-    LOG.print(f"similarities: {time.perf_counter() - started:.0f} s")
-    asked = {
-        (queries, seed): torch.randperm(len(plain.pool), generator=torch.Generator().manual_seed(seed))[
-            :queries
-        ]
-        for queries, seed in itertools.product(options.queries, range(options.seeds))
-    }
-    rows = list(ind_knn_rows(options, tables, known, asked))
-    rankings = Ranking.of(tables, {view: sim.private for view, sim in known.items()})
-    rows += best_private_knn(options, plain, rankings, asked)
-    for row in rows:
-        row["features"] = options.features
-    seconds = time.perf_counter() - started
-    found = {"delta": DELTA, "adjacency": "add_remove", **stated(SEEDED), "rows": rows, "seconds": seconds}
+    tables, rows = load(options), []
+    for queries, epsilon in itertools.product(options.queries, options.epsilons):
+        rows += [ind_knn_row(options, tables, method, queries, epsilon) for method in ("density", "fixed")]
+        rows.append(private_knn_row(options, tables, queries, epsilon))
+    found = {"delta": DELTA, "adjacency": "add_remove", **stated(SEEDED), "rows": rows}
     yield Measured(found, seeds=list(range(options.seeds)), part=options.features)
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def stored_rows() -> dict[tuple[str, int, float], dict[str, dict[str, Any]]]:
+    """Stored rows by features, queries and ε, in the order of the table, and of each by method."""
+    found: dict[tuple[str, int, float], dict[str, dict[str, Any]]] = {}
+    for features in FEATURES:
+        for row in entries("ind_knn_accuracy")[features]["results"]["rows"]:
+            if row["accounting"] in ("gdp", "smaller of rdp and pld"):
+                found.setdefault((features, row["queries"], row["epsilon"]), {})[row["method"]] = row
+    return {case: found[case] for case in sorted(found, key=lambda case: (*FEATURES,).index(case[0]))}
+
+
+def guarantee() -> Guarantee:
+    """How far the ε of the accuracies holds."""
+    return weakest(guarantee_of(entry["results"]) for entry in entries("ind_knn_accuracy").values())
+
+
+def accuracy_table() -> str:
+    """Accuracy of the three methods."""
+    lines = [
+        f"| features | queries | ε | {' | '.join(METHODS.values())} |",
+        "|---" * (3 + len(METHODS)) + "|",
+    ]
+    for (features, queries, epsilon), rows in stored_rows().items():
+        cells = [f"{rows[method]['mean']:.3f} ± {rows[method]['spread']:.3f}" for method in METHODS]
+        lines.append(
+            f"| {FEATURES[features]} | {queries:,} | {epsilon:g}{mark(guarantee())} | {' | '.join(cells)} |"
+        )
+    return "\n".join([*lines, *(line for note in footnotes([("", guarantee())]) for line in ("", note))])
+
+
+def figure() -> Any:
+    """Accuracy against ε, one panel for each features and number of queries."""
+    from matplotlib import pyplot
+
+    rows = stored_rows()
+    panels = list(dict.fromkeys(case[:2] for case in rows))
+    drawn, axes = pyplot.subplots(
+        2, len(panels) // 2, figsize=(8, 6.5), sharex=True, sharey=True, layout="constrained"
+    )
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        for (method, name), marker in zip(METHODS.items(), "os^", strict=True):
+            own = {case[2]: row[method] for case, row in rows.items() if case[:2] == panel}
+            means, spreads = ([row[value] for row in own.values()] for value in ("mean", "spread"))
+            axis.errorbar(list(own), means, spreads, marker=marker, label=name, capsize=3)
+        axis.set_title(f"{FEATURES[panel[0]]}, {panel[1]:,} queries", fontsize=10)
+        axis.set_xscale("log")
+        axis.set_xticks(list(own), [f"{epsilon:g}" for epsilon in own])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    for axis in axes[-1]:
+        axis.set_xlabel(f"ε{mark(guarantee())} at δ = 1e-5 (add/remove)")
+    for row in axes:
+        row[0].set_ylabel("accuracy of the answers")
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
+    explain(drawn, footnotes([("", guarantee())]))
+    return drawn

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.ind_knn_features import CLASSES, DELTA, LOG
-from benchmarks.record import Measured
+from benchmarks.ind_knn_accuracy import CLASSES, DELTA, LOG
+from benchmarks.record import Measured, results
 from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.labelers.ind_knn.engine import IndKNNSwitches
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
@@ -143,3 +143,18 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     torch.set_num_threads(options.threads)
     rows = [row for records in options.records for row in measure_size(options, records)]
     yield Measured({"delta": DELTA, "adjacency": "add_remove", "rows": rows}, seeds=[0])
+
+
+def table() -> str:
+    """Milliseconds a query beside the bare product."""
+    lines = [
+        "| records × dimensions | queries at once | product | Ind-KNN | ratio | with hashing | candidates | recall |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results("ind_knn_speed")["rows"]:
+        lines.append(
+            f"| {row['records']:,} × {row['dimension']} | {row['batch']:,} | {row['product_ms']:.2f} ms "
+            f"| {row['exact_ms']:.2f} ms | {row['exact_ratio']:.2f} | {row['hashing_ms']:.2f} ms "
+            f"| {row['candidates']:,.0f} | {row['recall']:.2f} |"
+        )
+    return "\n".join(lines)

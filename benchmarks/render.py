@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import attacks, ind_knn_report, membership, papers
+from benchmarks import attacks, ind_knn_accuracy, ind_knn_speed, membership, papers
 from benchmarks.record import (
     DOCS,
     ROOT,
@@ -63,9 +63,9 @@ def render(options: argparse.Namespace) -> int:
         (PLOTS / "attack.svg", attacks.figure()),
         (PLOTS / "membership.svg", membership.figure()),
         (DOCS / "methods" / "reverse_knn_local.png", local_figure()),
+        (DOCS / "methods" / "ind_knn_accuracy.png", ind_knn_accuracy.figure()),
     ):
         _save(figure, place)
-    ind_knn_report.draw()
     return 0
 
 
@@ -77,7 +77,7 @@ def fresh(pages: Iterable[str] | None = None) -> dict[Path, str]:
         for name, make in [(name, make) for where, name, make in TABLES if where == page]:
             text = with_table(text, name, make(), page)
         found[ROOT / page] = text
-    return found if pages is not None else {**found, **ind_knn_report.fresh()}
+    return found
 
 
 def with_table(text: str, name: str, table: str, page: str) -> str:
@@ -486,6 +486,8 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/comparison.md", "second split", lambda: markdown_table(comparison("second_split"))),
     ("docs/guides/private_training.md", "private training", private_training),
+    ("docs/methods/ind_knn.md", "accuracy", ind_knn_accuracy.accuracy_table),
+    ("docs/methods/ind_knn.md", "speed", ind_knn_speed.table),
     ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),
     ("docs/methods/multilabel.md", "rules", attribute_rules),
     ("docs/methods/multilabel.md", "reverse", attribute_reverse),

@@ -177,7 +177,6 @@ def test_every_stored_figure_says_how_its_noise_was_drawn():
     for name, part in (
         ("reverse_knn_local", "all"),
         ("ind_knn_accuracy", "hog"),
-        ("updates", "all"),
         ("multilabel_rules", "all"),
     ):
         assert guarantee_of(results(name, part)) == Guarantee("none", (SEEDED_NOISE,))
