@@ -152,13 +152,16 @@ class ArraysDataModule(_TablesDataModule):
             name: image_shape(name, Table(name, images[name]).shape(), channels_last) for name in images
         }
         for name, shape in shapes.items():
-            _check_same_shape(name, shape, shapes["public_images"])
+            if shape != (wanted := shapes["public_images"]):
+                raise ValueError(
+                    f"{name}: images of shape {shape} (channels, height, width), the public ones have {wanted}; "
+                    "bring all parts to one size"
+                )
         super().__init__(sources, shapes["public_images"], num_classes=num_classes, **kwargs)
 
     def _store(self, name: str) -> ImageStore:
         array = Table(name, self._sources[name]).numbers()
         shape = tuple(array.shape)
-        _check_same_shape(name, image_shape(name, shape, self.channels_last), self.image_shape)
         if array.dtype != torch.uint8 and not array.is_floating_point():
             raise ValueError(
                 f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 or float with values 0 … 1"
@@ -301,11 +304,3 @@ def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | N
             "(n, h, w, c) or channels_last=False for (n, c, h, w)"
         )
     return last
-
-
-def _check_same_shape(name: str, shape: ImageShape, wanted: ImageShape) -> None:
-    if shape != wanted:
-        raise ValueError(
-            f"{name}: images of shape {shape} (channels, height, width), the public ones have {wanted}; bring all "
-            "parts to one size"
-        )

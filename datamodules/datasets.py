@@ -160,9 +160,13 @@ class JoinedImages(ImageStore):
         images = torch.empty(len(indices), *self.shape)
         owner = torch.searchsorted(self._ends, indices, right=True)
         for number in owner.unique().tolist():
-            places, store = torch.nonzero(owner == number).flatten(), self.stores[number]
-            images[places] = store.read(indices[places] - (int(self._ends[number]) - len(store)))
+            places = torch.nonzero(owner == number).flatten()
+            start = int(self._ends[number - 1]) if number else 0
+            images[places] = self._read_part(number, indices[places] - start)
         return images
+
+    def _read_part(self, number: int, rows: Tensor) -> Tensor:
+        return self.stores[number].read(rows)
 
     def preload(self) -> None:
         """See :meth:`ImageStore.preload`."""

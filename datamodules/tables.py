@@ -195,7 +195,7 @@ class Table:
             ) from None
 
 
-class ParquetRows(ImageStore):
+class ParquetRows(JoinedImages):
     """Lists of a Parquet column, each an image of one pixel; row groups are read as they are looked at.
 
     Rows in their order are read once. Rows at random, of a file larger than the 256 MB that are kept, make each
@@ -206,24 +206,15 @@ class ParquetRows(ImageStore):
     """
 
     def __init__(self, table: Table) -> None:
-        self._table = table
+        self._table, self.stores = table, []
         self.shape = (table.shape()[1], 1, 1)
         metadata = table.parquet(lambda file: file.metadata)
         sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
         self._ends = torch.tensor(sizes, dtype=torch.int64).cumsum(0)
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
 
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def read(self, indices: Tensor) -> Tensor:
-        """See :meth:`ImageStore.read`."""
-        rows = torch.empty(len(indices), self.shape[0])
-        owner = torch.searchsorted(self._ends, indices, right=True)
-        for number in owner.unique().tolist():
-            places, group = torch.nonzero(owner == number).flatten(), self._group(number)
-            rows[places] = group[indices[places] - (int(self._ends[number]) - len(group))]
-        return rows[:, :, None, None]
+    def _read_part(self, number: int, rows: Tensor) -> Tensor:
+        return self._group(number)[rows][:, :, None, None]
 
     def blocks(self) -> Iterator[Tensor]:
         """float32 rows of each row group, ``(m, d)``."""
