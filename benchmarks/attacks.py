@@ -68,7 +68,11 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "epsilon",
         {"expected_records": 3000, "components": 200},
     ),
-    "noisy SGD teacher, Fashion-MNIST": ("fashion_mnist_noisy_sgd_teacher", "epsilon", {"batch_size": 300}),
+    "noisy SGD teacher, Fashion-MNIST": (
+        "fashion_mnist_noisy_sgd_teacher",
+        "epsilon",
+        {"expected_batch_size": 300},
+    ),
     "Ind-KNN, Fashion-MNIST": ("fashion_mnist_ind_knn", "epsilon", {}),
 }
 #: A guarantee holds for every table; of these methods a part of the private and the public images is enough.

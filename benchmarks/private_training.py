@@ -1,9 +1,8 @@
-"""PrivateTraining on Fashion-MNIST at δ = 1e-5, each addition's own gain, and its speed beside Opacus' own loop.
+"""PrivateTraining on Fashion-MNIST at δ = 1e-5, and what each addition gains.
 
 One part a run, so that a run that stops goes on where it was: ``python -m benchmarks private_training`` measures what
 is not stored. Noise of the accuracies is the operating system's; a seed is that of weights and augmentation. Settings
-were chosen by the truth of public images, accuracies are those of test images. Speed and memory are of processes of
-their own, by turns (``benchmarks/training_speed.py``); seconds are the processor's.
+were chosen by the truth of public images, accuracies are those of test images. Seconds are the processor's.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import training_speed
 from benchmarks.record import Measured, entries
 from benchmarks.statistics import features_file, features_of, saved, sections_at
 from pl_privknn.comparison.marks import guarantee_of, stated
@@ -30,7 +28,7 @@ from pl_privknn.datamodules import EmbeddingsDataModule, FashionMNISTDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features import PublicKernelPCA, PublicPCA, Scattering
 from pl_privknn.privacy.noise import SystemNoise
-from pl_privknn.training import BandedNoise, PrivateTraining
+from pl_privknn.training import PrivateTraining
 
 NAME = "private_training"
 DELTA, RECORDS = 1e-5, 60_000
@@ -51,7 +49,6 @@ class Setting(NamedTuple):
         views: of an image in a step.
         standardised: convolutions with standardised weights and group normalisation.
         patches: the first filters are levelled patches of public images.
-        bands: of correlated noise; 1 for independent noise.
     """
 
     network: str = "head"
@@ -65,7 +62,6 @@ class Setting(NamedTuple):
     views: int = 1
     standardised: bool = False
     patches: bool = False
-    bands: int = 1
 
 
 HEAD = Setting()
@@ -83,7 +79,6 @@ SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
     "pixels, no standardised weights": (PIXELS._replace(standardised=False), (2.0,)),
     "pixels, random first filters": (PIXELS._replace(patches=False), (2.0,)),
     "pixels, small batches": (PIXELS._replace(batch_size=1_000, epochs=5, lr=4.0, averaging=0.98), (2.0,)),
-    "pixels, correlated noise": (PIXELS._replace(bands=5), (2.0,)),
     "pixels, 4 views": (PIXELS._replace(views=4), (2.0,)),
 }
 
@@ -92,11 +87,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--cache", type=Path, default=Path("runs/private_training"), help="for features")
-    parser.add_argument("--only", nargs="+", choices=["speed", *SETTINGS], default=["speed", *SETTINGS])
+    parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--epsilons", type=float, nargs="+", help="of these alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--records", type=int, default=20_000, help="of an epoch whose speed is measured")
-    parser.add_argument("--turns", type=int, default=5)
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
@@ -105,11 +98,9 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     options.cache.mkdir(parents=True, exist_ok=True)
-    if "speed" in options.only:
-        yield from training_speed.measured(options, set(entries(NAME)))
     sources: dict[str, PrivatePublicDataModule] = {}
     for seed in options.seeds:
-        for name in (name for name in options.only if name != "speed"):
+        for name in options.only:
             setting, epsilons = SETTINGS[name]
             for epsilon in epsilons:
                 part = f"{name}, ε {epsilon:g}, seed {seed}"
@@ -121,23 +112,46 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 yield Measured(results, [seed], part, {"setting": name, **setting._asdict()})
 
 
+class Lit(pl.LightningModule):
+    """A classifier as anyone would write it.
+
+    Args:
+        net: from images to logits.
+        lr: learning rate.
+        momentum: of SGD.
+    """
+
+    def __init__(self, net: nn.Module, lr: float, momentum: float) -> None:
+        super().__init__()
+        self.net, self.lr, self.momentum = net, lr, momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The mean cross-entropy."""
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum)
+
+
 # ------------------------------------------------------------------ accuracy
 
 
 def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataModule) -> dict[str, Any]:
     pl.seed_everything(seed, verbose=False)
-    module = training_speed.Lit(network(setting, data), setting.lr, setting.momentum)
+    module = Lit(network(setting, data), setting.lr, setting.momentum)
     private = PrivateTraining(
         epsilon,
         DELTA,
         setting.clip_norm,
         expected_batch_size=setting.batch_size,
         expected_records=RECORDS,
-        clipping="ghost" if setting.network == "head" else "flat",
-        physical_batch_size=4096 if setting.network == "head" else max(1, 128 // setting.views),
         augment=shifted if setting.views > 1 else None,
         views=setting.views,
-        correlated_noise=BandedNoise(setting.bands) if setting.bands > 1 else None,
         noise_source=SystemNoise(),
     )
     callbacks: list[pl.Callback] = [private]

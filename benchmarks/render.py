@@ -357,30 +357,6 @@ def students(kind: str, header: str) -> str:
     return explained(table, ((who, guarantee_of(one)) for who, one in found.items()))
 
 
-def opacus() -> str:
-    """NoisySGD beside Opacus' loop."""
-    lines, named = [], []
-    for one in results("noisy_sgd")["rows"]:
-        for who, name in (("opacus", "Opacus' loop"), ("ours", "`NoisySGD`")):
-            run = one[who]
-            marked = mark(guarantee_of(run))
-            named.append((name, guarantee_of(run)))
-            tight = run.get("epsilon_pld", run.get("epsilon_prv"))
-            lines.append(
-                [
-                    one["clipping"],
-                    name,
-                    f"{run['epsilon_rdp']:.4f}{marked}",
-                    f"{tight:.4f}{marked}",
-                    f"{run['accuracy']:.3f} ± {run['accuracy_deviation']:.3f}",
-                    f"{run['examples_per_second']:,.0f}",
-                    "1" if who == "opacus" else f"{one['speed_ratio']:.2f}",
-                ]
-            )
-    header = ["clipping", "loop", "ε (RDP)", "ε (PRV / PLD)", "test accuracy", "examples a second", "ratio"]
-    return explained(markdown(header, lines), named)
-
-
 def private_training() -> str:
     """Settings of PrivateTraining; each with the number of its runs."""
     rows: dict[tuple[str, float], list[dict[str, Any]]] = {}
@@ -492,7 +468,6 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/methods/multilabel.md", "rules", attribute_rules),
     ("docs/methods/multilabel.md", "reverse", attribute_reverse),
     ("docs/methods/multilabel.md", "runs", attribute_runs),
-    ("docs/methods/noisy_sgd.md", "opacus", opacus),
     ("docs/methods/pate.md", "same queries", partial(run_table, _SAME_QUERIES, [2, 3, 5, 6, 7, 8])),
     ("docs/methods/reverse_knn.md", "curator", curator),
     ("docs/methods/reverse_knn.md", "smoothing", smoothing),

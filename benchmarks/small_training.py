@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn.auditing.training import TrainingTarget
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.datamodules import ArraysDataModule
-from pl_privknn.training import PrivateTraining
+from pl_privknn.training import NoisySGD, PrivateTraining
 
 _RECORDS, _PUBLIC, _SIDE, _BATCH = 90, 40, 8, 9
 
@@ -60,19 +59,15 @@ def small_training(method: str, epsilon: float, delta: float) -> TrainingTarget:
         num_classes=2,
     )
     pixels, hidden = _SIDE * _SIDE, 96
-    batches = {"batch_size": _BATCH, "expected_records": _RECORDS}
+    drawn = {"expected_batch_size": _BATCH, "expected_records": _RECORDS}
 
-    def make() -> tuple[pl.LightningModule, PrivateTraining | None]:
+    def make() -> tuple[pl.LightningModule, PrivateTraining]:
         torch.manual_seed(0)
         if method == "NoisySGD":
-            budget = {"epsilon": epsilon, "delta": delta}
-            made: Any = NoisySGD
-            return made(
-                network(pixels, 2, hidden), num_classes=2, image_size=_SIDE, batches=batches, budget=budget
-            ), None
-        training = PrivateTraining(
-            epsilon, delta, expected_batch_size=_BATCH, expected_records=_RECORDS, clipping="ghost"
-        )
+            net = network(pixels, 2, hidden)
+            module = NoisySGD(net, num_classes=2, image_size=_SIDE, epsilon=epsilon, delta=delta, **drawn)
+            return module, module.private_training
+        training = PrivateTraining(epsilon, delta, **drawn)
         return PlainClassifier(pixels, 2, hidden), training
 
     return TrainingTarget(make, data, {"max_epochs": 1, "accelerator": "cpu"}, method)

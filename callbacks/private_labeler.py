@@ -32,7 +32,7 @@ from pl_privknn.privacy.mechanisms.base import Level, check_adjacency
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder
-from pl_privknn.training.reporting import leave_report
+from pl_privknn.training.private_training import leave_report
 
 #: Stands for the student's own backbone in a list of features.
 STUDENT = "student"

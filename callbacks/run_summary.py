@@ -35,7 +35,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
-from pl_privknn.training.reporting import ReportsTraining
+from pl_privknn.training.private_training import PrivateTraining
 
 #: The file in a run's folder.
 CONFIG = "config.yaml"
@@ -60,7 +60,7 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
     for callback in callbacks:
         if isinstance(callback, PrivateLabeler):
             parts.append(("labeling", callback))
-        elif isinstance(callback, ReportsTraining):
+        elif isinstance(callback, PrivateTraining):
             parts.append(("trainer.callbacks", callback))
     for name, part in parts:
         if not isinstance(part, HasInitArguments):
@@ -90,7 +90,7 @@ class RunReport(pl.Callback):
 
     Whatever spends ε in a trainer (:class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`,
     :class:`~pl_privknn.training.private_training.PrivateTraining`,
-    :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`) gives the trainer one, unless it has its own. Beside the
+    :class:`~pl_privknn.training.noisy_sgd.NoisySGD`) gives the trainer one, unless it has its own. Beside the
     summary lie ``pictures.npz``, public images and their truth for ``privknn report`` (see
     :class:`~pl_privknn.callbacks.loggers.PublicPictures`), and ``config.yaml`` (see
     :mod:`pl_privknn.callbacks.run_summary`).

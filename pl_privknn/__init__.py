@@ -24,6 +24,7 @@ _PUBLIC = {
     "Laplace": "pl_privknn.privacy.mechanisms",
     "Ledger": "pl_privknn.privacy.ledger",
     "NoisyScreening": "pl_privknn.privacy.mechanisms",
+    "NoisySGD": "pl_privknn.training",
     "PATE": "pl_privknn.labelers",
     "PrivateKNN": "pl_privknn.labelers.private_knn",
     "PrivateLabeler": "pl_privknn.callbacks.private_labeler",

@@ -38,7 +38,7 @@ MAX_DEPTH = 64
 MAX_VALUES = 1 << 18
 #: Rooms whose classes YAML may name, bare or by their path.
 ROOMS = (
-    "baselines", "callbacks.selection", "datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise",
+    "callbacks.selection", "datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise",
     "students", "training",
 )  # fmt: skip
 

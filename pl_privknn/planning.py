@@ -456,8 +456,7 @@ _NOTHING = (
 
 def _trainings(document: Mapping[str, Any], class_of: Callable[[str], type | None]) -> Iterator[str]:
     """Dotted paths of the sections that train on the private records themselves."""
-    from pl_privknn.baselines import NoisySGD
-    from pl_privknn.training import PrivateTraining
+    from pl_privknn.training import NoisySGD, PrivateTraining
 
     callbacks = get(document, "trainer.callbacks")
     count = len(callbacks) if isinstance(callbacks, list) else 0

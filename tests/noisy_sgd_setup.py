@@ -7,17 +7,15 @@ from pathlib import Path
 import pytorch_lightning as pl
 import torch
 from forked import in_child
-from grouped import grouped
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
-from torch.nn import functional as F
 
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Extractor
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+from pl_privknn.training import NoisyOptimization, NoisySGD
 
 PRIVATE = 90
 
@@ -45,17 +43,16 @@ def make_data(cls=ArraysDataModule, **kwargs):
     )
 
 
-def make(extractor=True, **kwargs):
-    options = {"num_classes": 2, "image_size": 8, "batch_size": 30, "lr": 1.0, "noise_source": SeededNoise(1)}
-    if "sampling_rate" not in kwargs:
-        options["expected_records"] = PRIVATE
+def make(extractor=True, lr=1.0, **kwargs):
+    options = {"num_classes": 2, "image_size": 8, "expected_batch_size": 30, "expected_records": PRIVATE}
+    options |= {"optimization": NoisyOptimization(lr=lr), "noise_source": SeededNoise(1)}
     if "noise_multiplier" not in kwargs and "epsilon" not in kwargs:
         options["noise_multiplier"] = 1.0
     if extractor:
         options["extractor"] = Flat()
     else:
         options["network"] = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 2))
-    return NoisySGD(**grouped(NoisySGD, **{**options, **kwargs}))
+    return NoisySGD(**{**options, **kwargs})
 
 
 def make_trainer(folder, epochs=2, **kwargs):
@@ -83,24 +80,6 @@ def charged(folder):
     """(mechanism, count) of every charge row, in order."""
     ledger = Ledger.open_readonly(folder / "ledger.sqlite")
     return [(charge.mechanism, charge.count) for charge in ledger.report().charged]
-
-
-# ---------------------------------------------------------------------- gradients
-
-
-def losses(logits, targets):
-    return F.cross_entropy(logits, targets, reduction="none")
-
-
-def literal_sum(network, x, y, clip_norm):
-    total = 0
-    for i in range(len(x)):
-        network.zero_grad()
-        F.cross_entropy(network(x[i : i + 1]), y[i : i + 1]).backward()
-        gradient = torch.cat([p.grad.flatten() for p in network.parameters() if p.requires_grad]).double()
-        total = total + gradient * min(1.0, clip_norm / float(gradient.norm()))
-    network.zero_grad()
-    return total
 
 
 # ---------------------------------------------------------------------- epsilon and the budget

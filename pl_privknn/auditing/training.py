@@ -33,6 +33,8 @@ from pl_privknn.labelers.canaries import Evidence, SampledEvidence
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.redaction import silenced
+from pl_privknn.training.clipped_sums import ClippedSum
+from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.training_run import TrainingRun
 
@@ -49,13 +51,13 @@ class TrainingTarget:
     """A private training as a run would do it.
 
     Attributes:
-        make: makes the module afresh, and the callback that trains it; None for a module that trains itself.
+        make: makes the module afresh, and the callback that trains it.
         data: the data module.
         trainer: options of the trainer that fix the number of steps.
         name: what trains, for messages.
     """
 
-    make: Callable[[], tuple[pl.LightningModule, PrivateTraining | None]]
+    make: Callable[[], tuple[pl.LightningModule, PrivateTraining]]
     data: PrivatePublicDataModule
     trainer: Mapping[str, Any]
     name: str
@@ -119,26 +121,21 @@ def score_training(
 
 def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[Tensor, _Planting]:
     module, training = target.make()
-    owner: Any = module if training is None else training
-    if owner.session.correlated_noise is not None:
-        raise ValueError(
-            "correlated_noise: canaries are scored as if each step had noise of its own; leave it out of the attack"
-        )
-    owner.session.noise_source = noise.stream("owner")
+    training.session.noise_source = noise.stream("owner")
     size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     # Half of the weights at most, those on which the other records depend least.
     count = max(2, min(canaries, size // 2))
     present = noise.stream("coins").bernoulli((count,), 0.5)
     data = copy.copy(target.data)
     data._private = _with_canaries(target.data, torch.nonzero(present).flatten())
-    planting = _Planting(owner, count, len(target.data.private), noise.stream("known"))
+    planting = _Planting(training, count, len(target.data.private), noise.stream("known"))
     with tempfile.TemporaryDirectory() as folder, silenced():
-        owner.run_dir = folder
+        training.run_dir = folder
         trainer = pl.package_of(module, data).Trainer(
             **target.trainer,
             devices=1,
             default_root_dir=folder,
-            callbacks=[*([] if training is None else [training]), planting],
+            callbacks=[*([] if isinstance(module, NoisySGD) else [training]), planting],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -165,95 +162,68 @@ class _Planting(pl.Callback):
     """Puts the canaries' gradients into a training, and notes what it releases.
 
     Args:
-        owner: the module, or the callback, that trains.
+        owner: the callback that trains.
         count: number of canaries, those among them that are not there.
         known: number of the other records, which come first.
         noise: says which of them are looked at in a step.
     """
 
-    def __init__(self, owner: Any, count: int, known: int, noise: NoiseSource) -> None:
+    def __init__(self, owner: PrivateTraining, count: int, known: int, noise: NoiseSource) -> None:
         self.statement: tuple[list[Charge], float] | None = None
         self.evidence: SampledEvidence | None = None
         self._owner, self._count, self._known, self._noise = owner, count, known, noise
         self._places: Tensor | None = None
         self._gradients: Any = None
-        # Ghost clipping makes no gradients of single examples that another could take the place of.
-        if isinstance(owner, PrivateTraining):
-            owner.clipping = "flat" if owner.clipping == "ghost" else owner.clipping
-        elif owner._clipped.method == "ghost":
-            owner._clipped.method = "flat"
-        self._codes, self._at = torch.zeros(0), 0
         self._others = torch.zeros(0)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the place of what sums up, of what clips, and of what adds noise."""
-        owner = self._owner
-        gradients: Any = owner._clipped if owner is pl_module else owner._gradients
-        self._gradients = gradients
-        holder, name = (gradients, "sum") if owner is pl_module else (owner, "_private_sum")
-        self._sum, self._of_each = getattr(holder, name), gradients._of_each
-        self._release = owner.session.release
-        setattr(holder, name, self._summed)
-        gradients._of_each = self._planted
-        owner.session.release = self._released
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        """Note what is stated, once it is."""
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the place of what sums up, and of what adds noise; note what is stated."""
+        self._gradients = self._owner._gradients
+        self._sum, self._release = self._gradients.sum, self._owner.session.release
+        self._gradients.sum, self._owner.session.release = self._summed, self._released  # type: ignore[method-assign]
         run = self._owner.session.run
-        if self.statement is None:
-            assert isinstance(run, TrainingRun)
-            charges = run.plan.charges(run.mechanism, run.planned)
-            self.statement = charges, run.plan.delta
-            self.evidence = SampledEvidence(self._count, run.mechanism)
+        assert isinstance(run, TrainingRun)
+        self.statement = [Charge(run.mechanism, run.planned)], run.plan.delta
+        self.evidence = SampledEvidence(self._count, run.mechanism)
 
-    def _summed(self, inputs: Tensor, targets: Tensor, *rest: Any) -> Tensor:
-        """The clipped sum of a batch with canaries; what all others add to it is computed beside it.
+    def _summed(self, places: list[int], batch_idx: int = 0) -> Tensor:
+        """The clipped sum of a sample with canaries; what all others add to it is computed beside it.
 
         The attacker knows whom else the step drew, which the guarantee allows. So nothing but noise and a canary's
         own draws is in its direction.
         """
-        numbers = targets.reshape(len(targets), -1)[:, 0] if len(targets) else targets.reshape(-1)
+        private = self._owner.session.private
+        assert private is not None
+        assert private.images is not None
+        numbers = private.images.labels[places].reshape(len(places), -1)[:, :1].flatten()
         if self._places is None:
-            self._places = self._quiet(*rest)
-        others = numbers < _FIRST
-        self._others = self._sum(inputs[others], targets[others], *rest).cpu()
-        self._codes, self._at = numbers - _FIRST, 0
-        try:
-            return self._sum(inputs, torch.where(targets >= _FIRST, 0, targets), *rest)
-        finally:
-            self._codes = torch.zeros(0)
+            self._places = self._quiet(batch_idx)
+        others = [place for place, number in zip(places, numbers.tolist(), strict=True) if number < _FIRST]
+        self._others = self._sum(others, batch_idx).cpu()
+        own = numbers[numbers >= _FIRST] - _FIRST
+        sizes = [parameter.numel() for parameter in self._gradients.parameters]
+        total = ClippedSum(sizes, self._gradients.max_grad_norm, torch.device("cpu"))
+        for place in self._places[own].tolist():
+            gradient = torch.zeros(sum(sizes))
+            gradient[place] = _LENGTH * self._gradients.max_grad_norm
+            total.add([part[None] for part in gradient.split(sizes)])
+        return self._others + total.finish()
 
-    def _quiet(self, *rest: Any) -> Tensor:
+    def _quiet(self, batch_idx: int) -> Tensor:
         """The weights on which some of the other records depend least."""
-        chunk = min(max(_FEWEST, min(_MOST, _VALUES // self._gradients.size)), self._known)
+        size = sum(parameter.numel() for parameter in self._gradients.parameters)
+        chunk = min(max(_FEWEST, min(_MOST, _VALUES // size)), self._known)
         some = self._noise.integers(chunk, self._known) if chunk < self._known else torch.arange(chunk)
-        known = self._sum(*self._owner.session.private.records._read(some.tolist()), *rest)
-        return known[: self._gradients.size].cpu().abs().argsort(stable=True)[: self._count]
-
-    def _planted(self, count: int, losses: Any) -> list[Tensor]:
-        gradients: list[Tensor] = self._of_each(count, losses)
-        if not len(self._codes):
-            return gradients
-        assert self._places is not None
-        codes = self._codes[self._at : self._at + count]
-        self._at += count
-        rows = torch.nonzero(codes >= 0).flatten()
-        own = torch.zeros(len(rows), self._gradients.size)
-        own[torch.arange(len(rows)), self._places[codes[rows]]] = _LENGTH * self._gradients.clip_norm
-        for gradient, part in zip(
-            gradients, own.split([gradient.shape[1] for gradient in gradients], dim=1), strict=True
-        ):
-            gradient[rows.to(gradient.device)] = part.to(gradient)
-        return gradients
+        known = self._sum(some.tolist(), batch_idx)
+        return known.cpu().abs().argsort(stable=True)[: self._count]
 
     def _released(self, total: Tensor) -> Tensor:
         noisy = self._release(total)
         assert self._places is not None
         assert self.evidence is not None
-        rest = (noisy.cpu().double() * self._owner.session.batch_size - self._others)[self._places]
+        session = self._owner.session
+        rest = (noisy.cpu().double() * session.expected_batch_size - self._others)[self._places]
         length = self.evidence.mechanism.l2_sensitivity
-        if self._gradients.method == "per_layer":  # a canary is in one layer, which has its share of the norm
-            length /= len({name.rpartition(".")[0] for name in self._gradients._names}) ** 0.5
         self.evidence.add_step(rest, torch.full((self._count,), length))
         return noisy
 
@@ -283,7 +253,7 @@ def training_of_config(document: Mapping[str, Any], path: str | Path) -> Trainin
             )
         name = "NoisySGD" if trains_itself(document) else "PrivateTraining"
 
-        def make() -> tuple[Any, PrivateTraining | None]:
+        def make() -> tuple[Any, PrivateTraining]:
             return made_training(document, data, name)
 
         make()  # what can't be made is said before anything is trained

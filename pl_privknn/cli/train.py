@@ -18,7 +18,6 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.callbacks.checkpoints import CHECKPOINT, DurableCheckpointIO, usable_checkpoint
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
@@ -29,6 +28,7 @@ from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.store import FolderLock
 from pl_privknn.report import write_report
+from pl_privknn.training import NoisySGD
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 
@@ -406,8 +406,9 @@ class PrivKNNCLI(LightningCLI):
     def before_fit(self) -> None:
         """Keep the metrics of the interrupted part of a resumed run: the CSV logger starts its file anew."""
         folder = Path(self._subconfig().run_dir)
-        for owner in (*self.trainer.callbacks, self.model):  # type: ignore[attr-defined]
-            if isinstance(owner, PrivateLabeler | NoisySGD | PrivateTraining) and owner.run_dir is None:
+        own = self.model.private_training if isinstance(self.model, NoisySGD) else None
+        for owner in (*self.trainer.callbacks, own):  # type: ignore[attr-defined]
+            if isinstance(owner, PrivateLabeler | PrivateTraining) and owner.run_dir is None:
                 owner.run_dir = folder  # a copied folder goes on in itself
         metrics = folder / "metrics.csv"
         if metrics.exists():

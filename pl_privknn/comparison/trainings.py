@@ -9,7 +9,6 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from pl_privknn import _lightning as pl
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.config import (
     ConfigurationError,
@@ -21,11 +20,11 @@ from pl_privknn.config import (
     merged,
     one_line,
 )
-from pl_privknn.training import PrivateTraining
+from pl_privknn.training import NoisySGD, PrivateTraining
 
 
 def trains_itself(document: Mapping[str, Any]) -> bool:
-    """Whether the module is a :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD`."""
+    """Whether the module is a :class:`~pl_privknn.training.noisy_sgd.NoisySGD`."""
     found = class_named(str(get(document, "model.class_path")))
     return found is not None and issubclass(found, NoisySGD)
 
@@ -62,8 +61,8 @@ def made_data(section: Mapping[str, Any]) -> Any:
 
 def made_training(
     document: Mapping[str, Any], data: Any, name: str
-) -> tuple[pl.LightningModule, PrivateTraining | None]:
-    """The module, and the callback that trains it; None for a module that trains itself.
+) -> tuple[pl.LightningModule, PrivateTraining]:
+    """The module, and the callback that trains it, which may be the module's own.
 
     A module's classes, task and image size are those of the data where its class asks for them and the file does not
     say.
@@ -93,7 +92,7 @@ def made_training(
             {"model": arguments | merged(section.get("init_args") or {}, None)}, {"model": made}
         ).model
         if trains_itself(document):
-            return module, None
+            return module, module.private_training
         callback = {"training": training_sections(document)[0][0].get("init_args") or {}}
         return module, instantiate(callback, {"training": PrivateTraining}).training
     except ConfigurationError as error:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from scipy.optimize import brentq
 
-from pl_privknn._checks import check_finite, check_int, check_positive, shown
-from pl_privknn.baselines import NoisySGD
+from pl_privknn._checks import check_finite, check_int, check_open_unit, check_positive, check_rate, shown
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.trainings import made_data, made_training, training_sections, trains_itself
 from pl_privknn.config import class_named, get, merged, one_line, put
@@ -21,21 +18,18 @@ from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.accounting.rdp import ORDERS, epsilon_improved
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, RepeatAndSelect
 from pl_privknn.privacy.noisy_steps import step_mechanism, steps_per_epoch
-from pl_privknn.training.network_checks import EXAMPLES, made_up
-from pl_privknn.training.paid_accuracy import check_predictions, check_rows
-from pl_privknn.training.settings import PoissonBatches, TrainingBudget
+from pl_privknn.training import NoisySGD
 
 _MOST_NOISE = 1e6
 _TOLERANCE = 2e-4
 _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
 #: What the cost of a candidate depends on, and the places of its files.
-_FIXED = ("batches", "budget", "files", "steps_per_charge", "noise_source")
-_FIXED_OF_CALLBACK = (
+_FIXED = (
     "epsilon", "delta", "noise_multiplier", "expected_batch_size", "expected_records", "files",
     "steps_per_charge", "noise_source",
 )  # fmt: skip
-#: What changes what the steps cost, or costs something beside them.
-_UNPAID = ("adaptive_clipping", "accuracy", "groups", "correlated_noise")
+#: What changes what the steps cost.
+_UNPAID = ("groups",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +88,7 @@ def tuning_of(
     """Read what is asked for and find the noise with which the whole search costs ``epsilon``.
 
     Args:
-        document: configuration of a training by :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD` or
+        document: configuration of a training by :class:`~pl_privknn.training.noisy_sgd.NoisySGD` or
             :class:`~pl_privknn.training.private_training.PrivateTraining`.
         values: for each dotted path below ``model.init_args``, or below ``trainer.callbacks.0.init_args`` where that
             is ``PrivateTraining``, the values to draw from.
@@ -119,9 +113,13 @@ def tuning_of(
         raise SpecError(
             "trainer.max_epochs: the number of steps is part of the guarantee; give it, and no max_steps"
         )
-    batches, budget = _batches_and_budget(arguments, place)
     try:
-        rate, delta = PoissonBatches(**batches).rate, TrainingBudget(**budget).delta
+        batch = check_int("expected_batch_size", arguments.get("expected_batch_size", 1024))
+        rate = check_rate(
+            "expected_batch_size / expected_records",
+            batch / check_int("expected_records", arguments.get("expected_records")),
+        )
+        delta = check_open_unit("delta", arguments.get("delta", 1e-5))
     except (TypeError, ValueError) as error:
         raise SpecError(f"{place}: {one_line(error)}") from error
     steps = check_int("trainer.max_epochs", epochs) * steps_per_epoch(rate)
@@ -140,27 +138,16 @@ def tuning_of(
         "devices": 1,
         **{name: given for name, given in trainer.items() if given},
     }
+    kept = {name: value for name, value in arguments.items() if name not in ("epsilon", "files")}
+    settled = {**kept, "noise_multiplier": noise, "delta": delta}
     if place == _MODEL:
-        kept = {name: value for name, value in arguments.items() if name not in ("budget", "files")}
-        put(base, place, {**kept, "budget": {"noise_multiplier": noise, "delta": delta}})
+        put(base, place, settled)
     else:
-        kept = {name: value for name, value in arguments.items() if name not in ("epsilon", "files")}
-        settled = {
-            "class_path": "PrivateTraining",
-            "init_args": {**kept, "noise_multiplier": noise, "delta": delta},
-        }
-        base["trainer"]["callbacks"] = [settled]
+        base["trainer"]["callbacks"] = [{"class_path": "PrivateTraining", "init_args": settled}]
     found = Tuning(base, settings, steps, delta, noise, search(noise))
     data = made_data(base["data"])
     for setting in settings:  # a setting that can't be read is found out before anything is paid
-        module, callback = made_training(found.candidate(setting), data, shown(setting))
-        if callback is None:
-            assert isinstance(module, NoisySGD)
-            twin = copy.deepcopy(module.network).double().eval()
-            inputs = made_up((EXAMPLES, *module.input_shape(data.image_shape)), torch.float64)
-            check_rows(twin, inputs, data.num_classes, "network:")
-        else:
-            check_predictions(module, data)
+        made_training(found.candidate(setting), data, shown(setting))
     return found
 
 
@@ -206,25 +193,14 @@ def _place_of_training(document: Mapping[str, Any]) -> str:
 
 
 def _check_path(path: str, place: str) -> None:
-    for where, fixed in ((_CALLBACK, (*_FIXED_OF_CALLBACK, *_UNPAID)), (_MODEL, _FIXED)):
+    for where in (_CALLBACK, _MODEL):
         if where in (_MODEL, place) and path.startswith(f"{where}."):
             # The module that a callback trains has no say in what a candidate costs.
-            if where == place and path.removeprefix(f"{where}.").split(".")[0] in fixed:
+            if where == place and path.removeprefix(f"{where}.").split(".")[0] in (*_FIXED, *_UNPAID):
                 break
             return
     below = _MODEL if place == _MODEL else f"{_MODEL} or {_CALLBACK}"
-    names = ", ".join(_FIXED if place == _MODEL else _FIXED_OF_CALLBACK)
+    names = ", ".join(_FIXED)
     raise SpecError(
         f"--set {path}: want a path below {below} that changes nothing of a candidate's cost, so not of {names}"
-    )
-
-
-def _batches_and_budget(arguments: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of both groups."""
-    if place == _MODEL:
-        return dict(arguments.get("batches") or {}), dict(arguments.get("budget") or {})
-    batches = {"batch_size": "expected_batch_size", "expected_records": "expected_records"}
-    return (
-        {name: arguments[given] for name, given in batches.items() if given in arguments},
-        {name: arguments[name] for name in ("delta",) if name in arguments},
     )

@@ -26,6 +26,8 @@ from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.redaction import redacted, silenced
 from pl_privknn.privacy.store import FolderLock
+from pl_privknn.training import NoisySGD
+from pl_privknn.training.isolation import Copier, Nobody
 
 _SEARCH, _RESULT, _MODEL, _BEST = "tuning.json", "result.json", "model.ckpt", "best.yaml"
 # How many candidates there are, and all but the best of them, must never be seen.
@@ -138,17 +140,16 @@ class TuningRun:
         shutil.rmtree(folder, ignore_errors=True)
         document = self.tuning.candidate(self.tuning.settings[state["drawn"][place]])
         module, callback = made_training(document, data, "a candidate")
-        owner: Any = module if callback is None else callback
-        owner.run_dir = folder
-        owner.session.noise_source = self.noise.stream("candidate", place)
-        callbacks = [] if callback is None else [callback]
+        callback.run_dir = folder
+        callback.session.noise_source = self.noise.stream("candidate", place)
+        callbacks = [] if isinstance(module, NoisySGD) else [callback]
         trainer = pl.package_of(module, data).Trainer(
             **{**document["trainer"], "callbacks": callbacks}, default_root_dir=folder, **TRAINS_ALONE
         )
         trainer.fit(module, data)
-        if owner.planned_steps != self.tuning.steps:
+        if callback.planned_steps != self.tuning.steps:
             raise ValueError(
-                f"trainer: a candidate planned {owner.planned_steps} steps, the search {self.tuning.steps}"
+                f"trainer: a candidate planned {callback.planned_steps} steps, the search {self.tuning.steps}"
             )
         right = redacted(_right, module, data)
         score = int(self.tuning.score.add_noise(right, self.noise.stream("score", place)))
@@ -181,9 +182,15 @@ class TuningRun:
 
 @torch.no_grad()
 def _right(module: pl.LightningModule, data: Any) -> torch.Tensor:
-    """Number of private records that the module gets right, int64 ``(1,)``; a record moves it by 1."""
-    module.eval()
+    """Number of private records that the module gets right, int64 ``(1,)``; a record moves it by 1.
+
+    Each is predicted alone, on a copy of the module, so that no other record has a say in it.
+    """
+    copier = Copier(Nobody, lambda: 0)
     total = 0
     for x, y in data.private_batches():
-        total += int((module(x.to(module.device)).argmax(dim=1).cpu() == y).sum())
+        for image, label in zip(x.split(1), y, strict=True):
+            alone = copier.copy(module).eval()
+            with contextlib.suppress(Exception):  # a prediction that fails is wrong, and nobody hears of it
+                total += int(alone(image.to(module.device)).reshape(-1).argmax()) == int(label)
     return torch.tensor([total])

@@ -52,19 +52,19 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
     The gradient of one example in a softmax regression is an outer product, so its norm is known in closed form
     and the clipped sum is one matrix product. That is some 10 times faster than hooks that write every
     example's gradient into memory, and the result is the same (a test compares the two).
-    :class:`~pl_privknn.baselines.noisy_sgd.NoisySGD` trains any network, by Opacus' hooks.
+    :class:`~pl_privknn.training.noisy_sgd.NoisySGD` trains any network.
 
     Args:
         sampling_rate: Poisson rate at which each record takes part in a step.
-        batch_size: what the noisy sum of gradients is divided by: a public constant, about ``sampling_rate``
+        expected_batch_size: what the noisy sum of gradients is divided by: a public constant, about ``sampling_rate``
             times the number of records. It scales the learning rate and nothing else.
         steps: noisy steps of one round.
         epsilon: find the least noise with which ``rounds`` rounds cost at most this at ``delta``. Give it
             or ``noise_multiplier``.
-        noise_multiplier: noise over ``clip_norm``.
+        noise_multiplier: noise over ``max_grad_norm``.
         delta: δ of ``epsilon``.
         rounds: number of rounds that ``epsilon`` is for.
-        clip_norm: L2 bound of each record's gradient.
+        max_grad_norm: L2 bound of each record's gradient.
         lr: peak learning rate.
         noise_limit: lower the rate where there is more noise than this, see
             :func:`~pl_privknn.privacy.noisy_steps.noise_aware_lr`; None never lowers it.
@@ -97,13 +97,13 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
     def __init__(
         self,
         sampling_rate: float = 0.1,
-        batch_size: int = 6000,
+        expected_batch_size: int = 6000,
         steps: int = 200,
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
         rounds: int = 1,
-        clip_norm: float = 0.25,
+        max_grad_norm: float = 0.25,
         lr: float = 32.0,
         noise_limit: float | None = 0.024,
         momentum: float = 0.9,
@@ -120,7 +120,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
             raise ValueError(
                 f"epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
             )
-        self.batch_size = check_int("batch_size", batch_size)
+        self.expected_batch_size = check_int("expected_batch_size", expected_batch_size)
         self.steps = check_int("steps", steps)
         self.rounds = check_int("rounds", rounds)
         self.epsilon = epsilon
@@ -132,10 +132,10 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
                 self.steps * self.rounds,
             )
         #: The release of one step; draws its noise as well.
-        self.mechanism: Gaussian = step_mechanism(noise_multiplier, clip_norm, sampling_rate)
+        self.mechanism: Gaussian = step_mechanism(noise_multiplier, max_grad_norm, sampling_rate)
         #: Peak learning rate after ``noise_limit``.
         self.lr = noise_aware_lr(
-            check_positive("lr", lr), noise_limit, noise_multiplier, self.steps, self.batch_size
+            check_positive("lr", lr), noise_limit, noise_multiplier, self.steps, self.expected_batch_size
         )
         if not 0 <= check_finite("momentum", momentum) < 1:
             raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
@@ -273,7 +273,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
             self._drawn = drawn
         norm = self.mechanism.l2_sensitivity
         vectors, labels = self._vectors[drawn], self._table[1][drawn]
-        return clipped_softmax_gradients(weights, vectors, labels, norm, self.constant).double()
+        return clipped_softmax_gradients(weights, vectors, labels, norm, self.constant)
 
     def _gradients(self, *step: Any) -> Tensor:
         """:meth:`_own_gradients` of the whole batch, on process 0."""
@@ -294,13 +294,17 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
             noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
             if self._path is not None:
                 self._path[1].append((weights.float(), noisy, self._drawn))
-            velocity = self.momentum * velocity + noisy / self.batch_size
+            velocity = self.momentum * velocity + noisy / self.expected_batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
         return weights
 
 
+# Records whose factors are turned into float64 at once.
+_TOGETHER = 8192
+
+
 def clipped_softmax_gradients(
-    weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float, constant: float = 1.0
+    weights: Tensor, vectors: Tensor, labels: Tensor, max_grad_norm: float, constant: float = 1.0
 ) -> Tensor:
     """Sum of the clipped per-example gradients of the cross-entropy of a softmax regression.
 
@@ -308,18 +312,21 @@ def clipped_softmax_gradients(
         weights: float32 ``(c, d + 1)``, the bias last.
         vectors: float32 ``(b, d)``; ``b`` may be 0.
         labels: int64 ``(b,)``.
-        clip_norm: L2 bound of each example's gradient.
+        max_grad_norm: L2 bound of each example's gradient.
         constant: stands beside each vector; 0 for no bias.
 
     Returns:
-        ``(c, d + 1)``.
+        float64 ``(c, d + 1)``: sums in float32 would move by more than the bound for one record of many.
     """
-    errors, inputs = clipped_factors(weights, vectors, labels, clip_norm, constant)
-    return errors.T @ inputs
+    total = torch.zeros(weights.shape, dtype=torch.float64)
+    for part in torch.arange(len(vectors)).split(_TOGETHER):
+        errors, inputs = clipped_factors(weights, vectors[part], labels[part], max_grad_norm, constant)
+        total += errors.double().T @ inputs.double()
+    return total
 
 
 def clipped_factors(
-    weights: Tensor, vectors: Tensor, labels: Tensor, clip_norm: float, constant: float = 1.0
+    weights: Tensor, vectors: Tensor, labels: Tensor, max_grad_norm: float, constant: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Errors ``(b, c)`` and inputs ``(b, d + 1)`` whose outer products are the clipped gradients of the examples.
 
@@ -329,11 +336,11 @@ def clipped_factors(
     errors = (inputs @ weights.T).softmax(dim=1)
     errors[torch.arange(len(labels)), labels] -= 1
     # The gradient is errors ⊗ inputs, and the norm of an outer product is the product of the norms.
-    norms = errors.norm(dim=1) * inputs.norm(dim=1)
+    norms = errors.double().norm(dim=1) * inputs.double().norm(dim=1)
     broken = ~torch.isfinite(norms)
     if bool(broken.any()):
         errors, inputs = (part.masked_fill(broken[:, None], 0.0) for part in (errors, inputs))
-    return errors * clip_factors(norms, clip_norm)[:, None], inputs
+    return errors * clip_factors(norms, max_grad_norm)[:, None].to(errors), inputs
 
 
 def _with_constant(vectors: Tensor, constant: float) -> Tensor:

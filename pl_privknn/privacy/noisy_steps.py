@@ -18,16 +18,16 @@ from pl_privknn.privacy.noise import NoiseSource
 _INSIDE = 1.0 - 1e-5
 
 
-def step_mechanism(noise_multiplier: float, clip_norm: float, sampling_rate: float) -> Gaussian:
+def step_mechanism(noise_multiplier: float, max_grad_norm: float, sampling_rate: float) -> Gaussian:
     """The release of one step: a sum of clipped gradients over a Poisson batch, plus Gaussian noise.
 
     Args:
-        noise_multiplier: standard deviation of the noise over ``clip_norm``.
-        clip_norm: L2 norm ``C`` to which each example's gradient is clipped, the sensitivity of the sum.
+        noise_multiplier: standard deviation of the noise over ``max_grad_norm``.
+        max_grad_norm: L2 norm ``C`` to which each example's gradient is clipped, the sensitivity of the sum.
         sampling_rate: rate at which every record takes part in a step, independently of all others.
     """
     multiplier = check_positive("noise_multiplier", noise_multiplier)
-    norm = check_positive("clip_norm", clip_norm)
+    norm = check_positive("max_grad_norm", max_grad_norm)
     return Gaussian(multiplier * norm, norm, check_rate("sampling_rate", sampling_rate))
 
 
@@ -99,17 +99,17 @@ def noise_aware_lr(
     return lr * min(1.0, check_positive("noise_limit", noise_limit) / noise)
 
 
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """Factors in [0, 1] that bring each example's gradient within ``clip_norm``.
+def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
+    """Factors in [0, 1] that bring each example's gradient within ``max_grad_norm``.
 
     A gradient that is not finite gets the factor 0, because one record must not be able to spoil a release.
     Its values have to be put to 0 as well: 0 · NaN is NaN.
 
     Args:
         norms: L2 norms over all parameters, shape ``(b,)``.
-        clip_norm: the bound.
+        max_grad_norm: the bound.
     """
-    factors = (clip_norm * _INSIDE / norms).clamp(max=1.0)
+    factors = (max_grad_norm * _INSIDE / norms).clamp(max=1.0)
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
@@ -131,25 +131,13 @@ class PaidSteps:
         mechanism: the release of one step, which also draws it.
         steps: how many steps there may be.
         steps_per_charge: how many are paid together. A crash wastes at most this many.
-        steps_per_release: steps of which each record is in one at most, beginning with the first: a cycle of so many
-            costs one release, and rows are for whole cycles (``steps_per_charge`` is rounded up).
     """
 
-    def __init__(
-        self,
-        ledger: ChargesLedger,
-        mechanism: Gaussian,
-        steps: int,
-        steps_per_charge: int,
-        steps_per_release: int = 1,
-    ) -> None:
+    def __init__(self, ledger: ChargesLedger, mechanism: Gaussian, steps: int, steps_per_charge: int) -> None:
         self.mechanism = mechanism
         self.left = check_int("steps", steps, 0)
         self._ledger = ledger
-        self._cycle = steps_per_release
-        self._together = (
-            math.ceil(check_int("steps_per_charge", steps_per_charge) / self._cycle) * self._cycle
-        )
+        self._together = check_int("steps_per_charge", steps_per_charge)
         self._paid = 0
         #: Position of the last row paid; 0 before the first.
         self.row = 0
@@ -168,8 +156,7 @@ class PaidSteps:
             raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
         if self._paid == 0:
             count = min(self._together, self.left)
-            releases = math.ceil(count / self._cycle)
-            self.row = self._ledger.charge(self.mechanism, releases, noise=noise, adjacencies=("add_remove",))
+            self.row = self._ledger.charge(self.mechanism, count, noise=noise, adjacencies=("add_remove",))
             self._paid = count
 
     def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:

@@ -50,7 +50,7 @@ def redacted(
     Raises:
         RedactedError: in the place of an exception from elsewhere.
     """
-    if _shows():
+    if shows_private_errors():
         return function(*args, **kwargs)
     try:
         with silenced():
@@ -70,7 +70,7 @@ def silenced() -> Iterator[None]:
     For the whole process, so briefly. A block within a block changes nothing.
     """
     global _muted
-    if _muted or _shows():
+    if _muted or shows_private_errors():
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -118,7 +118,8 @@ def _c_flush() -> Callable[[Any], Any] | None:
     return None
 
 
-def _shows() -> bool:
+def shows_private_errors() -> bool:
+    """Whether the data owner lets texts of the private side through."""
     return os.environ.get(SHOW) == "1"
 
 
@@ -209,7 +210,6 @@ _PUBLIC = "public constants"
 _PLAN = "the plan and public constants"
 _CHARGES = "charges; how many there are follows from released answers"
 _ANSWERS = "released answers"
-_RELEASED = "noisy counts that were paid for"
 _JUDGED = "released answers or weights, on public examples with their truth"
 
 _LISTS: dict[Where, dict[str, str]] = {
@@ -218,7 +218,6 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("privacy/delta", "labels/queried"), _PUBLIC),
         **dict.fromkeys(("privacy/epsilon", "privacy/guarantee"), _PLAN),
         "privacy/epsilon_spent": _CHARGES,
-        **dict.fromkeys(("privacy/max_grad_norm", "private/accuracy"), _RELEASED),
         **dict.fromkeys(("labels/answered", "labels/labelled"), _ANSWERS),
         **dict.fromkeys(("labels/accuracy", "labels/accuracy_last_round"), _JUDGED),
         **dict.fromkeys(("val/accuracy", "val/loss", "test/accuracy", "test/loss"), _JUDGED),
@@ -230,7 +229,7 @@ _LISTS: dict[Where, dict[str, str]] = {
     "summary": {
         **dict.fromkeys(("delta", "adjacency", "max_epsilon", "queried", "labeler"), _PUBLIC),
         **dict.fromkeys(("epochs", "student", "data", "versions", "seconds"), _PUBLIC),
-        **dict.fromkeys(("sampling_rate", "batch_size", "clip_norm", "bands"), _PUBLIC),
+        **dict.fromkeys(("sampling_rate", "expected_batch_size", "max_grad_norm"), _PUBLIC),
         **dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld"), _PLAN),
         **dict.fromkeys(("epsilon_exact", "guarantee", "reason", "conditional"), _PLAN),
         **dict.fromkeys(("tpr_at_fpr_0.001", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1"), _PLAN),

@@ -418,11 +418,6 @@ def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Bal
         found |= {name: counts[name] for name in _COUNTED if name in counts}
     if "steps_planned" in summary:
         found |= _training(totals.planned.values(), totals.charged.values())
-        if described and (correlated := described[-1].get("correlated_noise")):
-            # A release is for a cycle of steps, of which the last one may be cut off by the plan.
-            found["bands"] = bands = correlated["bands"]
-            found["steps_planned"] = min(described[-1]["steps"], bands * found["steps_planned"])
-            found["steps"] = min(found["steps_planned"], bands * found["steps"])
     if described and (rates := described[-1].get("rates")):
         from pl_privknn.privacy.record_groups import (
             group_costs,  # loads torch, which a list of records needs not
@@ -447,7 +442,7 @@ def _training(planned: Iterable[Charge], charged: Iterable[Charge]) -> dict[str,
     if len(plan) == 1 and isinstance(release := plan[0].mechanism, Gaussian):
         found |= {
             "noise_multiplier": release.sigma / release.l2_sensitivity,
-            "clip_norm": release.l2_sensitivity,
+            "max_grad_norm": release.l2_sensitivity,
             "sampling_rate": release.sampling_rate,
         }
     return found

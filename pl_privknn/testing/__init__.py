@@ -3,6 +3,7 @@
 from pl_privknn.testing.check import CheckReport, check_labeler
 from pl_privknn.testing.tables import Pair, Table
 from pl_privknn.testing.watch import DrawingMethod, Entered, FreeLedger, LabelerCheckError
+from pl_privknn.training.gradients import clipped_sum
 
 __all__ = [
     "CheckReport",
@@ -13,4 +14,5 @@ __all__ = [
     "Pair",
     "Table",
     "check_labeler",
+    "clipped_sum",
 ]

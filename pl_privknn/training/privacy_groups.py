@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from pl_privknn._checks import check_rate
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.noisy_steps import noise_for_steps
+from pl_privknn.privacy.record_budgets import RecordKey, as_bytes
 from pl_privknn.privacy.record_groups import RecordGroups, rate_for_steps
+from pl_privknn.privacy.store import private_folder
 
+_KEY_BYTES = 32
 # Relative distance of the expected batch from the one that was asked for, where the noise is searched.
 _CLOSE = 0.01
 
@@ -62,42 +71,89 @@ class PrivacyGroups(RecordGroups):
         if not math.isclose(sum(self.shares), 1.0, abs_tol=1e-6):
             raise ValueError(f"shares={self.shares!r} sum to {sum(self.shares):g}; let them sum to 1")
 
-    def rates(
-        self, noise_multiplier: float, delta: float, steps: int, others: Sequence[Charge] = ()
-    ) -> list[float]:
+    def rates(self, noise_multiplier: float, delta: float, steps: int) -> list[float]:
         """The Poisson rate of each group; 1 where even all of its records in every step cost less than its ε.
 
         Args:
             noise_multiplier: of all steps.
             delta: δ of the guarantee.
             steps: of the whole training.
-            others: what is released beside the steps.
 
         Raises:
             ValueError: where a group's ε can't be met.
         """
-        return [rate_for_steps(e, delta, noise_multiplier, steps, others) for e in self.epsilons]
+        return [rate_for_steps(e, delta, noise_multiplier, steps) for e in self.epsilons]
 
-    def noise_for(self, mean_rate: float, delta: float, steps: int, others: Sequence[Charge] = ()) -> float:
+    def noise_for(self, mean_rate: float, delta: float, steps: int) -> float:
         """A noise multiplier with which the groups' rates draw about the expected batch.
 
         Args:
             mean_rate: expected batch over expected records.
             delta: δ of the guarantee.
             steps: of the whole training.
-            others: what is released beside the steps.
 
         Raises:
             ValueError: where a group's ε can't be met.
         """
         # Rates go about as ε does, so the mean ε is near.
         mean = sum(share * epsilon for share, epsilon in zip(self.shares, self.epsilons, strict=True))
-        noise = noise_for_steps(mean, delta, mean_rate, steps, others)
+        noise = noise_for_steps(mean, delta, mean_rate, steps)
         for _ in range(20):
-            rates = self.rates(noise, delta, steps, others)
+            rates = self.rates(noise, delta, steps)
             found = sum(share * rate for share, rate in zip(self.shares, rates, strict=True))
             if abs(found / mean_rate - 1) <= _CLOSE or min(rates) == 1.0:
                 break
             # ε hangs on rate over noise where there is much noise; where there is little, on more than that.
             noise = float(f"{noise * (mean_rate / found) ** (0.9 if noise > 1 else 0.5):.4g}")
         return noise
+
+
+def check_members(
+    run_dir: Path, run_id: str, records: Iterable[tuple[Tensor, Tensor]], members: Tensor, begun: bool
+) -> None:
+    """Note the members of a training before its first step; refuse others afterwards.
+
+    A record that changed its group would take part in some steps at one rate and in others at another, which no
+    group's ε covers. One keyed digest of all records with their groups, whatever their order, lies in the run's
+    private folder, for the owner alone.
+
+    Args:
+        run_dir: the run's folder.
+        run_id: the run.
+        records: images and labels of all private records, in blocks.
+        members: group of each, int64 ``(n,)``.
+        begun: whether a step has been paid for.
+
+    Raises:
+        ValueError: if records or groups are not those with which the training began.
+        FileNotFoundError: if nothing says any more which they were.
+    """
+    file = private_folder(run_dir) / run_id / "members"
+    if not begun:
+        key = secrets.token_bytes(_KEY_BYTES)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(file, key + _digest(key, records, members), 0o600)
+        return
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"groups: {file} is missing, which says whether members are those of the first steps; restore it, or "
+            "start a new training in another folder, which costs anew"
+        )
+    noted = file.read_bytes()
+    key = noted[:_KEY_BYTES]
+    if not secrets.compare_digest(noted[_KEY_BYTES:], _digest(key, records, members)):
+        raise ValueError(
+            "groups: private records or their members are not those with which this training began, and a record "
+            "that changes its group has no ε; go back to them, or start a new training in another folder, which "
+            "costs anew"
+        )
+
+
+def _digest(key: bytes, records: Iterable[tuple[Tensor, Tensor]], members: Tensor) -> bytes:
+    """Of the sorted digests of single records, each with its labels and its group."""
+    each: list[bytes] = []
+    for images, labels in records:
+        groups = members[len(each) : len(each) + len(images), None]
+        numbers = torch.cat([labels.reshape(len(labels), -1).long(), groups], dim=1)
+        each += as_bytes(RecordKey(key).digests(images, numbers))
+    return hashlib.blake2b(b"".join(sorted(each)), key=key, digest_size=32).digest()

@@ -2,59 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
+from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn.config import HasInitArguments
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import guarantee_rank
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.training.adaptive_clipping import AdaptiveClipping, MovingNorm
-from pl_privknn.training.clipping import CLIPPING
-from pl_privknn.training.correlated_noise import BandedNoise
-from pl_privknn.training.layer_checks import replace_batch_norms
-from pl_privknn.training.module_checks import check_module, check_readers
-from pl_privknn.training.module_guard import ModuleGuard
-from pl_privknn.training.paid_accuracy import PaidAccuracy, accuracy_of, check_predictions, right_and_wrong
+from pl_privknn.training.gradients import (
+    CLIPPING,
+    DECLARED,
+    IsolatedGradients,
+    arguments_of,
+    check_layers,
+    replace_batch_norms,
+    trained_parameters,
+)
 from pl_privknn.training.privacy_groups import PrivacyGroups
-from pl_privknn.training.reporting import ReportsTraining, leave_report
+from pl_privknn.training.private_data import PrivateData, Steps
 from pl_privknn.training.session import PrivateSession
-from pl_privknn.training.settings import PoissonBatches, TrainingBudget
-from pl_privknn.training.step_checks import made_up_labels, step_loss
-from pl_privknn.training.step_gradients import StepGradients
-from pl_privknn.training.trainer_checks import check_data, check_precision, check_trainer
 
-_KIND = "PrivateTraining"
 _KEY = "private_training"
-_NORM = "private_training_norm"
+# What a module carries that was trained privately: the run's id and its ledger.
+_MARK = "private_training_run"
+# By name, since there are two packages of Lightning.
+_TRIALS = ("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFinder")
+_QUIET = (
+    "PrivateTraining: what training_step logs, prints or writes reaches nobody, since it is made of private records; "
+    "log in validation_step, on public data"
+)
 
 
-class PrivateTraining(ReportsTraining, pl.Callback):
-    """Trains any LightningModule on the private records by noisy SGD (Abadi et al. 2016), by its own training_step.
+def leave_report(trainer: Any) -> None:
+    """Give the trainer a :class:`~pl_privknn.callbacks.run_summary.RunReport`, unless it has one."""
+    from pl_privknn.callbacks.run_summary import RunReport  # which knows everything that reports
 
-    In place of the data module's training batches come Poisson samples of its private part, tuples
-    ``(images, labels)``: at each step every record is drawn with probability
-    ``expected_batch_size / expected_records``, independently. ``training_step`` gives the mean loss of a part of the
-    sample; each example's gradient of it (by Opacus' hooks, without wrapping the module) is clipped to
-    ``max_grad_norm``; noise is added once a step to their sum, which is then divided by ``expected_batch_size``. That
-    is the gradient which the module's own optimizer and schedulers see. Parameters that need no gradient stay as they
-    are, so that frozen backbones and adapters work.
+    pl.quiet_lightning()
+    if not any(isinstance(callback, RunReport) for callback in trainer.callbacks):
+        trainer.callbacks.append(RunReport())
+
+
+class PrivateTraining(HasInitArguments, pl.Callback):
+    """Trains any LightningModule on private records by noisy SGD (Abadi et al. 2016), by its own training_step.
+
+    At each step every private record is drawn with probability ``expected_batch_size / expected_records``,
+    independently. Each drawn record goes through the loader's ``collate_fn``, the batch hooks and ``training_step``
+    alone, as a batch of one, on copies of everything that it could write to: whatever the loss does, no record enters
+    the gradient of another. Its gradient is clipped to ``max_grad_norm``; noise is added once a step to their sum,
+    which is then divided by ``expected_batch_size``. That is the gradient which the module's own optimizer and
+    schedulers see. Parameters that need no gradient stay as they are, so that frozen backbones and adapters work.
+
+    The records are those of a :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`'s private part, or of the
+    training loader of any data module, module or DataLoader over a map-style dataset, whose sampler is replaced.
 
     The trainer's epochs (of ⌈expected_records / expected_batch_size⌉ steps) fix the number of steps, and with it ε,
     before the first one; they are stated as a plan in a ledger, which pays for every few steps before their noise is
     drawn. A resumed run continues its plan: ε stays what it was. With ``fast_dev_run`` no private record is touched.
 
-    Checked by value on made-up batches, before anything is paid or read: the loss is the mean over examples, no
-    example sees another one, the clipping takes the whole gradient of each, nothing of a batch stays on the module.
-    What ``training_step`` logs is dropped with a warning, and metrics that it updates are emptied; ``privacy/…`` is
-    logged at every step. See ``docs/guides/private_training.md`` for all that is refused.
+    What ``training_step`` logs, prints or keeps reaches nobody; ``privacy/…`` is logged at every step. A record whose
+    step fails counts as zero. See ``docs/guides/private_training.md`` for all that is refused.
 
     Args:
         epsilon: ε that the whole training may cost. Without ``noise_multiplier`` the least noise with which all steps
@@ -65,18 +83,15 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         expected_records: about how many private records there are, a public constant that takes the place of their
             number, which is private.
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
-        clipping: ``"flat"``, ``"ghost"`` or ``"per_layer"``; see
-            :class:`~pl_privknn.training.clipping.ClippedGradients`.
+        clipping: ``"flat"``, or ``"ghost"``: ``training_step`` runs on batches and norms come without gradients,
+            which needs less memory. The guarantee is then conditional: you declare that losses are means of examples.
         augment: makes views of one image, given as ``views`` copies ``(views, channels, height, width)``, at random
             as it likes. An example's gradient is then the mean over its views, clipped as one, which costs no more
             privacy (augmentation multiplicity: De et al. 2022).
         views: number of views of an example in a step.
         physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
-        adaptive_clipping: let the bound follow a quantile of the gradients' norms, from ``max_grad_norm`` on.
-        accuracy: release the accuracy on the private records at times; ``epsilon`` is for all together.
         groups: of records that have an ε of their own, in the place of ``epsilon``.
-        correlated_noise: let a step's noise take back part of that of the steps before it (DP-FTRL).
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
@@ -114,10 +129,7 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         views: int = 1,
         physical_batch_size: int | None = None,
         replace_batch_norm: bool = False,
-        adaptive_clipping: AdaptiveClipping | None = None,
-        accuracy: PaidAccuracy | None = None,
         groups: PrivacyGroups | None = None,
-        correlated_noise: BandedNoise | None = None,
         files: RunFiles = RunFiles(),
         steps_per_charge: int = 20,
         noise_source: NoiseSource | None = None,
@@ -132,7 +144,6 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
             if value is not None:
                 check_positive(name, value)
-        self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
         check_int("expected_batch_size", expected_batch_size)
         if check_int("expected_records", expected_records) < expected_batch_size:
             raise ValueError(
@@ -149,34 +160,34 @@ class PrivateTraining(ReportsTraining, pl.Callback):
             raise ValueError(
                 'augment: clipping="ghost" has norms of views and not of examples; use clipping="flat"'
             )
-        if adaptive_clipping is not None and clipping == "per_layer":
-            raise ValueError(
-                'adaptive_clipping: it moves one norm, and clipping="per_layer" has one a layer; use clipping="flat"'
-            )
         if physical_batch_size is not None:
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
-        known = noise_multiplier is not None
-        budget = TrainingBudget(
+        self.session = PrivateSession(
+            type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining",
+            epsilon=epsilon,
             delta=check_open_unit("delta", delta),
-            max_epsilon=epsilon if known else None,
-            epsilon=None if known else epsilon,
             noise_multiplier=noise_multiplier,
-            on_budget="stop" if known and groups is None else "error",
+            max_grad_norm=check_positive("max_grad_norm", max_grad_norm),
+            expected_batch_size=expected_batch_size,
+            sampling_rate=expected_batch_size / expected_records,
+            groups=groups,
+            files=files,
+            steps_per_charge=steps_per_charge,
+            noise_source=noise_source,
         )
-        batches = PoissonBatches(batch_size=expected_batch_size, expected_records=expected_records)
-        self.session = PrivateSession(_KIND, batches, budget, files, steps_per_charge, noise_source)
-        self.session.adaptive_clipping, self.session.accuracy = adaptive_clipping, accuracy
-        self.session.groups = groups
-        if correlated_noise is not None:
-            correlated_noise.check_beside(batches.rate, groups=groups, adaptive_clipping=adaptive_clipping)
-        self.session.correlated_noise = correlated_noise
-        self._norm: MovingNorm | None = None
-        self._reached: float | None = None
-        self._guard: ModuleGuard | None = None
-        self._gradients: StepGradients | None = None
+        self._gradients: IsolatedGradients | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._made_up: PrivateData | None = None
         self._logged: tuple[int, dict[str, float]] = (-1, {})
+
+    # ------------------------------------------------------------------ what it costs
+
+    @property
+    def max_grad_norm(self) -> float:
+        """L2 bound of each record's gradient."""
+        return self.session.max_grad_norm
 
     @property
     def steps_per_epoch(self) -> int:
@@ -199,160 +210,359 @@ class PrivateTraining(ReportsTraining, pl.Callback):
         """
         return self.session.plan(steps)
 
+    @property
+    def delta(self) -> float:
+        """δ of the guarantee."""
+        return self.session.delta
+
+    @property
+    def noise_source(self) -> NoiseSource:
+        """The source of coins and noise."""
+        return self.session.noise_source
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's folder, as it was asked for; may be set until the fit."""
+        return self.session.run_dir
+
+    @run_dir.setter
+    def run_dir(self, folder: str | Path) -> None:
+        self.session.run_dir = Path(folder)
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
+        return 0.0 if self.session.run is None else self.session.run.reports()[0].epsilon
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of the steps that were paid for so far; for information."""
+        return 0.0 if self.session.run is None else self.session.run.reports()[1].epsilon
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, once the fit has started."""
+        return None if self.session.run is None else self.session.run.ledger
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, once the fit has started."""
+        return None if self.session.run is None else self.session.run.folder
+
+    @property
+    def planned_steps(self) -> int:
+        """Number of steps that the guarantee covers; 0 before the fit."""
+        return 0 if self.session.run is None else self.session.run.planned
+
+    def privacy_summary(self) -> dict[str, Any] | None:
+        """What a report of the run says of its privacy, in plain types; None before the fit."""
+        return None if self.session.run is None else self.session.run.summary()
+
+    def privacy_metrics(self) -> dict[str, float]:
+        """What is logged of the privacy: declared names and values; nothing before the fit."""
+        if self.session.run is None:
+            return {}
+        guarantee, spent = self.session.run.reports()
+        return {
+            "privacy/epsilon": guarantee.epsilon,
+            "privacy/epsilon_spent": spent.epsilon,
+            "privacy/delta": self.delta,
+            "privacy/guarantee": float(guarantee_rank(guarantee.guarantee)),
+        }
+
     # ------------------------------------------------------------------ hooks
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what private training would go wrong with; draw batches from the private part."""
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse what private training would go wrong with; take the place of the training data."""
         if stage != "fit":
             return
         self._leave()  # what a training that an error ended may have left
         self.session.run = None
-        check_trainer(trainer, _KIND, "expected_batch_size", "max_grad_norm")
-        check_precision(trainer, self.clipping)
-        check_module(trainer, pl_module, self)
-        data = check_data(trainer, _KIND)
+        check_trainer(trainer, self, self.clipping)
+        check_module(pl_module)
         leave_report(trainer)
         if self.replace_batch_norm:
             replace_batch_norms(pl_module)
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            rank_zero_info("fast_dev_run: no private record is touched; public images get placeholder labels")
-            data.public.set_labels(slice(None), made_up_labels(data, len(data.public)))
+        trained_parameters(pl_module)
+        source = trainer.fit_loop._data_source
+        records = _records_of(trainer, source)
+        if trainer.fast_dev_run:
+            pl.rank_zero_info("fast_dev_run: no private record is touched; the steps are of made-up ones")
+            self.session.private = None
+            self._made_up = PrivateData(_made_up_records(records))
         else:
-            self.session.draw_from(data, trainer)
+            self.session.draw_from(records, trainer)
+        kept = source.instance, source.name
+        source.instance, source.name = Steps(self.steps_per_epoch).loader(), ""
+        self._undo.append(lambda: source.__dict__.update(instance=kept[0], name=kept[1]))
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Remember the run that a checkpoint belongs to, and the clipping norm."""
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Remember the run that a checkpoint belongs to."""
         self.session.loaded = checkpoint.get(_KEY)
-        self._reached = checkpoint.get(_NORM)
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save where the run's folder is and how far it came; charges stay in the ledger."""
         if self.session.run is not None:
             checkpoint[_KEY] = self.session.run.state()
-        if self._norm is not None:
-            checkpoint[_NORM] = self._norm.value
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check the module on made-up batches, then state the plan and take the place of its training_step."""
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        gradients = StepGradients(pl_module, self.max_grad_norm, self.clipping, self.physical_batch_size)
-        logged = gradients.check_step(pl_module, tuple(data.image_shape), made_up_labels(data, 3))
-        check_readers(trainer, logged)
-        if self.session.accuracy is not None:
-            check_predictions(pl_module, data)
-        self.session.open(trainer, gradients.clip_norm)
-        self._norm = self._moving_norm(gradients.clip_norm)
-        gradients.augment, gradients.views = self.augment, self.views
-        self._gradients = gradients
-        self._gradients.attach()
-        self._logged = (-1, {})
-        self._guard = ModuleGuard(pl_module, self._step, lambda: self.session.ended(trainer))
-        self._guard.tell(logged)
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Try the module on made-up records, then state the plan and take the place of its training_step."""
+        check_optimizers(trainer)
+        check_layers(pl_module, "replace_batch_norm=True")
+        data = self.session.private if self.session.private is not None else self._made_up
+        assert data is not None
+        self._before_gradients(pl_module, data)
+        gradients = redacted(
+            lambda: IsolatedGradients(
+                pl_module,
+                data,
+                self.max_grad_norm,
+                clipping=self.clipping,
+                physical_batch_size=self.physical_batch_size,
+                expected_batch_size=self.session.expected_batch_size,
+                augment=self.augment,
+                views=self.views,
+                trainer=trainer,
+                datamodule=trainer.datamodule,
+            )
+        )
+        redacted(gradients.choose_way)
+        check_readers(trainer, gradients.logged)
+        self.session.condition = None if gradients.isolated else DECLARED
+        self._check_first_run(trainer, pl_module)
+        self.session.open(trainer)
+        if (run := self.session.run) is not None:
+            ledger = None if run.ledger is None else str(run.ledger.path.resolve())
+            setattr(pl_module, _MARK, (getattr(run, "run_id", ""), ledger))
+        self._gradients, self._logged = gradients, (-1, {})
+        self._stand_before(trainer, pl_module)
+        if run is not None:
+            pl.rank_zero_warn(_QUIET)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """End the training where the plan ends."""
+        if self.session.ended(trainer):
+            trainer.fit_loop.epoch_loop.batch_progress.increment_processed()
+            raise StopIteration
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log ε on the axis of steps, and tell of what was dropped."""
-        assert self._guard is not None
-        self._guard.tell()
+        """Log ε on the axis of steps."""
         if self.session.run is None:
             return
         row = self.session.run.steps.row
         if row != self._logged[0]:  # what was spent grows by rows
             self._logged = (row, self.privacy_metrics())
-        logged = dict(self._logged[1])
-        if self._norm is not None:
-            logged["privacy/max_grad_norm"] = self._norm.value
-        if (accuracy := self._accuracy(pl_module)) is not None:
-            logged["private/accuracy"] = accuracy
-        for name, value in logged.items():
+        for name, value in self._logged[1].items():
             pl_module.log(name, value, on_step=True, on_epoch=False, batch_size=1)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the module its methods back, and leave the private records and the run's folder."""
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give the trainer its own step back, and leave the private records and the run's folder."""
         if stage == "fit":
             self._leave()
-            self.session.end(trainer)
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Give the module its methods back, and let another run use the folder."""
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Give the trainer its own step back, and let another run use the folder."""
         self._leave()
 
     # ------------------------------------------------------------------ work
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in a fit."""
-        return {**self.__dict__, "_guard": None, "_gradients": None, "_norm": None}
+        return {**self.__dict__, "_gradients": None, "_undo": [], "_made_up": None}
+
+    def _before_gradients(self, module: Any, data: PrivateData) -> None:
+        """What is done with the private records before the first step."""
 
     def _leave(self) -> None:
-        if self._guard is not None:
-            self._guard.take_off()
-            self._guard = None
-        if self._gradients is not None:
-            self._gradients.detach()
-            self._gradients = None
+        while self._undo:
+            self._undo.pop()()
+        self._gradients = self._made_up = None
         self.session.leave()
 
-    def _step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """One noisy step: a loss that has the noisy gradient, and nothing else in it."""
-        assert self._gradients is not None
-        assert self._guard is not None
-        self._gradients.check_same(self._guard.module)
-        if self.session.run is None:  # public images
-            images, labels = batch["labeled"]
-            total = self._private_sum(images, labels, batch_idx)
-            return {"loss": self._gradients.surrogate(total / self.session.batch_size)}
-        self.session.check_turn(batch.step)
-        images, labels = batch.taken()
-        total = redacted(self._private_sum, images, labels, batch_idx)
-        released = self.session.release(total)
-        return {
-            "loss": self._gradients.surrogate(released if self._norm is None else self._norm.parted(released))
-        }
+    def _check_first_run(self, trainer: Any, module: Any) -> None:
+        """Refuse weights that another ledger's training has made: their ε would not compose with this one."""
+        known = getattr(module, _MARK, None)
+        if known is None or self.session.private is None:
+            return
+        path = self.session.ledger_path
+        same = path is not None and str(path.resolve()) == known[1]
+        resumed = (self.session.loaded or {}).get("run_id") if trainer.ckpt_path is not None else None
+        if not same and resumed != known[0]:
+            raise ValueError(
+                f"{type(module).__name__}: was trained privately before, and ε of both trainings must compose; pass "
+                f"files=RunFiles(ledger_path={known[1]!r}), or train a new module"
+            )
 
-    def _private_sum(self, images: Tensor, labels: Tensor, batch_idx: int) -> Tensor:
-        assert self._gradients is not None
-        assert self._guard is not None
-        guard, norms = self._guard, [torch.zeros(0)]
-        self._gradients.observe = None if self._norm is None else norms.append
-        if self._norm is not None:
-            self._gradients.clip_norm = self._norm.value
-        try:
-            with guard.private_step():
-                total = self._gradients.sum_of(
-                    images, labels, lambda x, y: step_loss(guard.module, guard.moved((x, y)), batch_idx)
-                )
-        finally:
-            self._gradients.observe = None
-        return total if self._norm is None else self._norm.joined(total, torch.cat(norms[1:] or norms))
+    def _stand_before(self, trainer: Any, module: Any) -> None:
+        """Let the trainer's step be the noisy one; nobody beside it gets a batch, or what comes of it."""
+        loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        run, call_batch_hook = type(loop).run, module._call_batch_hook
 
-    def _moving_norm(self, unit: float) -> MovingNorm | None:
-        chosen, run = self.session.adaptive_clipping, self.session.run
-        start, self._reached = self._reached or unit, None
-        if chosen is None or run is None:
-            return None
-        return MovingNorm(chosen, start, unit, run.noise_multiplier, self.session.batch_size)
+        def step(optimizer: Any, batch_idx: int, kwargs: Any) -> None:
+            asked: list[bool] = []
 
-    def _accuracy(self, module: pl.LightningModule) -> float | None:
-        """The accuracy, where one is due after this step."""
-        chosen, run, guard = self.session.accuracy, self.session.run, self._guard
-        if chosen is None or run is None or (run.planned - run.steps.left) % chosen.every_n_steps:
-            return None
-        assert guard is not None
-        coins = self.session.coins("accuracy")
+            def training_step(kwargs: Any) -> Any:
+                if asked:
+                    raise RuntimeError(
+                        f"{type(optimizer).__name__}: asks for the gradient several times a step, and ε is stated "
+                        "for one; use an optimizer that does so once"
+                    )
+                asked.append(True)
+                return loop.output_result_cls.from_training_step_output(self._step(module, batch_idx))
 
-        def count() -> Tensor:
-            with guard.private_step(), module.trainer.precision_plugin.forward_context():
-                return right_and_wrong(
-                    module, self.session.private.records, chosen.sampling_rate, coins, guard.moved
-                )
+            loop._training_step = training_step
+            run(loop, optimizer, batch_idx, kwargs)
 
-        noisy = self.session.release_counts(redacted(count))
-        self._logged = (-1, {})  # more was spent
-        return accuracy_of(noisy)
+        def batch_hook(name: str, batch: Any, *args: Any) -> Any:
+            # The batch in training is an empty one, which no hook of the user's has to know.
+            return batch if trainer.training else call_batch_hook(name, batch, *args)
+
+        loop.run = step
+        module.__dict__["_call_batch_hook"] = batch_hook
+        for place, names in ((loop, ("run", "_training_step")), (module, ("_call_batch_hook",))):
+            self._undo.append(functools.partial(_without, place, names))
+
+    def _step(self, module: Any, batch_idx: int) -> Tensor:
+        """One noisy step: a loss of value 0 that has the noisy gradient, and nothing else in it."""
+        gradients = self._gradients
+        assert gradients is not None
+        if [id(p) for p in module.parameters() if p.requires_grad] != [id(p) for p in gradients.parameters]:
+            raise ValueError(
+                "requires_grad: other parameters are trained now than when the fit began; freeze before trainer.fit, "
+                "and leave callbacks out that unfreeze"
+            )
+        if self.session.run is None:
+            count = min(2, self.session.expected_batch_size)
+            return gradients.surrogate(redacted(gradients.made_up_sum, count))
+        places = redacted(self.session.sample)
+        return gradients.surrogate(self.session.release(redacted(gradients.sum, places.tolist(), batch_idx)))
+
+
+def _without(place: Any, names: Sequence[str]) -> None:
+    for name in names:
+        place.__dict__.pop(name, None)
+
+
+def _records_of(trainer: Any, source: Any) -> Any:
+    """What holds the private records: our data module, or the loader that the trainer would train on."""
+    data = trainer.datamodule
+    if hasattr(data, "private_in_shards"):  # of this package
+        return data
+    return redacted(source.dataloader)
+
+
+def _made_up_records(data: Any) -> Any:
+    """Records of the shapes of our data modules' private ones, which stay unread; others give one for its shape."""
+    if not hasattr(data, "private_in_shards"):
+        return data
+    labels = (2, data.num_classes) if data.task == "multilabel" else (2,)
+    return TensorDataset(torch.rand(2, *data.image_shape), torch.zeros(labels, dtype=torch.int64))
+
+
+def check_module(module: Any) -> None:
+    """Raise ``ValueError`` for a module that takes its steps itself.
+
+    Args:
+        module: what is trained.
+    """
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        raise ValueError(
+            f"{name}: automatic_optimization=False, and steps that it takes by itself would have no noise; leave the "
+            "step to the trainer and return the loss from training_step"
+        )
+    if "dataloader_iter" in arguments_of(module.training_step):
+        raise ValueError(
+            f"{name}: training_step(dataloader_iter) draws batches by itself; let it take (batch, batch_idx)"
+        )
+
+
+def check_optimizers(trainer: Any) -> None:
+    """Raise ``ValueError`` for optimizers that step otherwise than once on one gradient.
+
+    Args:
+        trainer: with its optimizers set up.
+    """
+    optimizers = [one for one in trainer.optimizers if type(one).__name__ != "_MockOptimizer"]
+    if len(optimizers) != 1:
+        raise ValueError(
+            f"configure_optimizers: {len(optimizers)} optimizers, and ε is stated for one noisy "
+            "gradient a step; return one optimizer, with parameter groups where rates differ"
+        )
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        raise ValueError("configure_optimizers: LBFGS looks at a batch several times a step; use SGD or Adam")
+
+
+def check_readers(trainer: Any, logged: set[str]) -> None:
+    """Raise ``ValueError`` for whatever waits for a private figure, which never comes.
+
+    Args:
+        trainer: with its optimizers set up.
+        logged: names that ``training_step`` logs.
+    """
+    waiting = [(type(one).__name__, getattr(one, "monitor", None)) for one in trainer.callbacks]
+    waiting += [(type(c.scheduler).__name__, c.monitor) for c in trainer.strategy.lr_scheduler_configs]
+    private = logged | {f"{name}_{axis}" for name in logged for axis in ("step", "epoch")}
+    for who, monitor in waiting:
+        if monitor in private:
+            raise ValueError(
+                f"{who}: monitor={monitor!r} is a figure of private records, which training_step may not log; "
+                "monitor one of validation"
+            )
+
+
+def check_trainer(trainer: Any, training: Any, clipping: str) -> None:
+    """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do.
+
+    Args:
+        trainer: of the training.
+        training: the callback.
+        clipping: its way.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} would add up several Poisson batches, "
+            "which is not what ε is stated for; set expected_batch_size instead (physical_batch_size bounds memory)"
+        )
+    if trainer.gradient_clip_val:
+        raise ValueError(
+            f"gradient_clip_val={trainer.gradient_clip_val} has no part in noisy SGD, which clips each record's "
+            "gradient; set max_grad_norm instead"
+        )
+    if trainer.overfit_batches:
+        raise ValueError(
+            f"overfit_batches={trainer.overfit_batches} replaces the Poisson sampler; use limit_train_batches"
+        )
+    if trainer.world_size > 1 and type(trainer.strategy).__name__ != "DDPStrategy":
+        raise ValueError(
+            f"strategy={type(trainer.strategy).__name__}: gradients of the whole network are clipped in each "
+            'process; use strategy="ddp", or devices=1'
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise ValueError(
+            f"precision={trainer.precision!r} scales the loss, and clipping would see scaled gradients; use "
+            '"32-true" or "bf16-mixed"'
+        )
+    if clipping == "ghost" and "16" in str(trainer.precision):
+        raise ValueError(
+            f'clipping="ghost": norms are made in 16 bits under precision={trainer.precision!r}, and rounding would '
+            'let gradients pass the bound; use clipping="flat", or precision="32-true"'
+        )
+    if type(trainer.profiler).__name__ != "PassThroughProfiler":
+        raise ValueError(
+            f"profiler={type(trainer.profiler).__name__}: times of single steps tell how many records were drawn, "
+            "which is private; leave the profiler out"
+        )
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        if name in _TRIALS:
+            raise ValueError(f"{name}: it tries steps, or adds them up, and each costs privacy; leave it out")
+        if isinstance(callback, PrivateTraining) and callback is not training:
+            raise ValueError(f"{name}: there are two of them; one training has one ε; leave one out")
+        if getattr(callback, "labeler", None) is not None:
+            raise ValueError(
+                f"labeler: {type(training).__name__} learns from the private records themselves and asks no teacher; "
+                "leave the labeler out, or train a student with it"
+            )

@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import pytorch_lightning as pl
 import torch.distributed
-from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
@@ -32,7 +30,7 @@ class Processes:
         count: how many there are.
     """
 
-    def __init__(self, trainer: pl.Trainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         options: Any = trainer
         self.rank, self.count = int(options.global_rank), int(options.world_size)
         self._strategy = options.strategy
@@ -78,21 +76,6 @@ class Processes:
             values = values.contiguous()
             torch.distributed.broadcast(values, src=0)
         return values
-
-
-def check_strategy(trainer: pl.Trainer, kind: str) -> None:
-    """Raise ``ValueError`` for several processes that don't each hold the whole network.
-
-    Args:
-        trainer: of the training.
-        kind: what trains: a class's name.
-    """
-    options: Any = trainer
-    if options.world_size > 1 and type(options.strategy) is not DDPStrategy:
-        raise ValueError(
-            f"strategy={type(options.strategy).__name__}: {kind} clips gradients of the whole network in each "
-            'process; use strategy="ddp", or devices=1'
-        )
 
 
 @dataclasses.dataclass

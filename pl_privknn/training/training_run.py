@@ -1,4 +1,4 @@
-"""One private training: its folder, its plan in the ledger, the steps that are left."""
+"""One private training: its plan, its folder, its rows in the ledger, the steps that are left."""
 
 from __future__ import annotations
 
@@ -9,23 +9,49 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, charge_and_draw
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import noise_guarantee
+from pl_privknn.privacy.mechanisms.base import Guarantee, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.privacy.store import FolderLock, HeadFile, resumed_folder
-from pl_privknn.training.correlated_noise import CorrelatedSteps
-from pl_privknn.training.training_plan import TrainingPlan
 
-#: Name of the run's own file, for each kind of training.
-_FILES = {"NoisySGD": "noisy_sgd.json", "PrivateTraining": "private_training.json"}
+_FILE = "private_training.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """What a training asks for, before anything is known of the budget; all of it public.
+
+    Attributes:
+        steps: number of steps, known beforehand.
+        sampling_rate: Poisson rate of a step.
+        expected_batch_size: what the noisy sum of gradients is divided by.
+        max_grad_norm: bound of each record's gradient.
+        delta: δ of the guarantee.
+        noise_multiplier: noise over ``max_grad_norm``, or None where ``target_epsilon`` decides.
+        target_epsilon: ε that all steps together may cost, or None.
+        rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
+        condition: what the guarantee rests on, or None.
+    """
+
+    steps: int
+    sampling_rate: float
+    expected_batch_size: int
+    max_grad_norm: float
+    delta: float
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    rates: list[float] | None = None
+    condition: str | None = None
+
+    def described(self) -> dict[str, Any]:
+        """In plain types, without what was not asked for."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 def run_folder(
@@ -47,9 +73,7 @@ def run_folder(
     return resumed_folder(
         Path(resumed["run_dir"]),
         checkpoint,
-        lambda folder: any(
-            _content(folder / name).get("run_id") == resumed["run_id"] for name in _FILES.values()
-        ),
+        lambda folder: _content(folder / _FILE).get("run_id") == resumed["run_id"],
     )
 
 
@@ -100,8 +124,8 @@ class TrainingRun:
         ledger_head_path: Path | None = None,
     ) -> None:
         self.folder, self.plan, self.kind = folder, plan, kind
-        self._file = folder / _FILES[kind]
-        self._noise_mark = noise_guarantee(noise)
+        self._file = folder / _FILE
+        self._mark = guarantee_of(plan.condition, noise)
         self._lock = FolderLock(folder)
         try:
             self._open(
@@ -127,33 +151,38 @@ class TrainingRun:
         folder, plan = self.folder, self.plan
         found = self._read(checkpoint)
         path = ledger_path or folder / "ledger.sqlite"
-        if found and not path.exists():
+        if found.get("stated") and not path.exists():
             raise FileNotFoundError(
                 f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
                 "ledger_path with its place"
             )
         self.run_id: str = found.get("run_id") or uuid.uuid4().hex
         self.noise_multiplier: float = found.get("noise_multiplier") or self._noise()
-        self.mechanism: Gaussian = step_mechanism(self.noise_multiplier, plan.clip_norm, plan.sampling_rate)
+        self.mechanism: Gaussian = step_mechanism(
+            self.noise_multiplier, plan.max_grad_norm, plan.sampling_rate
+        )
         self.ledger = Ledger(path, delta=plan.delta, max_epsilon=max_epsilon, head_path=ledger_head_path)
         noted = HeadFile(folder / "ledger.head")
-        if found and noted.head is not None:
+        if found.get("stated") and noted.head is not None:
             self.ledger.check_head(noted.head, str(noted.path))
         self.ledger.witness(noted.note)
         if not found:
-            self.planned = self._state_plan(stop_at_budget and max_epsilon is not None)
-            self._write()
+            self.planned = self._steps_within(stop_at_budget and max_epsilon is not None)
+            # The run has its name on disk before it is in the ledger: a kill in between states no second plan.
+            self._write(stated=False)
         else:
             self.planned = int(found["planned"])
+        if not found.get("stated"):
+            try:
+                self._state_plan()
+            except BudgetExceeded:
+                self._file.unlink()
+                raise
+            self._write(stated=True)
         self._run = self.ledger.run(self.run_id)
         before = self.charged
         self._check_progress(checkpoint, before)
-        left, correlated = max(0, self.planned - before), plan.correlated_noise
-        self.steps = (
-            PaidSteps(self._run, self.mechanism, left, steps_per_charge)
-            if correlated is None
-            else CorrelatedSteps(self._run, self.mechanism, left, steps_per_charge, correlated)
-        )
+        self.steps = PaidSteps(self._run, self.mechanism, max(0, self.planned - before), steps_per_charge)
         #: Steps that were paid for and are not in the weights that training starts from.
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
@@ -161,8 +190,7 @@ class TrainingRun:
     def charged(self) -> int:
         """Steps that this run has paid for."""
         charges = self._run.report().charged if self._run.num_charges else ()
-        releases = sum(charge.count for charge in charges if charge.mechanism == self.mechanism)
-        return self.plan.steps_of(releases, self.planned)
+        return sum(charge.count for charge in charges if charge.mechanism == self.mechanism)
 
     @property
     def num_charges(self) -> int:
@@ -177,22 +205,6 @@ class TrainingRun:
             "charged": self.charged,
             "done": self.planned - self.steps.left - self.lost,
         }
-
-    def release_counts(self, counts: Tensor, noise: NoiseSource) -> Tensor:
-        """Pay for the counts that an accuracy is made of, then add their noise.
-
-        Args:
-            counts: int64 ``(2,)``.
-            noise: source of the noise.
-
-        Raises:
-            BudgetExceeded: from the ledger; nothing was drawn.
-        """
-        assert self.plan.accuracy is not None
-        mechanism = self.plan.accuracy.mechanism
-        return mechanism.add_noise(
-            counts, charge_and_draw(self._run, noise, mechanism, 1, "accuracy", ("add_remove",))
-        )
 
     def told(self) -> dict[str, Any]:
         """What other processes of the same training have to know of it."""
@@ -221,10 +233,9 @@ class TrainingRun:
             "steps": self.charged,
             "steps_planned": self.planned,
             "sampling_rate": self.plan.sampling_rate,
-            "batch_size": self.plan.batch_size,
+            "expected_batch_size": self.plan.expected_batch_size,
             "noise_multiplier": self.noise_multiplier,
-            "clip_norm": self.plan.clip_norm,
-            **({} if self.plan.correlated_noise is None else {"bands": self.plan.correlated_noise.bands}),
+            "max_grad_norm": self.plan.max_grad_norm,
             **self._of_groups(report.guaranteed, self.planned),
             "ledger_head": report.head,
             "run": self.run_id,
@@ -241,36 +252,27 @@ class TrainingRun:
         if plan.noise_multiplier is not None:
             return plan.noise_multiplier
         assert plan.target_epsilon is not None
-        others = plan.accuracies(plan.steps)
-        releases = plan.releases(plan.steps)
-        return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, releases, others)
+        return noise_for_steps(plan.target_epsilon, plan.delta, plan.sampling_rate, plan.steps)
 
-    def _state_plan(self, stop_at_budget: bool) -> int:
+    def _state_plan(self) -> None:
         description = {"training": self.kind, **self.plan.described()}
-        charges = self.plan.charges(self.mechanism, self.plan.steps)
-        description |= self._of_groups(charges, self.plan.steps)  # the ledger's own ε is the largest group's
+        charge = Charge(self.mechanism, self.planned)
+        description |= self._of_groups([charge], self.planned)  # the ledger's own ε is the largest group's
+        self.ledger.run(self.run_id, [charge.with_guarantee(self._mark)], description)
 
-        def state(steps: int) -> int:
-            charges = self.plan.charges(self.mechanism, steps)
-            marked = [dataclasses.replace(charge, mark=self._noise_mark) for charge in charges]
-            self.ledger.run(self.run_id, marked, description)
+    def _steps_within(self, stop_at_budget: bool) -> int:
+        """How many of the steps fit the budget, where fewer of them will do; all of them otherwise."""
+        steps, ledger = self.plan.steps, self.ledger
+        if not stop_at_budget:
             return steps
-
+        granted = [*ledger.report().guaranteed]
+        assert ledger.max_epsilon is not None
+        if epsilon_for_delta([*granted, Charge(self.mechanism, steps)], ledger.delta) <= ledger.max_epsilon:
+            return steps
         try:
-            return state(self.plan.steps)
-        except BudgetExceeded as refused:
-            if not stop_at_budget:
-                raise
-            assert self.ledger.max_epsilon is not None
-            others = [*self.ledger.report().guaranteed, *self.plan.accuracies(self.plan.steps)]
-            try:
-                most = self.plan.releases(self.plan.steps)
-                fitting = steps_within(
-                    self.mechanism, most, self.ledger.max_epsilon, self.ledger.delta, others
-                )
-            except CalibrationError:
-                raise refused from None
-            return state(self.plan.steps_of(fitting, self.plan.steps))
+            return steps_within(self.mechanism, steps, ledger.max_epsilon, ledger.delta, granted)
+        except CalibrationError:
+            return steps  # the ledger refuses them, with its reason
 
     def _read(self, checkpoint: dict[str, Any] | None) -> dict[str, Any]:
         found = _content(self._file)
@@ -281,7 +283,7 @@ class TrainingRun:
             )
         if not found:
             return {}
-        wanted = {**dataclasses.asdict(self.plan), **self.plan.described()}
+        wanted = dataclasses.asdict(self.plan)
         if changes := [
             f"{'epsilon' if name == 'target_epsilon' else name}={found['plan'].get(name)!r} then, {value!r} now"
             for name, value in wanted.items()
@@ -294,12 +296,14 @@ class TrainingRun:
             )
         return found
 
-    def _write(self) -> None:
+    def _write(self, stated: bool) -> None:
         content = {
             "run_id": self.run_id,
+            "training": self.kind,
             "plan": self.plan.described(),
             "noise_multiplier": self.noise_multiplier,
             "planned": self.planned,
+            "stated": stated,
         }
         write_durably(self._file, (json.dumps(content, indent=2) + "\n").encode())
 
@@ -315,3 +319,14 @@ class TrainingRun:
                 "checkpoint continues it. Resume from its checkpoint, or choose another folder for a new "
                 "training, which costs anew"
             )
+
+
+def guarantee_of(condition: str | None, noise: NoiseSource) -> Guarantee:
+    """The guarantee of a training's releases.
+
+    Args:
+        condition: what it rests on, or None.
+        noise: the source of coins and noise.
+    """
+    mark = noise_guarantee(noise)
+    return mark if condition is None else mark & Guarantee("conditional", (condition,))

@@ -142,7 +142,9 @@ def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
         subject = table(PreconditionedGradients(epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
         module = "pl_privknn.labelers.preconditioned_gradients"
     else:
-        subject = table(NoisySGDTeacher(sampling_rate=0.5, steps=5, epsilon=1.0, delta=DELTA, clip_norm=0.1))
+        subject = table(
+            NoisySGDTeacher(sampling_rate=0.5, steps=5, epsilon=1.0, delta=DELTA, max_grad_norm=0.1)
+        )
         module = "pl_privknn.labelers.noisy_sgd"
     honest = attacked(subject, canaries=1000)
     assert not honest.violated

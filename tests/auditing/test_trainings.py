@@ -15,7 +15,6 @@ from benchmarks.small_training import small_training
 from pl_privknn.auditing.training import attack_training, score_training
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.training import BandedNoise
 
 
 @pytest.mark.parametrize("method", ["NoisySGD", "PrivateTraining"])
@@ -82,18 +81,6 @@ def test_the_command_attacks_a_training(tmp_path, capsys, monkeypatch):
     assert told["epsilon"] == pytest.approx(2.0, abs=0.02)
     assert main([*words, "--runs", "300"]) == 2
     assert "--canaries" in capsys.readouterr().err
-
-
-def test_noise_that_steps_share_by_design_is_not_scored_as_independent():
-    target = small_training("PrivateTraining", 2.0, DELTA)
-
-    def correlated():
-        module, training = target.make()
-        training.session.correlated_noise = BandedNoise(2)
-        return module, training
-
-    with pytest.raises(ValueError, match=r"correlated_noise: .* leave it out of the attack"):
-        score_training(dataclasses.replace(target, make=correlated), 50, SeededNoise(0))
 
 
 def test_a_target_is_left_as_it_was():

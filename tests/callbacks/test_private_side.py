@@ -10,7 +10,6 @@ from noisy_sgd_setup import fit as fit_privately
 from noisy_sgd_setup import keep_last, make, make_data
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
-from torch.utils.data import DataLoader
 
 from pl_privknn._checks import check_int
 from pl_privknn.callbacks import PrivateLabeler
@@ -151,18 +150,6 @@ def test_a_networks_error_on_private_records_is_not_quoted(tmp_path, capfd, capl
     out, err = capfd.readouterr()
     assert CANARY not in everything_of(caught.value)[0] + out + err + caplog.text
     assert CANARY.encode() not in left_in(tmp_path)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_in_reading_private_images_is_not_quoted(workers):
-    data = make_data()
-    data.setup("fit")
-    training = data.train_privately(0.5, lambda: None)
-    data.private.store.read = quote
-    loader = DataLoader(training.records, batch_size=2, num_workers=workers)
-    with pytest.raises(RedactedError) as caught:
-        next(iter(loader))
-    assert CANARY not in everything_of(caught.value)[0]
 
 
 def inside_the_package(body):

@@ -9,7 +9,6 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 from training_setup import Lit
 
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.cli.main import main
 from pl_privknn.comparison.spec import SpecError
 from pl_privknn.comparison.trainings import made_data, made_training
@@ -21,6 +20,7 @@ from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.training import NoisySGD
 
 RATES = {"model.init_args.optimization.lr": [0.0001, 0.5, 2.0]}
 
@@ -32,8 +32,10 @@ def document(**arguments):
             "class_path": "NoisySGD",
             "init_args": {
                 "extractor": {"class_path": "Pixels"},
-                "batches": {"batch_size": 100, "expected_records": 200},
-                "budget": {"epsilon": 1.0, "delta": 1e-5},
+                "expected_batch_size": 100,
+                "expected_records": 200,
+                "epsilon": 1.0,
+                "delta": 1e-5,
                 **arguments,
             },
         },
@@ -78,8 +80,10 @@ def test_the_noise_is_found_for_the_whole_search():
     step, score = tuning.mechanism.candidate
     assert step == Charge(Gaussian(tuning.noise_multiplier, 1.0, 0.5), 4)
     assert score == Charge(DiscreteGaussian(50.0, 1.0, 1.0))
-    one, _ = made_training(tuning.candidate(tuning.settings[1]), made_data(tuning.document["data"]), "x")
-    assert one.session.budget.noise_multiplier == tuning.noise_multiplier
+    one, training = made_training(
+        tuning.candidate(tuning.settings[1]), made_data(tuning.document["data"]), "x"
+    )
+    assert training.session.noise_multiplier == tuning.noise_multiplier
     assert one.optimization.lr == 0.5
 
 
@@ -92,15 +96,15 @@ def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monke
         return torch.tensor([scores[-1]])
 
     monkeypatch.setattr(DiscreteGaussian, "add_noise", add_noise)
-    interrupted, fit = [], NoisySGD.on_fit_start
+    interrupted, optimizers = [], NoisySGD.configure_optimizers
 
-    def on_fit_start(self):
+    def configure_optimizers(self):
         interrupted.append(self.optimization.lr)
         if len(interrupted) == 2:
             raise OSError("power cut")
-        fit(self)
+        return optimizers(self)
 
-    monkeypatch.setattr(NoisySGD, "on_fit_start", on_fit_start)
+    monkeypatch.setattr(NoisySGD, "configure_optimizers", configure_optimizers)
     with pytest.raises(OSError, match="power cut"):
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
     secret = tmp_path / ".candidates"
@@ -139,7 +143,7 @@ def test_a_search_that_does_not_fit_is_refused_before_anything_is_drawn(tmp_path
 
 def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeypatch):
     tuning = tuning_at(4.0)
-    monkeypatch.setattr(NoisySGD, "on_fit_start", lambda self: 1 / 0)
+    monkeypatch.setattr(NoisySGD, "configure_optimizers", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
     (tmp_path / ".candidates" / "private.sqlite").unlink()
@@ -151,8 +155,8 @@ def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeyp
     ("path", "values", "message"),
     [
         ("trainer.max_epochs", [2, 4], "changes nothing of a candidate's cost"),
-        ("model.init_args.batches.batch_size", [10, 20], "changes nothing of a candidate's cost"),
-        ("model.init_args.budget.noise_multiplier", [1.0, 2.0], "changes nothing of a candidate's cost"),
+        ("model.init_args.expected_batch_size", [10, 20], "changes nothing of a candidate's cost"),
+        ("model.init_args.noise_multiplier", [1.0, 2.0], "changes nothing of a candidate's cost"),
         ("model.init_args.optimization.lr", [0.5, -1.0], r"lr=-1\.0"),
     ],
 )
@@ -207,9 +211,7 @@ def test_candidates_of_any_module_cost_what_those_of_noisy_sgd_do(tmp_path):
         (of_a_module(), f"{CALLBACK}.expected_batch_size", "changes nothing of a candidate's cost"),
         (of_a_module(), f"{CALLBACK}.noise_multiplier", "changes nothing of a candidate's cost"),
         (of_a_module(), "trainer.callbacks.1.init_args.decay", "changes nothing of a candidate's cost"),
-        (of_a_module(accuracy={"every_n_steps": 1}), "model.init_args.lr", "accuracy: a search pays for"),
-        (of_a_module(correlated_noise={"bands": 2}), "model.init_args.lr", "correlated_noise: a search pays"),
-        (of_a_module(), "trainer.callbacks.0.init_args.correlated_noise.bands", "changes nothing of"),
+        (of_a_module(groups={"members": [0]}), "model.init_args.lr", "groups: a search pays for"),
         (document(), f"{CALLBACK}.max_grad_norm", "changes nothing of a candidate's cost"),
         (
             {**document(), "model": {"class_path": "VAT"}},

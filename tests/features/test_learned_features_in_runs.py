@@ -3,11 +3,11 @@
 import torch
 from noisy_sgd_setup import fit, make_data, make_trainer
 
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.students import SupervisedStudent
+from pl_privknn.training import NoisySGD
 
 
 class Noting(PublicPCA):
@@ -45,9 +45,10 @@ def test_a_checkpoint_of_noisy_sgd_holds_what_its_extractor_learned(tmp_path):
         num_classes=2,
         image_size=8,
         extractor=extractor,
-        batches={"batch_size": 30, "expected_records": 90},
+        expected_batch_size=30,
+        expected_records=90,
         optimization={"lr": 1.0},
-        budget={"noise_multiplier": 1.0},
+        noise_multiplier=1.0,
         feature_head={"components": 4},
         files={"run_dir": tmp_path / "run"},
     )

@@ -12,13 +12,12 @@ from scipy import stats
 from scipy.optimize import brentq
 
 import pl_privknn.labelers as labelers
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.cli.main import main
 from pl_privknn.config import get, put, read_document
 from pl_privknn.planning import Cost, default_parameter, free_parameter, plan_of_config, planned_steps
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.training import PrivateTraining
+from pl_privknn.training import NoisySGD, PrivateTraining
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 #: Configurations without private data.

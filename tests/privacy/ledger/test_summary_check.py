@@ -120,7 +120,7 @@ def test_steps_and_noise_of_a_private_training_are_checked(tmp_path):
     report = ledger.report(exact=False)
     summary = {
         **report.guarantee.to_dict(), "epsilon_spent": report.spent.epsilon, "max_epsilon": None, "steps": 15,
-        "steps_planned": 20, "sampling_rate": 0.1, "noise_multiplier": 4.0, "clip_norm": 0.5,
+        "steps_planned": 20, "sampling_rate": 0.1, "noise_multiplier": 4.0, "max_grad_norm": 0.5,
         "ledger_head": report.head, "run": "training",
     }  # fmt: skip
     ledger.close()

@@ -37,7 +37,7 @@ def keys_and_shapes(value):
 
 
 def traces(folder, cls, bar):
-    module = make(max_epsilon=100.0)
+    module = make()
     trainer = pl.Trainer(
         max_epochs=2, accelerator="cpu", logger=CSVLogger(folder, "", ""), default_root_dir=folder,
         callbacks=[bar, keep_last(folder), RunReport(folder)], log_every_n_steps=1,

@@ -8,66 +8,27 @@ import torch
 from noisy_sgd_setup import PRIVATE, Flat, NoNoise, fit, keep_last, make, make_data
 from torch.nn import functional as F
 
-from pl_privknn.baselines import NoisySGD
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features.whitening import PublicWhitening
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
-        ({"gradient_clip_val": 1.0}, "clip_norm"),
-        ({"overfit_batches": 1}, "overfit_batches"),
-        ({"max_epochs": -1}, "max_epochs"),
-    ],
-)
-def test_trainers_that_break_the_accounting_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        fit(make(noise_source=NoNoise()), tmp_path, **options)
+from pl_privknn.training import FeatureHead, NoisySGD
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
-        ({"noise_multiplier": None}, "exactly one"),
-        ({"noise_multiplier": 1.0, "epsilon": 1.0}, "exactly one"),
-        ({"clip_norm": 0.0}, "clip_norm"),
-        ({"sampling_rate": 1.5}, "sampling_rate"),
-        ({"expected_records": None}, "sampling_rate=None, expected_records=None: give exactly one"),
-        ({"sampling_rate": 0.1, "expected_records": 90}, "give exactly one"),
-        ({"expected_records": 29}, "batch_size=30 is more than expected_records=29"),
+        ({"noise_multiplier": None}, "epsilon=None, noise_multiplier=None"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm"),
+        ({"expected_records": 29}, "expected_batch_size=30 is more than expected_records=29"),
         ({"clipping": "by_layer"}, "clipping"),
-        ({"on_budget": "ignore"}, "on_budget"),
-        ({"components": 65}, "components"),
-        ({"head": "deep"}, "head"),
-        ({"mean": [0.5]}, "std"),
+        ({"feature_head": {"components": 65}}, "components"),
+        ({"feature_head": {"head": "deep"}}, "head"),
+        ({"normalization": {"mean": [0.5]}}, "std"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
-
-
-def test_module_can_be_fitted_twice_and_leaves_the_data_module_public(tmp_path):
-    module, data = make(extractor=False), make_data()
-    fit(module, tmp_path / "a", data=data)
-    keys = set(module.state_dict())
-    fit(module, tmp_path / "b", data=data)  # hooks twice would be an error
-    assert set(module.state_dict()) == keys
-    assert not any("grad_sample" in vars(p) for p in module.parameters())
-    data.public.set_labels(slice(None), data.public.truth)
-    batch = next(iter(data.train_dataloader()))[0]
-    assert set(batch) == {"labeled", "unlabeled"}
-
-    class Stop(pl.Callback):
-        def on_train_batch_end(self, *_):
-            raise OSError("stop")
-
-    with pytest.raises(OSError, match="stop"):  # hooks left behind by an error are no obstacle either
-        fit(module, tmp_path / "c", data=data, callbacks=[Stop()])
-    fit(module, tmp_path / "d", data=data)
 
 
 def test_fast_dev_run_touches_no_private_record(tmp_path):
@@ -128,11 +89,11 @@ def test_checkpoints_and_logs_hold_nothing_private(tmp_path, extractor):
         vectors = module.inputs(data.private.images())
     for rows in (data.private.images().flatten(1), vectors.flatten(1)):
         assert not any(row.numpy().tobytes()[:32] in raw for row in rows)
-    assert "noisy_sgd" in saved
+    assert "private_training" in saved
 
 
 def test_module_loads_from_its_checkpoint(tmp_path):
-    module, data = make(components=5, head="mlp", hidden_size=8), make_data()
+    module, data = make(feature_head=FeatureHead("mlp", 8, 5)), make_data()
     fit(module, tmp_path, data=data, callbacks=[keep_last(tmp_path)])
     loaded = NoisySGD.load_from_checkpoint(tmp_path / "ckpt" / "last.ckpt", extractor=Flat())
     module.eval(), loaded.eval()
@@ -163,14 +124,23 @@ def test_features_are_normalised_by_public_images_only(tmp_path):
         data = make_data()
         data.setup("fit")
         data._private.store._images.add_(shift)
-        module = make(components=4)
+        module = make(feature_head=FeatureHead(components=4))
         fit(module, tmp_path / str(shift), epochs=1, data=data, limit_train_batches=1)
         means.append(module.whitening.mean.clone())
     torch.testing.assert_close(means[0], means[1], rtol=0, atol=0)
 
 
 def test_it_learns(tmp_path):
-    module, data = make(epsilon=8.0, batch_size=45, clip_norm=0.5, lr=4.0, components=4), make_data()
+    module, data = (
+        make(
+            epsilon=8.0,
+            expected_batch_size=45,
+            max_grad_norm=0.5,
+            lr=4.0,
+            feature_head=FeatureHead(components=4),
+        ),
+        make_data(),
+    )
     trainer = fit(module, tmp_path, epochs=20, data=data)
     assert (
         trainer.test(module, data, verbose=False)[0]["test/accuracy"] >= 0.9

@@ -1,0 +1,147 @@
+"""Sums of clipped gradients in float64, by compiled loops on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import compiled
+from pl_privknn.privacy.noisy_steps import clip_factors
+
+# Gradients of single records that are added at once, since each addition reads and writes the whole sum; as many as
+# so many bytes hold.
+_TOGETHER, _BYTES = 8, 1 << 28
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def _squares(rows: Any, norms: Any) -> None:
+    """Add the squares of each row, in float64."""
+    for i in range(rows.shape[0]):
+        total = 0.0
+        for j in range(rows.shape[1]):
+            value = numba.float64(rows[i, j])
+            total += value * value
+        norms[i] += total
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def _add(total: Any, rows: Any, factors: Any) -> None:
+    """Add the rows, each by its factor, to ``total``; rows of factor 0 are not read."""
+    chosen = [i for i in range(rows.shape[0]) if factors[i] != 0.0]
+    for start in range(0, rows.shape[1], 2048):
+        stop = min(start + 2048, rows.shape[1])
+        for i in chosen:
+            factor = factors[i]
+            for j in range(start, stop):
+                total[j] += factor * numba.float64(rows[i, j])
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def _add_several(total: Any, rows: Any, factors: Any) -> None:
+    """Add one row of each of several arrays, each by its factor."""
+    for start in range(0, total.shape[0], 2048):
+        stop = min(start + 2048, total.shape[0])
+        for i in range(len(rows)):
+            factor = factors[i]
+            if factor != 0.0:
+                for j in range(start, stop):
+                    total[j] += factor * numba.float64(rows[i][0, j])
+
+
+class ClippedSum:
+    """The sum of gradients, each clipped to an L2 norm over all parameters together.
+
+    Norms and sums are float64. A gradient that is not finite counts as zero: one record must not be able to spoil a
+    release, nor be seen by it.
+
+    Args:
+        sizes: number of values of each parameter.
+        max_grad_norm: bound of each gradient.
+        device: of the gradients.
+
+    Attributes:
+        total: float64 ``(sum(sizes),)``.
+    """
+
+    def __init__(self, sizes: Sequence[int], max_grad_norm: float, device: torch.device) -> None:
+        self.sizes, self.max_grad_norm, self.device = list(sizes), max_grad_norm, device
+        self.total = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        self._waiting: list[list[Tensor]] = []
+        self._together = max(1, min(_TOGETHER, _BYTES // (4 * max(1, len(self.total)))))
+
+    def add(self, gradients: Sequence[Tensor], used: int | None = None) -> None:
+        """Clip and add.
+
+        Args:
+            gradients: one tensor a parameter, shape ``(b, …)``.
+            used: how many of the ``b`` records count; all if None.
+        """
+        rows = [part.detach().reshape(len(part), -1)[:used] for part in gradients]
+        self.add_by(rows, clip_factors(self.norms(rows), self.max_grad_norm))
+
+    def add_one(self, gradient: Sequence[Tensor]) -> None:
+        """Clip and add one record's gradient.
+
+        Args:
+            gradient: one tensor a parameter.
+        """
+        self._waiting.append([part.detach().reshape(1, -1) for part in gradient])
+        if len(self._waiting) == self._together:
+            self.finish()
+
+    def finish(self) -> Tensor:
+        """The sum of all that were added."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            factors = clip_factors(torch.cat([self.norms(one) for one in waiting]), self.max_grad_norm)
+            if self.device.type == "cpu" and all(p.dtype == torch.float32 for one in waiting for p in one):
+                missing = self._together - len(waiting)  # the compiled loop takes so many
+                padded = [*waiting, *[waiting[0]] * missing]
+                with_none = torch.cat([factors, factors.new_zeros(missing)]).numpy()
+                for k, total in enumerate(self.total.split(self.sizes)):
+                    _add_several(
+                        total.numpy(), tuple(one[k].contiguous().numpy() for one in padded), with_none
+                    )
+            else:
+                for one, factor in zip(waiting, factors.split(1), strict=True):
+                    self.add_by(one, factor)
+        return self.total
+
+    def norms(self, rows: Sequence[Tensor]) -> Tensor:
+        """L2 norms over all parts together, float64 ``(b,)``; what is not finite stays so."""
+        squares = torch.zeros(len(rows[0]), dtype=torch.float64, device=self.device)
+        for part in rows:
+            if part.device.type == "cpu" and part.dtype in (torch.float32, torch.float64):
+                _squares(part.contiguous().numpy(), squares.numpy())
+            else:
+                squares += part.double().square().sum(dim=1)
+        return squares.sqrt()
+
+    def add_by(self, rows: Sequence[Tensor], factors: Tensor) -> None:
+        """Add rows by given factors; those of factor 0 may hold anything.
+
+        Args:
+            rows: one tensor a parameter, ``(b, size)``.
+            factors: float64 ``(b,)``.
+        """
+        for part, total in zip(rows, self.total.split(self.sizes), strict=True):
+            self.add_rows(total, part, factors)
+
+    @staticmethod
+    def add_rows(total: Tensor, rows: Tensor, factors: Tensor) -> None:
+        """Add the rows of one parameter to its part of a sum, each by its factor.
+
+        Args:
+            total: float64 ``(size,)``, changed in place.
+            rows: ``(b, size)``; those of factor 0 may hold anything.
+            factors: float64 ``(b,)``.
+        """
+        if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
+            _add(total.numpy(), rows.contiguous().numpy(), factors.numpy())
+        else:
+            kept = factors != 0
+            total += factors[kept] @ rows[kept].double()

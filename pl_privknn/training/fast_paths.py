@@ -1,0 +1,180 @@
+"""Per-record gradients from what each layer saw: Opacus' samplers, and norms of linear layers without gradients.
+
+Records share one forward pass here, so isolation needs a proof by structure: :func:`proven_network` gives it for this
+package's own classifiers of short-listed layers. For any other module the guarantee is conditional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import functional as F
+
+from pl_privknn.networks import FeatureNetwork
+from pl_privknn.privacy.noisy_steps import clip_factors
+from pl_privknn.training.clipped_sums import ClippedSum
+
+# Layers whose output for a record depends on that record alone, whatever their arguments.
+_PROVEN = frozenset(
+    {
+        *(
+            nn.Sequential,
+            nn.Identity,
+            nn.Flatten,
+            nn.Linear,
+            nn.Conv2d,
+            nn.GroupNorm,
+            nn.LayerNorm,
+            FeatureNetwork,
+        ),
+        *(nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.LeakyReLU),
+        *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    }
+)
+
+
+#: A layer, its input ``(b, …)`` and the gradient of its output.
+Seen = tuple[Any, Tensor, Tensor]
+
+
+class NotSupportedError(ValueError):
+    """A parameter whose per-record gradients no layer gives."""
+
+
+def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """One cross-entropy a record, ``(b,)``, in float32 at least."""
+    return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, targets, reduction="none")
+
+
+def proven_network(module: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]] | None:
+    """The network of a classifier whose forward pass and loss are this package's, and what makes its inputs.
+
+    Args:
+        module: any LightningModule.
+
+    Returns:
+        None where isolation does not follow from the structure.
+    """
+    from pl_privknn.training.noisy_sgd import NoisySGD
+
+    if type(module) is not NoisySGD or "training_step" in vars(module):
+        return None
+    for layer in module.network.modules():
+        plain = type(layer) in _PROVEN and "forward" not in vars(layer) and not _has_hooks(layer)
+        if not plain or (isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros"):
+            return None
+    own = {id(parameter) for parameter in module.network.parameters()}
+    if any(parameter.requires_grad and id(parameter) not in own for parameter in module.parameters()):
+        return None
+    return module.network, module.inputs
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return any(
+        getattr(layer, name)
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    )
+
+
+class LayerGradients:
+    """Clipped gradients of all records of a batch, from the inputs of its layers and the gradients of their outputs.
+
+    Args:
+        network: whose layers are watched.
+        parameters: the trained ones, in the order of the sum.
+
+    Raises:
+        NotSupportedError: for a trained parameter of a layer that Opacus has no sampler for.
+    """
+
+    def __init__(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        from opacus.grad_sample import GradSampleModule
+
+        self.parameters = parameters
+        self._samplers: Any = GradSampleModule.GRAD_SAMPLERS
+        self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        self._layers, covered = [], set()
+        for layer in network.modules():
+            own = {id(p) for p in layer.parameters(recurse=False)} & self._places.keys()
+            if own and type(layer) in self._samplers:
+                self._layers.append(layer)
+                covered |= own
+        for name, parameter in network.named_parameters():
+            if id(parameter) in self._places.keys() - covered:
+                raise NotSupportedError(
+                    f"{name}: belongs to no layer that Opacus has per-record gradients for"
+                )
+
+    def seen(self, losses: Callable[..., Tensor], *arguments: Any) -> list[Seen]:
+        """What each layer saw in a forward pass, and the gradient of what it gave.
+
+        Args:
+            losses: runs the network; gives one loss a record, or their sum.
+            *arguments: of ``losses``.
+        """
+        calls: list[tuple[Any, Tensor, Any]] = []
+
+        def watch(layer: Any, inputs: Any, output: Any) -> None:
+            calls.append((layer, inputs[0].detach(), get_gradient_edge(output)))
+
+        handles = [layer.register_forward_hook(watch) for layer in self._layers]
+        try:
+            loss = losses(*arguments).sum()
+        finally:
+            for handle in handles:
+                handle.remove()
+        found = torch.autograd.grad(loss, [edge for *_, edge in calls], allow_unused=True)
+        return [(c[0], c[1], g) for c, g in zip(calls, found, strict=True) if g is not None]
+
+    def add(self, total: ClippedSum, calls: Sequence[Seen], used: int) -> None:
+        """Clip and add the gradients of the first ``used`` records of a batch.
+
+        Args:
+            total: of the same parameters.
+            calls: what :meth:`seen` gave.
+            used: how many records count.
+        """
+        uses: dict[int, int] = {}
+        for layer, *_ in calls:
+            for parameter in layer.parameters(recurse=False):
+                uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+        rows: dict[int, Tensor] = {}
+        products: list[tuple[Any, Tensor, Tensor]] = []
+        squares = torch.zeros(used, dtype=torch.float64, device=total.device)
+        for layer, inputs, gradients in calls:
+            once = all(uses[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
+            if type(layer) is nn.Linear and inputs.ndim == 2 and once:
+                a, g = inputs[:used].double(), gradients[:used].double()
+                products.append((layer, a, g))
+                # An outer product's norm is the product of the norms: nothing cancels in it.
+                ones = float(layer.bias is not None and layer.bias.requires_grad)
+                of_weight = a.square().sum(1) if layer.weight.requires_grad else 0.0
+                squares += g.square().sum(1) * (of_weight + ones)
+                continue
+            for place, part in self._sampled(layer, inputs, gradients):
+                rows[place] = part if place not in rows else rows[place] + part
+        kept = [rows[place].reshape(len(rows[place]), -1)[:used] for place in rows]
+        if kept:
+            squares += total.norms(kept).square()
+        factors = clip_factors(squares.sqrt(), total.max_grad_norm)
+        pieces = list(total.total.split(total.sizes))
+        for place, part in zip(rows, kept, strict=True):
+            ClippedSum.add_rows(pieces[place], part, factors)
+        usable = factors != 0
+        for layer, a, g in products:
+            weighted = g[usable] * factors[usable, None]
+            if (at := self._places.get(id(layer.weight))) is not None:
+                pieces[at] += (weighted.T @ a[usable]).flatten()
+            if layer.bias is not None and (at := self._places.get(id(layer.bias))) is not None:
+                pieces[at] += weighted.sum(0)
+
+    def _sampled(self, layer: Any, inputs: Tensor, gradients: Tensor) -> Iterator[tuple[int, Tensor]]:
+        # Opacus 1.6.0 gives wrong gradients of convolutions on permuted memory.
+        given = [inputs.contiguous()], gradients.contiguous()
+        for parameter, part in self._samplers[type(layer)](layer, *given).items():
+            if (place := self._places.get(id(parameter))) is not None:
+                yield place, part.detach()

@@ -1,0 +1,266 @@
+"""The private records of a training, whoever loads them: read one at a time, each as a batch of one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from pl_privknn._checks import shown
+from pl_privknn.privacy.redaction import redacted
+from pl_privknn.training.isolation import Copier, OutsideState, PrivateRandomness
+
+_READ_TOGETHER = 256
+_REMEDY = (
+    "; pass a LightningDataModule, a DataLoader over a map-style dataset, or a module with train_dataloader"
+)
+
+
+class PrivateData:
+    """Map-style private records with the loader's own ``collate_fn``.
+
+    Each record is read by a fresh copy of the dataset object, so that what one item leaves there no other sees;
+    tables that the dataset holds are not copied. Its random numbers come from secret seeds.
+
+    Args:
+        source: a :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule` (its private part), a DataLoader, or
+            a map-style dataset.
+        share: number of this process and of all processes: which process has a record follows from its row alone.
+
+    Attributes:
+        images: the private part of one of this package's data modules, else None.
+
+    Raises:
+        ValueError: for records that can't be drawn one by one.
+    """
+
+    def __init__(self, source: Any, share: tuple[int, int] = (0, 1)) -> None:
+        self._collate: Callable[[list[Any]], Any] = default_collate
+        self.images: Any = None  # of the room of data modules, which this one does not know
+        if hasattr(source, "private_in_shards"):
+            source = self.images = source.private
+        if isinstance(source, DataLoader):
+            if source.batch_size is None and source.batch_sampler is None:
+                raise ValueError(
+                    "train_dataloader: batch_size=None, so an item may be a batch of several records, which private "
+                    "training must tell apart; let the dataset give single records and set a batch_size (any)"
+                )
+            self._collate, source = source.collate_fn, source.dataset
+        elif isinstance(source, dict | list | tuple) or type(source).__name__ == "CombinedLoader":
+            raise ValueError(
+                f"train_dataloader: {shown(type(source).__name__)} of several loaders, and records are drawn from "
+                "one table; return one DataLoader"
+            )
+        if isinstance(source, IterableDataset):
+            raise ValueError(
+                f"train_dataloader: {type(source).__name__} is an iterable dataset, of which no single record can be "
+                "drawn with a known probability; use a map-style dataset (with __getitem__ and __len__)"
+            )
+        if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+            raise ValueError(f"train_dataloader: {type(source).__name__} holds no records{_REMEDY}")
+        self._dataset: Any = source
+        total = redacted(len, source)
+        self._rows = torch.arange(total)[share[0] :: share[1]]
+        self._all = total
+        self._vectors: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def check_same(self, agree: Callable[[bytes], bool]) -> None:
+        """Refuse processes that hold different records, where each is to read a share of them.
+
+        Args:
+            agree: whether all processes give the same bytes.
+        """
+        if self.images is not None:
+            self.images.check_same(agree)
+        elif not agree(self._all.to_bytes(8, "little")):
+            raise ValueError(
+                "train_dataloader: the processes of this training hold different private records"
+            )
+
+    def own(self, values: Tensor) -> Tensor:
+        """Those of this process's records, of values ``(n,)`` for all private records.
+
+        Raises:
+            ValueError: for more or fewer of them.
+        """
+        if len(values) != self._all:
+            raise ValueError(
+                "members: must be one group a private record, in the data's order, and there are more or fewer"
+            )
+        return values[self._rows]
+
+    def of_all_processes(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """**Private.** What tells records apart, in their order and in blocks: two tensors ``(b, …)``."""
+        if self.images is None:
+            raise ValueError(
+                "groups: members are held to images and labels; use one of pl_privknn.datamodules"
+            )
+        for rows in torch.arange(self._all).split(_READ_TOGETHER):
+            yield self.images.store.read(rows), self.images.labels[rows]
+
+    # ------------------------------------------------------------------ single records, on copies
+
+    def reader(self, randomness: PrivateRandomness) -> Callable[[int], Any]:
+        """Gives the batch of one that a record makes, by its place among this process's records."""
+        if self.images is not None and self._collate is default_collate:
+            return self._of_images
+        copier = Copier(lambda: None, randomness.for_copy, opens=True)
+        copier.copy((self._dataset, self._collate))
+        outside = OutsideState(copier, (self._collate,))
+
+        def read(place: int) -> Any:
+            memo: dict[int, Any] = {}
+            with outside.replaced(memo):
+                randomness.begin()
+                dataset, collate = copier.copy(self._dataset, memo), copier.copy(self._collate, memo)
+                row = int(self._rows[place])
+                items = dataset.__getitems__([row]) if hasattr(dataset, "__getitems__") else [dataset[row]]
+                return collate(items)
+
+        return read
+
+    def _of_images(self, place: int) -> tuple[Tensor, Tensor]:
+        return self.tensors(torch.tensor([place]))
+
+    def made_up(self, randomness: PrivateRandomness) -> list[Any]:
+        """Batches of one with the shapes of the private ones, and nothing of their values; none without records."""
+        if self.images is not None and self._collate is default_collate:
+            shape = self.images.image_shape if self._vectors is None else self._vectors.shape[1:]
+            first, labels = torch.rand(1, *shape), self.images.labels.shape[1:]
+            return [(first, torch.full((1, *labels), number)) for number in (1, 0)]
+        read, last = self.reader(randomness), None
+        for place in range(min(len(self), 10)):
+            try:
+                batch = read(place)
+            except Exception as error:
+                last = error
+                continue
+            return [_made_up(batch, number) for number in (1, 0)]
+        if last is not None:
+            raise last
+        return []
+
+    # ------------------------------------------------------------------ tables of this package
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether :meth:`prepare` has made vectors of the images."""
+        return self._vectors is not None
+
+    def tensors(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """**Private.** Images (or their vectors) and labels, in some places of this process's records."""
+        assert self.images is not None
+        rows = self._rows[places]
+        first = self.images.store.read(rows) if self._vectors is None else self._vectors[places]
+        return first, self.images.labels[rows]
+
+    @torch.no_grad()
+    def prepare(self, transform: Callable[[Tensor], Tensor]) -> None:
+        """Turn each image into a vector, once; vectors are kept in memory alone.
+
+        Args:
+            transform: maps images ``(b, channels, height, width)`` to vectors ``(b, d)``, each image by itself.
+        """
+        made = [transform(self.tensors(part)[0]).float().cpu() for part in self._places(_READ_TOGETHER)]
+        self._vectors = torch.cat(made) if made else torch.zeros(0, 1)
+
+    def _places(self, size: int) -> Sequence[Tensor]:
+        return torch.arange(len(self)).split(size) if len(self) else ()
+
+
+def _made_up(batch: Any, number: int) -> Any:
+    """The same structure, with random floats, ``number`` for whole numbers and words that mean nothing."""
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return dataclasses.replace(
+            batch,
+            **{f.name: _made_up(getattr(batch, f.name), number) for f in dataclasses.fields(batch) if f.init},
+        )
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.is_floating_point() or value.is_complex():
+                return torch.rand(value.shape).to(value.dtype)
+            return torch.full_like(value, number)
+        if isinstance(value, bool | int | float):
+            return type(value)(number)
+        return "made up" if isinstance(value, str) else value
+
+    leaves, structure = pytree.tree_flatten(batch)
+    return pytree.tree_unflatten([leaf(value) for value in leaves], structure)
+
+
+def signature(batch: Any) -> tuple[Any, ...] | None:
+    """What batches must share to be stacked: structure, shapes and dtypes; None where they hold more than tensors."""
+    leaves, structure = pytree.tree_flatten(batch)
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout is torch.strided for leaf in leaves):
+        return None
+    return structure, *((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
+
+
+def stacked(batches: Sequence[Any]) -> Any:
+    """Batches of one signature with a dimension before all others: the record's."""
+    return pytree.tree_map(lambda *leaves: torch.stack(leaves), batches[0], *batches[1:])
+
+
+class Steps(Dataset[Any]):
+    """What a trainer iterates over in place of private records: so many empty batches.
+
+    Args:
+        count: steps of an epoch.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> list[Any]:
+        if index >= self._count:
+            raise IndexError(index)
+        return []
+
+    def loader(self) -> DataLoader[Any]:
+        """One that no trainer puts a sampler into."""
+        from torch.utils.data.distributed import DistributedSampler
+
+        whole: DistributedSampler[Any] = DistributedSampler(self, num_replicas=1, rank=0, shuffle=False)
+        return DataLoader(self, batch_size=None, sampler=whole, collate_fn=_as_it_is)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def views_of(batch: Any, augment: Callable[[Tensor], Tensor], views: int) -> Any:
+    """The batch of ``views`` rows that an augmentation makes of a batch of one.
+
+    Args:
+        batch: images, labels and whatever else, in a tuple or list.
+        augment: maps views ``(views, …)`` of one image to so many.
+        views: how many.
+    """
+    if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor):
+        raise ValueError(
+            "augment: works on batches (images, labels, …), and the data gives others; leave it out"
+        )
+    images = batch[0]
+    made = augment(images.expand(views, *images.shape[1:]).clone())
+    if made.shape != (views, *images.shape[1:]):
+        raise ValueError(
+            f"augment: of {(views, *images.shape[1:])} it makes {tuple(made.shape)}; let it keep the shape of "
+            "the views of one image"
+        )
+    rest = [part.repeat_interleave(views, dim=0) if isinstance(part, Tensor) else part for part in batch[1:]]
+    return type(batch)([made, *rest])

@@ -1,0 +1,340 @@
+"""However a module, its data or its hooks mix records, one record moves the sum by its norm at most."""
+
+import functools
+import random
+import types
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torchmetrics.classification import MulticlassAccuracy
+
+from pl_privknn.testing import clipped_sum
+
+CLASSES, COUNT = 4, 24
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.rand(COUNT, 1, 6, 6, generator=GENERATOR)
+LABELS = torch.randint(0, CLASSES, (COUNT,), generator=GENERATOR)
+SEEN, TOTALS = [], {"count": 0}
+NUMBER = 0
+
+
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.Tanh())
+        self.head = nn.Linear(16, CLASSES)
+        self.made()
+
+    def made(self):
+        """What a subclass needs."""
+
+    def logits(self, x):
+        return self.head(self.body(x))
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(*batch)
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class BatchWeights(Lit):
+    def loss(self, x, y):
+        counts = torch.bincount(y, minlength=CLASSES).clamp(min=1)
+        return F.cross_entropy(self.logits(x), y, weight=len(y) / counts)
+
+
+class ClassWeights(Lit):
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(x), y, weight=torch.tensor([1.0, 1.0, 1.0, 100.0]))
+
+
+class Contrast(Lit):
+    def loss(self, x, y):
+        rows = F.normalize(self.body(x))
+        same = (y[:, None] == y[None]).float()
+        return 50 * (-(rows @ rows.T).log_softmax(1) * same).sum()
+
+
+class Coins(Lit):
+    def loss(self, x, y):
+        if random.random() < 0.5:
+            x = 0.5 * (x + x.roll(1, 0))
+        logits = self.logits(F.dropout(x + 0.1 * torch.randn_like(x)))
+        return F.cross_entropy(logits, y) + float(np.random.rand())  # noqa: NPY002
+
+
+class Bank(Lit):
+    def made(self):
+        self.bank = []
+
+    def loss(self, x, y):
+        z = self.body(x)
+        loss = F.cross_entropy(self.head(z), y) + sum((z - old).square().sum() for old in self.bank)
+        self.bank.append(z.detach())
+        return loss
+
+
+class Centre(Lit):
+    def made(self):
+        self.register_buffer("centre", torch.zeros(16))
+
+    def loss(self, x, y):
+        z = self.body(x)
+        self.centre.mul_(0.9).add_(z.detach().mean(0), alpha=0.1)
+        return F.cross_entropy(self.head(z - 5 * self.centre), y)
+
+
+class Counter(Lit):
+    def made(self):
+        self.number, self.kept = 0, types.SimpleNamespace(number=0)
+
+    def loss(self, x, y):
+        self.number += len(y)
+        self.kept.number += 1
+        return F.cross_entropy(self.logits(x), y) * (self.number + self.kept.number)
+
+
+class OnItsClass(Lit):
+    number, rows = 0, []
+
+    def loss(self, x, y):
+        type(self).number += 1
+        self.rows.append(1)
+        return F.cross_entropy(self.logits(x), y) * (self.number + len(self.rows))
+
+
+class Globals(Lit):
+    def loss(self, x, y):
+        global NUMBER
+        NUMBER += 1
+        SEEN.append(1)
+        TOTALS["count"] += 1
+        return F.cross_entropy(self.logits(x), y) * (NUMBER + len(SEEN) + TOTALS["count"])
+
+
+def weigher():
+    rows = []
+
+    def weigh(x):
+        rows.append(1)
+        return len(rows)
+
+    return weigh
+
+
+class Closure(Lit):
+    def made(self):
+        self.weigh = weigher()
+
+    def loss(self, x, y, rows=[]):  # noqa: B006
+        rows.append(1)
+        return F.cross_entropy(self.logits(x), y) * (self.weigh(x) + len(rows))
+
+
+@functools.lru_cache
+def numbered(shape):
+    SEEN.append(1)
+    return len(SEEN)
+
+
+class Remembered(Lit):
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(x), y) * (1 + numbered(float(x.sum())))
+
+
+class WeightsInPlace(Lit):
+    def loss(self, x, y):
+        with torch.no_grad():
+            self.head.weight.data.add_(x.mean())
+            self.body[1].bias.add_(x.mean())
+        return F.cross_entropy(self.logits(x), y)
+
+
+class OnTheTrainer(Lit):
+    def loss(self, x, y):
+        if self._trainer is not None:
+            self.trainer.mine = getattr(self.trainer, "mine", 0) + 1
+            return F.cross_entropy(self.logits(x), y) * self.trainer.mine
+        return F.cross_entropy(self.logits(x), y)
+
+
+class Hooked(Lit):
+    def made(self):
+        self.outputs = []
+        self.body.register_forward_hook(lambda module, inputs, output: self.outputs.append(output.detach()))
+
+    def loss(self, x, y):
+        logits = self.logits(x)
+        return F.cross_entropy(logits, y) + sum(old.square().sum() for old in self.outputs)
+
+
+class Metrics(Lit):
+    def made(self):
+        self.accuracy, self.others = MulticlassAccuracy(CLASSES), {"top": MulticlassAccuracy(CLASSES)}
+
+    def loss(self, x, y):
+        logits = self.logits(x)
+        self.accuracy(logits, y)
+        self.others["top"].update(logits, y)
+        return F.cross_entropy(logits, y) * (1 + self.others["top"].update_count)
+
+
+class Gradients(Lit):
+    """Gradient hooks that remember."""
+
+    def made(self):
+        self.norms = [1.0]
+        self.head.register_full_backward_hook(self.remember)
+
+    def remember(self, module, inputs, outputs):
+        self.norms.append(self.norms[-1] * 2)
+        return tuple(None if one is None else one * self.norms[-1] for one in inputs)
+
+
+class Stream(Lit):
+    def made(self):
+        self.stream = iter(range(10**6))
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(x), y) * next(self.stream)
+
+
+class OwnGenerator(Lit):
+    def made(self):
+        self.generator, self.other = torch.Generator().manual_seed(0), np.random.default_rng(0)
+
+    def loss(self, x, y):
+        drawn = torch.rand(x.shape, generator=self.generator) + self.other.random()
+        return F.cross_entropy(self.logits(x + drawn), y)
+
+
+class Broken(Lit):
+    """Fails, or has no finite gradient, for some records."""
+
+    def loss(self, x, y):
+        if bool((y == 1).all()):
+            raise RuntimeError("a record")
+        return F.cross_entropy(self.logits(x), y) * (float("nan") if bool((y == 2).all()) else 1e30)
+
+
+class BatchHooks(Lit):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        x, y = batch
+        return (x - x.min()) / (x.max() - x.min() + 1e-9), y
+
+
+class Large(Lit):
+    """Large common parts, in single precision."""
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(1e4 + x) * 1e3, y)
+
+
+MODULES = [
+    Lit, BatchWeights, ClassWeights, Contrast, Coins, Bank, Centre, Counter, OnItsClass, Globals, Closure, Remembered,
+    WeightsInPlace, OnTheTrainer, Hooked, Metrics, Gradients, Stream, OwnGenerator, Broken, BatchHooks, Large,
+]  # fmt: skip
+
+
+def standardised(items):
+    x, y = default_collate(items)
+    return (x - x.mean()) / (x.std() + 1e-6), y
+
+
+class Collated:
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, items):
+        self.seen += items
+        x, y = default_collate(items)
+        return x * len(self.seen), y
+
+
+class Stateful(Dataset):
+    """Augments by coins, counts, and remembers the record before."""
+
+    def __init__(self):
+        self.count, self.last = 0, None
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        self.count += 1
+        image = IMAGES[index] * self.count + torch.rand(1, 6, 6) + random.random()
+        image = image if self.last is None else image + self.last
+        self.last = image
+        return image, int(LABELS[index])
+
+
+PLAIN = TensorDataset(IMAGES, LABELS)
+DATA = {
+    "a collate function": lambda: DataLoader(PLAIN, batch_size=8, collate_fn=standardised),
+    "one that remembers": lambda: DataLoader(PLAIN, batch_size=8, collate_fn=Collated()),
+    "a dataset that remembers": Stateful,
+}
+
+
+def check_moves(make, data):
+    """Removing each of a few records moves the sum by the norm at most, and by nothing of the others'."""
+    everyone = list(range(COUNT))
+    norm = 0.3
+    whole = clipped_sum(make(), data, everyone, norm)
+    torch.testing.assert_close(whole, clipped_sum(make(), data, everyone, norm), rtol=0, atol=1e-5 * norm)
+    for gone in (0, COUNT - 1):
+        less = clipped_sum(make(), data, [one for one in everyone if one != gone], norm)
+        assert float((whole - less).norm()) <= norm * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("make", MODULES, ids=lambda made: made.__name__)
+def test_no_module_lets_one_record_into_the_gradient_of_another(make):
+    check_moves(make, PLAIN)
+    assert SEEN == []
+    assert (NUMBER, TOTALS, OnItsClass.number, OnItsClass.rows) == (0, {"count": 0}, 0, [])
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_no_data_lets_one_record_into_another(name):
+    check_moves(Lit, DATA[name]())
+
+
+def test_sums_are_those_of_a_loop_over_records():
+    module, total = Lit(), 0
+    for x, y in zip(IMAGES.split(1), LABELS.split(1), strict=True):
+        gradient = torch.cat(
+            [p.flatten() for p in torch.autograd.grad(module.loss(x, y), list(module.parameters()))]
+        )
+        total = total + gradient.double() * min(1.0, 0.5 / float(gradient.norm()))
+    torch.testing.assert_close(clipped_sum(module, PLAIN, range(COUNT), 0.5), total, rtol=2e-5, atol=1e-6)
+
+
+def test_broken_records_count_as_none():
+    good = [place for place in range(COUNT) if LABELS[place] not in (1, 2)]
+    whole = clipped_sum(Broken(), PLAIN, range(COUNT), 0.5)
+    torch.testing.assert_close(whole, clipped_sum(Broken(), PLAIN, good, 0.5), rtol=0, atol=1e-9)
+
+
+def test_a_step_leaves_no_trace_on_the_module_or_the_generators():
+    torch.manual_seed(3)
+    random.seed(3)
+    states = torch.get_rng_state(), random.getstate()
+    for make in (Bank, Centre, Counter, Metrics, WeightsInPlace):
+        module = make()
+        torch.set_rng_state(states[0])
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        clipped_sum(module, PLAIN, [1, 2, 3])
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+        assert not any(p.grad is not None for p in module.parameters())
+        assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
