@@ -3,7 +3,7 @@
 import torch
 
 from pl_privknn.federated import Client, FederatedRound, Shuffler
-from pl_privknn.federated.replies import reply_to
+from pl_privknn.federated.apps import reply_to
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
 

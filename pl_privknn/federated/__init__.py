@@ -2,8 +2,7 @@
 
 from pl_privknn.federated.apps import client_app, server_app
 from pl_privknn.federated.client import Client
-from pl_privknn.federated.messages import Refused, Request
-from pl_privknn.federated.sealing import new_key
+from pl_privknn.federated.messages import Refused, Request, new_key
 from pl_privknn.federated.server import FederatedRound, run_round
 from pl_privknn.federated.shuffler import Shuffler
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 
-from pl_privknn.federated.answered import AnsweredRounds
-from pl_privknn.federated.messages import Refused, Request, decode, encode
-from pl_privknn.federated.sealing import open_sealed
+from pl_privknn.federated.client import AnsweredRounds
+from pl_privknn.federated.messages import Refused, Request, decode, encode, open_sealed
 from pl_privknn.labelers.reverse_knn_local import Shuffled, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
@@ -27,7 +26,7 @@ class Shuffler:
     that the server made up: a server that fills a crowd with its own leaves clients with the ε₀ of their own coins.
 
     Args:
-        key: its private key, 32 bytes; see :func:`~pl_privknn.federated.sealing.new_key`.
+        key: its private key, 32 bytes; see :func:`~pl_privknn.federated.messages.new_key`.
         record: a file that lasts, with the rounds that it mixed.
         noise_source: decides the order; the operating system's generator unless given.
 

@@ -14,10 +14,10 @@ import torch
 from federated_setup import CLASSES, NAME, client, coins, queries, records
 from filelock import FileLock, Timeout
 
-from pl_privknn.federated import Client, Refused, Request, answered
-from pl_privknn.federated.answered import AnsweredRounds
+from pl_privknn.federated import Client, Refused, Request
+from pl_privknn.federated.apps import reply_to
+from pl_privknn.federated.client import AnsweredRounds
 from pl_privknn.federated.messages import decode, extractor_digest
-from pl_privknn.federated.replies import reply_to
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, SystemNoise
 from pl_privknn.privacy.private_store import PrivateStoreError
@@ -167,7 +167,7 @@ def test_other_processes_wait_from_the_reading_of_a_total_to_its_writing(tmp_pat
         tried.append(fsum(values))
         return tried[-1]
 
-    monkeypatch.setattr(answered.math, "fsum", adding)
+    monkeypatch.setattr(math, "fsum", adding)
     AnsweredRounds(path).spend("a", 1.0, budget=1.0)
     with pytest.raises(Refused, match="own budget"):
         AnsweredRounds(path).spend("b", 1.0, budget=1.0)

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from pl_privknn.federated import new_key
-from pl_privknn.federated.sealing import open_sealed, seal
+from pl_privknn.federated.messages import open_sealed, seal
 
 
 def test_the_holder_of_the_key_reads_what_was_sealed_in_48_bytes_more():
