@@ -63,7 +63,7 @@ SEARCHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [50, 7])
+@pytest.mark.parametrize("rows", [50, 17])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_parts_change_nothing(monkeypatch, name, rows):
     wanted = SEARCHES[name]()

@@ -106,7 +106,7 @@ def test_equal_rows_are_at_distance_zero():
 
 
 def test_many_queries_and_several_threads_and_blocks(monkeypatch):
-    queries, table = _table(300, seed=1), _table(4000)
+    queries, table = _table(100, seed=1), _table(1500)
     wanted = _brute_force(queries, table, 60)[1]
     assert torch.equal(top_k(queries, table, 60)[1], wanted)
     monkeypatch.setattr(search, "_KEYS_AT_A_TIME", 1 << 15)

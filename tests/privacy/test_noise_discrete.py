@@ -177,7 +177,7 @@ def _chi_square(sample, log_mass):
     return stats.chisquare(observed, kept_expected).pvalue
 
 
-@pytest.mark.parametrize("sigma", [0.3, 0.7, 1, 2.0, 3.7, 25])
+@pytest.mark.parametrize("sigma", [0.3, 1, 3.7, 25])
 def test_discrete_gaussian_has_its_mass_function(sigma):
     sample = SeededNoise(21).discrete_gaussian(40_000, sigma)
     assert sample.dtype == torch.int64
