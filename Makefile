@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-federated test-wheel names lint docs notebooks install clean
+.PHONY: demo test test-long mutants test-federated test-wheel names lint docs notebooks install clean
 
 install: $(STAMP)
 
@@ -25,6 +25,13 @@ test: $(STAMP)
 # What make test leaves out for its seconds: tests marked long, which have quicker siblings.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long
+
+# Changes of single expressions that no test of privacy, neighbours and labelers notices: hours for all, so name a
+# module, as in make mutants MODULES="pl_privknn.privacy.mechanisms.gaussian*". tests/mutants.md explains survivors.
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[mutants]"
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(MODULES)
+	$(BIN)/mutmut results
 
 # Clients and servers, in an environment of their own: Flower pins older versions of what the other one needs.
 test-federated: $(VENV)-federated/.installed

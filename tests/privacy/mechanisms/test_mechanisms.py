@@ -151,6 +151,19 @@ def test_laplace_rdp_equals_dp_accounting(eps):
     np.testing.assert_allclose(ours, [dp_rdp._laplace_rdp(eps, order) for order in ORDERS], rtol=1e-8)
 
 
+def test_pure_epsilon_of_sampled_releases_and_of_hardly_any_noise():
+    mechanism = Laplace(5.0, 2.0, 0.3)
+    assert mechanism.pure_epsilon(ADD_REMOVE) == pytest.approx(math.log1p(0.3 * math.expm1(0.4)))
+    for sampled in (mechanism, ExponentialArgmax(3.0, "swap", 0.3)):
+        with pytest.raises(ValueError, match="sampling_rate"):
+            sampled.pure_epsilon("replace_one")
+    # Where quadrature would overflow the curve is the largest loss, ln(γe^{10⁶}).
+    np.testing.assert_allclose(Laplace(1e-6, 1.0, 0.3).rdp(ORDERS, ADD_REMOVE), 1e6 + math.log(0.3))
+    # No order costs more than the pure ε, here of an arg-max whose likelihood ratio is e^{50}.
+    hardly = ExponentialArgmax(0.02, "add")
+    assert np.all(hardly.rdp(ORDERS, ADD_REMOVE) <= hardly.pure_epsilon(ADD_REMOVE) * (1 + 1e-12))
+
+
 @pytest.mark.parametrize("order", [1.3, 2.5, 40.0])
 def test_sampled_laplace_rdp_equals_quadrature_in_both_directions(order):
     rate, scale = 0.3, 0.8
