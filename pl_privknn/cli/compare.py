@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +11,7 @@ from pl_privknn.cli.common import add_set, importable, values_set
 
 if TYPE_CHECKING:
     from pl_privknn.comparison.run import Run
-    from pl_privknn.comparison.spec import Comparison
     from pl_privknn.comparison.worker import Command
-    from pl_privknn.privacy.mechanisms.base import Guarantee
 
 
 def add_compare(commands: Any, command: Command) -> None:
@@ -51,7 +45,9 @@ def _compare(parsed: argparse.Namespace) -> int:
     if parsed.render is not None:
         if parsed.config is not None:
             raise ValueError("--render takes stored results; leave the configuration out")
-        _render(Path(parsed.render), Path(parsed.output or parsed.render))
+        from pl_privknn.comparison.plot import render
+
+        print(render(Path(parsed.render), Path(parsed.output or parsed.render)))
         return 0
     if parsed.config is None:
         raise ValueError("name the YAML of a comparison, or --render DIR")
@@ -60,27 +56,29 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from pl_privknn.comparison.runner import run_comparison
+    from pl_privknn.comparison.plot import render
+    from pl_privknn.comparison.runner import interruptible, run_comparison, state_of_runs
     from pl_privknn.comparison.spec import read_comparison
 
     comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
+    chosen = {"only": parsed.only, "seeds": parsed.seeds, "epsilons": parsed.epsilons}
     if parsed.dry_run:
-        return _dry_run(comparison, output, parsed)
-    with _interruptible():
+        print(*state_of_runs(comparison, output, **chosen), sep="\n")
+        return 0
+    worker = ("pl_privknn.cli.worker", str(Path(parsed.config).resolve().parent))
+    with interruptible():
         outcome = run_comparison(
             comparison,
             output,
             command=parsed.command,
-            worker=("pl_privknn.cli.worker", str(Path(parsed.config).resolve().parent)),
-            only=parsed.only,
-            seeds=parsed.seeds,
-            epsilons=parsed.epsilons,
+            worker=worker,
             workers=parsed.workers,
             report=_tell,
+            **chosen,
         )
     if any((output / "results").glob("*.json")):
-        _render(output, output)
+        print(render(output, output))
     for label, error in outcome.failed.items():
         print(f"failed: {label}: {error}")
     done = outcome.total - outcome.before - len(outcome.failed)
@@ -93,63 +91,6 @@ def _tell(what: str, run: Run, text: str) -> None:
     """One line for each run that starts or ends."""
     if what != "before":
         print(f"{what}: {run.label}{f': {text}' if text else ''}", flush=True)
-
-
-def _render(folder: Path, output: Path) -> None:
-    """Write ``results.csv``, ``table.md`` and ``comparison.{svg,png}`` of the results in ``folder``."""
-    from pl_privknn.comparison.plot import draw
-    from pl_privknn.comparison.results import read_results, write_csv
-    from pl_privknn.comparison.table import markdown_table, together
-
-    results = read_results(folder)
-    output.mkdir(parents=True, exist_ok=True)
-    table = markdown_table(results)
-    write_csv(results, output / "results.csv")
-    (output / "table.md").write_text(table + "\n", encoding="utf-8")
-    draw(results, output / "comparison")
-    print(table, together(results), sep="\n")
-
-
-def _dry_run(comparison: Comparison, output: Path, parsed: argparse.Namespace) -> int:
-    from pl_privknn.comparison.marks import footnotes
-    from pl_privknn.comparison.run import Planner
-    from pl_privknn.comparison.runner import choose, has_result, is_begun
-
-    planner = Planner(comparison.base["data"])
-    planned: dict[tuple[str, float], str] = {}
-    reasons: list[tuple[str, Guarantee]] = []
-    for run in choose(comparison, parsed.only, parsed.seeds, parsed.epsilons):
-        state = "done" if has_result(run, output) else "begun" if is_begun(run, output) else "missing"
-        if (key := (run.method.name, run.epsilon)) not in planned:
-            planner.check(run)
-            plan = planner.plan(run)
-            found = [f"{path.rsplit('.', 1)[-1]}={value:g}" for path, value in plan.calibrated.items()]
-            if plan.epsilon is not None and plan.guarantee is not None:
-                found.append(f"plan ε={plan.epsilon:.4g}, guarantee: {plan.guarantee.level}")
-                reasons.append((run.method.title, plan.guarantee))
-            planned[key] = ", ".join(found)
-        print(f"{state:8} {run.label:40} {planned[key]}".rstrip())
-    for note in footnotes(reasons):
-        print(note)
-    return 0
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let a termination end the runs at work in good order, as Ctrl-C does."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    mine = threading.current_thread() is threading.main_thread()
-    earlier = signal.signal(signal.SIGTERM, stop) if mine else None
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise RuntimeError("interrupted; the same command continues where it stopped") from None
-    finally:
-        if mine:
-            signal.signal(signal.SIGTERM, earlier)
 
 
 def add_tune(commands: Any) -> None:

@@ -23,14 +23,16 @@ from pl_privknn.comparison.figures import (
     thin_labels,
 )
 from pl_privknn.comparison.marks import mark, stated
-from pl_privknn.comparison.results import Result
+from pl_privknn.comparison.results import Result, read_results, write_csv
 from pl_privknn.comparison.table import (
     Cells,
     cells_of,
     guarantees,
+    markdown_table,
     marks_explained,
     mean_and_spread,
     titles_of,
+    together,
     weakened,
 )
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, weakest
@@ -123,6 +125,21 @@ def explain(figure: Figure, notes: Sequence[str]) -> None:
     lines = [line for note in notes for line in textwrap.wrap(note, round(_CHARACTERS * width))]
     figure.set_size_inches(width, height + _LINE * len(lines))
     figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize="x-small", color=INK)
+
+
+def render(folder: Path, output: Path) -> str:
+    """Write ``results.csv``, ``table.md`` and ``comparison.{svg,png}`` of the results in ``folder``.
+
+    Returns:
+        The table, and what all runs together cost.
+    """
+    results = read_results(folder)
+    output.mkdir(parents=True, exist_ok=True)
+    table = markdown_table(results)
+    write_csv(results, output / "results.csv")
+    (output / "table.md").write_text(table + "\n", encoding="utf-8")
+    draw(results, output / "comparison")
+    return f"{table}\n{together(results)}"
 
 
 def draw(results: Sequence[Result], path: str | Path, title: str | None = None) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pl_privknn._checks import check_int
+from pl_privknn.comparison.marks import footnotes
 from pl_privknn.comparison.results import (
     RESULTS,
     ResultError,
@@ -32,6 +33,7 @@ from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
 from pl_privknn.comparison.worker import BUSY, CONFIG, INTERRUPTED, Command, work
 from pl_privknn.config import differences, write_yaml
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.mechanisms.base import Guarantee
 
 _IDENTITY = "identity.json"
 _STATE = "state.json"
@@ -138,6 +140,49 @@ def choose(
         and (not seeds or run.seed in seeds)
         and (not targets or run.epsilon in targets)
     ]
+
+
+def state_of_runs(
+    comparison: Comparison,
+    output: Path,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    epsilons: Sequence[float | str] = (),
+) -> Iterator[str]:
+    """A line for each chosen run: whether it is done, begun or missing, what was found for it, and its plan's ε."""
+    planner = Planner(comparison.base["data"])
+    planned: dict[tuple[str, float], str] = {}
+    reasons: list[tuple[str, Guarantee]] = []
+    for run in choose(comparison, only, seeds, epsilons):
+        state = "done" if has_result(run, output) else "begun" if is_begun(run, output) else "missing"
+        if (key := (run.method.name, run.epsilon)) not in planned:
+            planner.check(run)
+            plan = planner.plan(run)
+            found = [f"{path.rsplit('.', 1)[-1]}={value:g}" for path, value in plan.calibrated.items()]
+            if plan.epsilon is not None and plan.guarantee is not None:
+                found.append(f"plan ε={plan.epsilon:.4g}, guarantee: {plan.guarantee.level}")
+                reasons.append((run.method.title, plan.guarantee))
+            planned[key] = ", ".join(found)
+        yield f"{state:8} {run.label:40} {planned[key]}".rstrip()
+    yield from footnotes(reasons)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a termination end the runs at work in good order, as Ctrl-C does."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    mine = threading.current_thread() is threading.main_thread()
+    earlier = signal.signal(signal.SIGTERM, stop) if mine else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RuntimeError("interrupted; the same command continues where it stopped") from None
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, earlier)
 
 
 def has_result(run: Run, output: Path) -> bool:
