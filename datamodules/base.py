@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,6 @@ from pl_privknn.datamodules.datasets import (
     common_images,
     known_rows,
 )
-from pl_privknn.datamodules.formats.poisson_loader import PoissonTraining
 from pl_privknn.datamodules.loaders import (
     Batches,
     LabeledSampler,
@@ -31,7 +30,6 @@ from pl_privknn.datamodules.loaders import (
     UnlabeledSampler,
     take_batch,
 )
-from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import redacted
 
 Overlap = Literal["error", "warn", "ignore"]
@@ -143,7 +141,6 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         self._test: LabeledImages | None = None
         self._validation: LabeledImages | None = None
         self._predict: ImageStore | None = None
-        self._private_training: PoissonTraining | None = None
 
     @property
     def attribute_names(self) -> tuple[str, ...]:
@@ -282,40 +279,14 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
     # ------------------------------------------------------------------ the loaders
 
-    def train_privately(
-        self, sampling_rate: float, coins: Callable[[], NoiseSource], share: tuple[int, int] = (0, 1)
-    ) -> PoissonTraining:
-        """Let :meth:`train_dataloader` give Poisson batches of private records; for private baselines alone.
-
-        Args:
-            sampling_rate: probability with which each record takes part in a step.
-            coins: called when an epoch begins; gives the source of its coins.
-            share: number of this process and of all processes: it draws from every so many-th record alone.
-
-        Returns:
-            What the batches are made of; :meth:`train_publicly` ends it.
-        """
-        self._private_training = PoissonTraining(self.private, sampling_rate, coins, share)
-        return self._private_training
-
-    def train_publicly(self) -> None:
-        """Let :meth:`train_dataloader` give public batches again."""
-        self._private_training = None
-
     def train_dataloader(self) -> pl.CombinedLoader | DataLoader[Any]:
         """``{"labeled": (x, y), "unlabeled": x}``; see the class. May be called before labels exist.
 
-        After :meth:`train_privately`: Poisson samples of the private set, each a
-        :class:`~pl_privknn.datamodules.formats.poisson_loader.PrivateBatch`. Without ``"labeled"`` for a module whose
-        ``needs_labels`` is False.
+        Without ``"labeled"`` for a module whose ``needs_labels`` is False.
 
         Batches raise :class:`~pl_privknn.datamodules.loaders.NoLabeledExamplesError` where an epoch begins
         and no public image has a label.
         """
-        if self._private_training is not None:
-            return self._private_training.loader(
-                **self._loader_options(), persistent_workers=self.persistent_workers
-            )
         public = self.public
         if self.num_workers > 0:
             public.store.preload()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 
 import pytest
 import pytorch_lightning as pl
@@ -17,8 +18,10 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training import PrivacyGroups
 from pl_privknn.training.private_data import PrivateData
+from pl_privknn.training.session import PrivateSession
 
 DDP = {"strategy": "ddp"}
 
@@ -207,6 +210,21 @@ def test_shares_of_the_records_are_disjoint_and_their_coins_independent():
         torch.testing.assert_close(
             part.tensors(torch.arange(len(part)))[0], data.private.images(torch.arange(rank, PRIVATE, 4))
         )
+
+
+def test_a_file_of_each_process_is_drawn_from_whole():
+    alike = types.SimpleNamespace(broadcast=lambda value: value, reduce_boolean_decision=bool)
+    trainer = types.SimpleNamespace(global_rank=1, world_size=2, strategy=alike)
+    data = make_data()
+    data.setup("fit")
+    session = PrivateSession(
+        "Test", epsilon=None, delta=1e-5, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=2,
+        sampling_rate=0.25, groups=None, files=RunFiles(), steps_per_charge=1, noise_source=None,
+    )  # fmt: skip
+    for in_shards, wanted in ((True, PRIVATE), (False, PRIVATE // 2)):
+        data.private_in_shards = in_shards
+        session.draw_from(data, trainer)
+        assert len(session.private) == wanted
 
 
 def test_a_strategy_that_splits_the_network_is_refused(tmp_path):

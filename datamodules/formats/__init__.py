@@ -1,1 +1,0 @@
-"""File formats, image stores and loaders behind the data modules."""
