@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pl_privknn.auditing.releases import target_of_config
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli.main import main
 from pl_privknn.config import (
@@ -250,6 +251,16 @@ def test_what_has_no_part_in_a_plan_is_not_made(trap, tmp_path, capsys):
         assert main(["epsilon", str(path), "--fast", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["epsilon"] > 0
         assert not trap.exists()
+
+
+def test_an_attack_trains_no_estimator_of_another_package(trap):
+    teachers = {"class_path": "SklearnTeachers", "init_args": {"estimator": "trap_module.Trap"}}
+    labeler = {"class_path": "PATE", "init_args": {"num_teachers": 3, "teachers": teachers}}
+    with pytest.raises(
+        ValueError, match=r"run\.yaml: labeling\.labeler trains an estimator of another package"
+    ):
+        target_of_config({"labeling": {"labeler": labeler}, "data": DATA}, "run.yaml")
+    assert not trap.exists()
 
 
 @pytest.mark.parametrize(
