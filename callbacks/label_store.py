@@ -383,6 +383,14 @@ class StoredLabels(LabelStore):
             self._db.close()
             raise
 
+    def digest(self) -> str:
+        """SHA-256 of what was asked and what was released, whatever the file's own bytes are."""
+        found = hashlib.sha256(str(self.get_meta("run_id")).encode())
+        for table in ("rounds", "queries"):
+            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY round, rowid"):
+                found.update(repr(row).encode())
+        return found.hexdigest()
+
     def queries(self) -> list[Query]:
         """All queries in the order in which they were, or would have been, asked."""
         rows = self._db.execute(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 PICTURES = "pictures.npz"
 #: Pictures that are kept at most, and the length of their longer side.
 MOST_PICTURES, LONGEST_SIDE = 240, 96
+# A stranger's file says itself how large it unpacks; truth of public images is the largest part of ours.
+_MOST_PICTURE_BYTES = 1 << 27
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +65,14 @@ class PublicPictures:
         if not path.is_file():
             return None
         try:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > _MOST_PICTURE_BYTES:
+                raise ValueError(f"{size >> 20} MiB unpacked, of {_MOST_PICTURE_BYTES >> 20} at most")
             with np.load(path, allow_pickle=False) as stored:
                 parts = {name: stored[name] for name in stored.files}
             return cls(**{**parts, "class_names": tuple(map(str, parts["class_names"]))})
-        except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
+        except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{path} can't be read as a run's pictures ({error}); take it away") from error
 
     def write(self, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import platform
 import subprocess
@@ -16,8 +17,10 @@ from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_switch
 from pl_privknn._lightning import quiet_lightning
-from pl_privknn.callbacks.labeling_round import MODELS, HeadAccuracy, load_head
+from pl_privknn.callbacks.label_store import LABELS, StoredLabels
+from pl_privknn.callbacks.labeling_round import HEAD, MODELS, HeadAccuracy, load_head
 from pl_privknn.callbacks.loggers import (
+    PICTURES,
     TestConfusion,
     labeling_of,
     log_queries,
@@ -34,6 +37,7 @@ from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.ledger import Ledger, LedgerRun, files_topic
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.training.private_training import PrivateTraining
 
@@ -85,6 +89,43 @@ def left_out_of(text: str) -> str | None:
     return lines[0].removeprefix(_LEFT_OUT) if lines else None
 
 
+def digests_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of all that leaves a run, by its name in the folder: released things, settings and figures alone.
+
+    Of labels it is that of what they say; files that are not there are left out.
+    """
+    paths = [*(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES)), *folder.glob("*.ckpt")]
+    paths += (folder / "checkpoints").glob("*.ckpt")
+    found = {
+        path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(paths) if path.is_file()
+    }
+    if (folder / LABELS).is_file():
+        store = StoredLabels(folder / LABELS)
+        try:
+            found[LABELS] = store.digest()
+        finally:
+            store.close()
+    return found
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
+
+
+def note_files(ledger_path: Path, run: str, digests: dict[str, str], *, exported: bool = False) -> None:
+    """Write into a run's ledger what its final files are, so that none can be exchanged unseen."""
+    ledger = Ledger.reopen(ledger_path)
+    try:
+        LedgerRun(ledger, run).note(files_topic(run, exported), json.dumps(digests, sort_keys=True))
+    finally:
+        ledger.close()
+
+
 class RunReport(pl.Callback):
     """Writes ``summary.json`` into the run's folder when training ends, and again after a test, and prints a table.
 
@@ -113,6 +154,7 @@ class RunReport(pl.Callback):
         self._judged: HeadAccuracy | None = None
         self._confusion: TestConfusion | None = None
         self._settings: dict[str, Any] = {}
+        self._ledger: Ledger | None = None
 
     @property
     def path(self) -> Path | None:
@@ -143,6 +185,8 @@ class RunReport(pl.Callback):
         }
         self._write()
         self._keep_pictures(trainer)
+        self._ledger = getattr(spender_of(trainer, pl_module), "ledger", None)
+        self._bind()
         self._log_results(trainer, "val")
         log_queries(trainer, self.run_dir)
         if self.show:
@@ -219,6 +263,7 @@ class RunReport(pl.Callback):
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
         self._write()
         self._keep_pictures(trainer)
+        self._bind()
         self._log_results(trainer, "test")
         if self.show:
             self.print_table()
@@ -293,6 +338,11 @@ class RunReport(pl.Callback):
         for name, value in self.table():
             table.add_row(name, value)
         Console().print(table)
+
+    def _bind(self) -> None:
+        """Note in the ledger which files the run ends with."""
+        if self._ledger is not None and self.run_dir is not None and self.summary.get("run"):
+            note_files(self._ledger.path, self.summary["run"], digests_of(self.run_dir))
 
     def _write(self) -> None:
         assert self.path is not None

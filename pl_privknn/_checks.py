@@ -128,6 +128,11 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     return compile_
 
 
+def printable(text: str) -> str:
+    """Text of a stranger's file for a screen or a page: control characters and directions are written out."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
 def _number(name: str, value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={shown(value)} must be {what}")

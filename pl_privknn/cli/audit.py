@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pl_privknn._checks import printable
 from pl_privknn.cli.common import importable, print_report
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ _EXITS = (
 
 def add_audit(commands: Any) -> None:
     """Register ``privknn audit`` with argparse's subparsers."""
-    text = "check a ledger's hash chain, recompute its ε, and check a run's summary against it"
+    text = "recompute a run's ε from its ledger, and compare with that all that leaves the run"
     audit = commands.add_parser("audit", help=text, description=text, epilog=_EXITS)
     audit.add_argument(
         "files",
         nargs="*",
         metavar="FILE",
-        help="the ledger, and the run's summary.json where it is to be checked; with --empirical also a JSON list of "
-        "records, or --labeler",
+        help="a run's folder, whose files are compared with what its ledger noted; or the ledger, and the run's "
+        "summary.json where it is to be checked; with --empirical a ledger or a JSON list of records",
     )
     audit.add_argument(
         "--delta",
@@ -89,13 +90,17 @@ def run_audit(parsed: argparse.Namespace) -> int:
         raise ValueError("name the ledger's file; --labeler belongs to --empirical")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
+    if len(files) == 1 and files[0].is_dir():
+        return _run_audit(parsed, files[0])
     from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
+    from pl_privknn.report.audit import reading
 
     summary, ledger = (None, files[0]) if len(files) == 1 else files
     if summary is not None and summary.is_file() and is_ledger(summary):
         summary, ledger = ledger, summary
-    report = audit_ledger(ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
-    checks = [] if summary is None else _checked(summary, ledger)
+    with reading(ledger):
+        report = audit_ledger(ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
+        checks = [] if summary is None else _checked(summary, ledger)
     if parsed.export is not None:
         text = json.dumps(export_ledger(ledger), indent=2, ensure_ascii=False)
         Path(parsed.export).write_text(text + "\n", encoding="utf-8")
@@ -108,6 +113,23 @@ def run_audit(parsed: argparse.Namespace) -> int:
         _print_charges(report["charges"])
         _print_checks(checks)
     return int(violated)
+
+
+def _run_audit(parsed: argparse.Namespace, folder: Path) -> int:
+    """Audit a run's folder."""
+    from pl_privknn.privacy.verification import export_ledger
+    from pl_privknn.report.audit import audit_run
+
+    found = audit_run(folder, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
+    if parsed.export is not None:
+        text = json.dumps(export_ledger(found["ledger"]), indent=2, ensure_ascii=False)
+        Path(parsed.export).write_text(text + "\n", encoding="utf-8")
+    print_report(found, parsed.json)
+    if not parsed.json:
+        _print_charges(found["charges"])
+        _print_checks(found["checks"], "the run")
+        print("not checked:", *(printable(text) for text in found["not_checked"]), sep="\n  ")
+    return int(found["violated"])
 
 
 def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
@@ -129,27 +151,29 @@ def _print_charges(charges: list[dict[str, Any]]) -> None:
     for charge in charges:
         record = charge["release"]
         noise = charge["noise"] or "not stated"
-        parameters = parameters_text(record)
-        print(f"{charge['row']:>5} {record['count']:>9}  {noise:13} {record['mechanism']:21} {parameters}")
+        line = f"{noise:13} {record['mechanism']:21} {parameters_text(record)}"
+        print(f"{charge['row']:>5} {record['count']:>9}  {printable(line)}")
 
 
-def _print_checks(checks: list[dict[str, Any]]) -> None:
+def _print_checks(checks: list[dict[str, Any]], what: str = "the summary") -> None:
     if not checks:
         return
-    print(f"\n{'summary':21} {'stated':>14}  {'ledger':>14}")
+    print(f"\n{what.removeprefix('the '):21} {'stated':>14}  {'ledger':>14}")
     for check in checks:
         words = {True: "agrees", False: "DIFFERS", None: "not in the ledger"}
         found = "–" if check["agrees"] is None else _short(check["found"])
-        print(f"{check['name']:21} {_short(check['stated']):>14}  {found:>14}  {words[check['agrees']]}")
+        print(
+            f"{printable(check['name']):21} {_short(check['stated']):>14}  {found:>14}  {words[check['agrees']]}"
+        )
     wrong = [check["name"] for check in checks if check["agrees"] is False]
     if wrong:
-        print(f"the summary does not follow from the ledger: {', '.join(wrong)}")
+        print(f"{what} does not follow from the ledger: {printable(', '.join(wrong))}")
     else:
-        print("the summary follows from the ledger")
+        print(f"{what} follows from the ledger")
 
 
 def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else printable(str(value))
     return text if len(text) <= 14 else f"{text[:13]}…"
 
 

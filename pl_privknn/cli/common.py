@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pl_privknn._checks import printable
 from pl_privknn.config import did_you_mean
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -71,6 +72,7 @@ def mistake(error: BaseException, anywhere: bool = False) -> str | None:
 
 def shown_text(text: str, longest: int = 300) -> str:
     """A message cut to one readable line."""
+    text = printable(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
@@ -125,4 +127,4 @@ def print_report(report: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, figures))
     for name, value in figures.items():
         if value not in (None, ""):
-            print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
+            print(f"{name:{width}}  {f'{value:.6g}' if isinstance(value, float) else printable(str(value))}")

@@ -497,6 +497,18 @@ class Ledger:
             raise
         return ledger
 
+    @classmethod
+    def reopen(cls, path: str | Path) -> Self:
+        """Open an existing ledger for writing, with the adjacency and the budget that it has.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            LedgerCorrupt: as in the constructor.
+        """
+        known = cls.open_readonly(path)
+        known.close()
+        return cls(path, adjacency=known.adjacency, delta=known.delta, max_epsilon=known.max_epsilon)
+
     def run(
         self,
         run_id: str,
@@ -708,6 +720,11 @@ COUNTS = "labels"
 def counts_topic(run_id: str) -> str:
     """Topic of the note about a run's queries."""
     return f"{COUNTS} {run_id}"
+
+
+def files_topic(run_id: str, exported: bool = False) -> str:
+    """What a run's note of its final files is about: digests of all that leaves it, or of an exported model."""
+    return f"{'exported' if exported else 'files'} {run_id}"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

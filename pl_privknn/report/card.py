@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
 
+from pl_privknn._checks import printable
 from pl_privknn.report.promise import percent, unit_of
 
-#: What no figure here covers; docs/methods/privacy.md has more on each.
+#: What a run lets out, in words.
+RELEASED = {
+    "labels": "labels of public images and everything that is computed from them, the student included",
+    "statistics": "noisy statistics of the private records, the teacher's own model made of them, labels of public "
+    "images and everything that is computed from these, the student included",
+    "weights": "weights of a network that was trained on the private records by noisy steps, all of its checkpoints, "
+    "and everything that is computed from them",
+    "": "whatever the ledger's releases were used for",
+}
+_PUBLIC = "the choice of the public images, taken to be independent of the private records"
+_FLOATS = "rounding, and floating-point noise where a mechanism is not a discrete one"
+_OWN: dict[str, tuple[str, ...]] = {
+    "labels": (
+        "running time and memory of the labelling: strangers must not measure them", _PUBLIC, _FLOATS,
+    ),
+    "statistics": (
+        "running time and memory of the labelling: strangers must not measure them", _PUBLIC,
+        "features that were learned on other data than the public images of this run",
+    ),
+    "weights": (
+        "running time, memory and profiles of the training: strangers must not measure them", _FLOATS,
+        "weights that the training began with, taken to be independent of the private records",
+        "what the code of the network and its callbacks wrote elsewhere while it saw private records",
+    ),
+}  # fmt: skip
+#: What no figure here covers, whatever was released; docs/methods/privacy.md has more on each.
 EXCLUSIONS = (
-    "running time and memory of the labelling: strangers must not measure them",
-    "rounding of distances, and floating-point noise (secure=True and statistics draw whole numbers)",
-    "the choice of the public images, taken to be independent of the private records",
     "several records of one person, unless they are grouped: k records cost up to k·ε, at a larger δ",
     "settings that were chosen by looking at results on the same private records outside this ledger",
     "whoever can rewrite the ledger's file with all its hashes, unless its head was noted elsewhere",
@@ -35,6 +60,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
         for release in facts["planned"]
     ]
     kinds = {release["mechanism"] for release in mechanisms}
+    kind = facts.get("released", "")
     return {
         "standard": "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
         "subject": facts["title"],
@@ -55,11 +81,11 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
             "max_epsilon": facts["kept"]["max_epsilon"],
         },
         "trust_model": _trust(kinds),
-        "what_is_released": "labels of public images and everything that is computed from them, the student included",
+        "what_is_released": RELEASED[kind],
         "attacker": {name: promise["attacker"][name] for name in ("right_guesses", "rates")},
         "tuning": "What is charged in this ledger is covered. Settings are public constants; this ledger can't tell "
         "whether they were chosen on the same private records elsewhere, and such runs have to be added to it.",
-        "known_exclusions": list(EXCLUSIONS),
+        "known_exclusions": [*_OWN.get(kind, (_PUBLIC, _FLOATS)), *EXCLUSIONS],
         "ledger_head": facts["kept"]["head"],
         "versions": facts.get("versions", {}),
     }
@@ -81,10 +107,10 @@ def card_markdown(card: dict[str, Any]) -> str:
         if card["composition"]["max_epsilon"] is None
         else f"ε ≤ {card['composition']['max_epsilon']:g}",
         "tuning": card["tuning"],
-        "ledger head": f"`{card['ledger_head']}`",
+        "ledger head": card["ledger_head"],
     }
     lines = [
-        f"# Privacy card: {card['subject']}",
+        f"# Privacy card: {_cell(card['subject'])}",
         "",
         f"In the terms of {card['standard']}.",
         "",
@@ -93,7 +119,9 @@ def card_markdown(card: dict[str, Any]) -> str:
     ]
     lines += [f"| {name} | {_cell(value)} |" for name, value in rows.items()]
     lines += ["", "## Mechanisms, at most", "", "| mechanism | releases | parameters |", "|---|---|---|"]
-    lines += [f"| {m['mechanism']} | {m['count']} | {_cell(m['parameters'])} |" for m in card["mechanisms"]]
+    lines += [
+        f"| {_cell(m['mechanism'])} | {m['count']} | {_cell(m['parameters'])} |" for m in card["mechanisms"]
+    ]
     lines += ["", "## An attacker who knows everything but one record", ""]
     lines += [
         f"* guesses right in at most {percent(card['attacker']['right_guesses'])} of cases (50 % is chance)"
@@ -113,5 +141,6 @@ def _trust(kinds: set[str]) -> str:
     return "central model: a trusted data owner holds the records and adds the noise"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _cell(text: Any) -> str:
+    """Text of a stranger's file as text: no line, column, link, emphasis or HTML of its own."""
+    return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable(str(text)), quote=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shutil
@@ -16,23 +17,27 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.checkpoints import CHECKPOINT
 from pl_privknn.callbacks.labeling_round import HEAD, load_head
 from pl_privknn.callbacks.private_labeler import lasting_extractor
-from pl_privknn.config import instantiate, known_classes, read_document
+from pl_privknn.callbacks.run_summary import file_digest, note_files
+from pl_privknn.config import instantiate, known_classes
+from pl_privknn.report.audit import audited, mapping_of, reading
+from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
 
-#: What goes with a model, where the run left it.
-_BESIDE = ("summary.json", "privacy_card.md", "privacy_card.json")
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 # Largest difference of a probability between the student and the file.
 _TOLERANCE = 1e-4
 
 
 def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
-    """Write the model that a run released, check it against the student, and copy what says how private it is.
+    """Audit a run, write the model that it released, check it against the run's own, and write a privacy card.
+
+    Of a network that is no student of this package, such as one of ``PrivateTraining``, the weights are written.
+    Nothing that the configuration names is imported, but for classes of this package.
 
     Args:
         run: folder of a finished run.
         output: folder for the files.
-        kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``.
+        kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights have one form.
 
     Returns:
         The model's file, which maps images, float ``(n, c, h, w)`` in 0 … 1, to probabilities, float
@@ -40,49 +45,69 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
 
     Raises:
         FileNotFoundError: where the folder holds no finished run.
-        ValueError: for a student of another package, which its own code has to load.
+        ValueError: for a student of another package, which its own code has to load, or a run whose audit fails.
         RuntimeError: where ONNX has not what the model needs, or the file says something else than the model.
     """
     if kind == "onnx" and (lacking := [name for name in _ONNX if importlib.util.find_spec(name) is None]):
         raise RuntimeError(f"--format onnx needs {' and '.join(lacking)}; pip install 'pl-privknn[onnx]'")
-    student = _student(run)
-    labeling = read_document(run / "config.yaml").get("labeling") or {}
-    released = str(
-        read_document(run / "summary.json").get("released") or labeling.get("released") or "student"
-    )
-    head = None if released == "student" else _head(run, labeling)
+    with reading(run):
+        checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
+        audit = audited(run)
+        card = None if audit is None else privacy_card(run)
+        student, labeling = _student(checkpoint, settings), settings.get("labeling") or {}
+        summary = mapping_of(run / "summary.json")
+        released = str(summary.get("released") or labeling.get("released") or "student")
+        head = None if student is None or released == "student" else _head(run, labeling)
     output.mkdir(parents=True, exist_ok=True)
-    path = _write(student, head, released, output, kind)
-    for name in _BESIDE:
-        if (run / name).is_file():
-            shutil.copyfile(run / name, output / name)
+    path = _weights(checkpoint, output) if student is None else _write(student, head, released, output, kind)
+    shutil.copyfile(run / "summary.json", output / "summary.json")
+    if audit is not None and card is not None:
+        write_card(card, output)
+        with contextlib.suppress(OSError):  # a run that was mounted for reading keeps no note of it
+            note_files(Path(audit["ledger"]), audit["run"], {path.name: file_digest(path)}, exported=True)
     return path
 
 
-def _student(run: Path) -> Any:
-    """The student of a run, from its configuration and last checkpoint."""
-    for name in ("config.yaml", "summary.json", str(CHECKPOINT)):
+def _checkpoint(run: Path) -> Path:
+    """The last checkpoint of a finished run, or its only one."""
+    for name in ("config.yaml", "summary.json"):
         if not (run / name).is_file():
             raise FileNotFoundError(f"{run}: there is no {name}; give the folder of a finished run")
-    model = read_document(run / "config.yaml")["model"]
-    found = known_classes().get(model["class_path"])
-    if found is None:
-        raise ValueError(f"model.class_path={model['class_path']} is none of the project's students")
-    if not issubclass(found, Student):
-        raise ValueError(
-            f"model.class_path={model['class_path']} is no student; give the folder of a run that has one"
-        )
+    found = [path for path in (*run.glob("checkpoints/*.ckpt"), *run.glob("*.ckpt")) if path.is_file()]
+    if run / CHECKPOINT not in found and len(found) != 1:
+        raise FileNotFoundError(f"{run}: there is no {CHECKPOINT}; give the folder of a finished run")
+    return run / CHECKPOINT if run / CHECKPOINT in found else found[0]
+
+
+def _weights(checkpoint: Path, output: Path) -> Path:
+    """Write the weights of a checkpoint, tensors alone."""
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    if not all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()):
+        raise ValueError(f"{checkpoint}: its state_dict holds something else than tensors")
+    torch.save(dict(state), output / "model.pt")
+    return output / "model.pt"
+
+
+def _student(checkpoint: Path, settings: dict[str, Any]) -> Any:
+    """The student of a run, from its configuration and last checkpoint; None of a network that is none."""
+    model = settings.get("model") or {}
+    found = known_classes().get(str(model.get("class_path")))
+    if found is None or not issubclass(found, Student):
+        if "labeling" not in settings:
+            return None
+        raise ValueError(f"model.class_path={model.get('class_path')} is none of the project's students")
     section = (model.get("init_args") or {}).get("extractor")
     given = {}
     if section is not None:  # checkpoints hold only what it learned
-        made = instantiate({"labeling": {"features": [section]}}, {"labeling": PrivateLabeler}).labeling
+        sections = {"labeling": {"features": [section]}}
+        made = instantiate(sections, {"labeling": PrivateLabeler}, own_classes=True).labeling
         given["extractor"] = made.features[0]
-    return found.load_from_checkpoint(run / CHECKPOINT, map_location="cpu", weights_only=True, **given).eval()
+    return found.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **given).eval()
 
 
 def _head(run: Path, section: dict[str, Any]) -> Any:
     """The model that a run's releases make, from its configuration and ``head.pt``."""
-    labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}).labeling
+    labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_classes=True).labeling
     extractor = lasting_extractor(labeling.features)
     head = None if extractor is None else load_head(run, labeling.labeler, extractor)
     if head is None:

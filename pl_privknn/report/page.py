@@ -12,6 +12,7 @@ from pl_privknn.comparison.figures import colour_variables, themed_svg
 from pl_privknn.comparison.plot import figure_of
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
+from pl_privknn.report.audit import reading
 from pl_privknn.report.card import card_markdown, card_of
 from pl_privknn.report.charts import attacker_chart, line_chart
 from pl_privknn.report.comparison_facts import comparison_facts
@@ -63,10 +64,14 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
     output.parent.mkdir(parents=True, exist_ok=True)
     write_durably(output, render(facts, results))
     if facts.get("promise") is not None:
-        card = card_of(facts)
-        write_durably(output.parent / f"{_CARD}.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
-        write_durably(output.parent / f"{_CARD}.md", card_markdown(card))
+        write_card(card_of(facts), output.parent)
     return output
+
+
+def write_card(card: dict[str, Any], output: Path) -> None:
+    """Write a privacy card into a folder, for programs and for people."""
+    write_durably(output / f"{_CARD}.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    write_durably(output / f"{_CARD}.md", card_markdown(card))
 
 
 def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
@@ -99,7 +104,8 @@ def _facts_and_results(path: Path, exact: bool) -> tuple[dict[str, Any], list[Re
             f"there is nothing at {path}; name a run's folder, a comparison's folder or a ledger"
         )
     elif is_run(path):
-        facts = run_facts(path, exact)
+        with reading(path):
+            facts = run_facts(path, exact)
     else:
         try:
             facts, results = comparison_facts(path)

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
+from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
-from pl_privknn.comparison.results import RESULTS, read_results, read_summary, without_places
-from pl_privknn.config import read_document, write_yaml
-from pl_privknn.privacy.verification import check_summary
+from pl_privknn.comparison.results import RESULTS, read_results, without_places
+from pl_privknn.config import write_yaml
+from pl_privknn.report.audit import audited, ledger_of, mapping_of
 from pl_privknn.report.ledger_facts import ledger_facts
 
 #: Of metrics.csv, which may have columns of the user's own.
@@ -32,13 +33,12 @@ def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
     """Facts of a run, from the files in its folder alone.
 
     Raises:
-        ValueError: if a file in it can't be read as what it is.
+        ValueError: if a file in it can't be read as what it is, or the audit finds something.
         LedgerCorrupt: if the ledger's rows do not fit.
     """
-    summary = read_summary(folder) or {}
-    config = folder / "config.yaml"
-    settings = read_document(config) if config.is_file() else {}
-    ledger = _ledger_of(folder, settings)
+    audit = audited(folder, exact)
+    summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / "config.yaml")
+    ledger = None if audit is None else ledger_of(folder, settings)
     pictures = PublicPictures.read(folder)
     facts: dict[str, Any] = {
         "kind": "run",
@@ -48,7 +48,8 @@ def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
         or folder.name,
         "promise": None,
         **(ledger_facts(ledger, exact) if ledger is not None else {}),
-        "checks": check_summary(summary, ledger, exact) if summary and ledger is not None else [],
+        "checks": [] if audit is None else audit["checks"],
+        "released": released_kind(folder, audit, settings),
         "answers": _answers(folder, pictures),
         "student": _student(summary, pictures),
         "curves": _curves(folder),
@@ -59,18 +60,13 @@ def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
     return facts
 
 
-def _ledger_of(folder: Path, settings: dict[str, Any]) -> Path | None:
-    """The run's own ledger, or the one that its settings name; None for a run without private records."""
-    for section in (settings.get("labeling"), (settings.get("model") or {}).get("init_args")):
-        named = ((section or {}).get("files") or {}).get("ledger_path")
-        if named is not None:
-            if not Path(named).is_file():
-                raise FileNotFoundError(
-                    f"the ledger {named} of this run is missing; run from the folder where it began, or restore it"
-                )
-            return Path(named)
-    own = folder / "ledger.sqlite"
-    return own if own.is_file() else None
+def released_kind(folder: Path, audit: dict[str, Any] | None, settings: dict[str, Any]) -> str:
+    """What a run released: ``"labels"``, ``"statistics"`` or ``"weights"``; empty where nothing private was used."""
+    if audit is None:
+        return ""
+    if (folder / HEAD).is_file():
+        return "statistics"
+    return "labels" if (folder / LABELS).is_file() or "labeling" in settings else "weights"
 
 
 def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | None:

@@ -12,9 +12,12 @@ from forked import in_child
 from ledger_setup import needs_fork
 
 from pl_privknn.callbacks.labeling_round import load_head, save_head
+from pl_privknn.callbacks.run_summary import digests_of, note_files
 from pl_privknn.cli.main import main
 from pl_privknn.features import HOG, CachedFeatures, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
+from pl_privknn.privacy import Charge, Gaussian, Ledger
+from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
 
@@ -39,13 +42,26 @@ def _left(folder, student):
     )
     trainer.strategy.connect(student)
     trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
-    (folder / "summary.json").write_text(json.dumps({"epsilon": 1.0}))
+
+
+def _finished(folder):
+    """A ledger, a summary that follows from it, and a note of all that lies in the folder now."""
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.run("run", plan=[Charge(Gaussian(4.0))]).charge(
+        Gaussian(4.0), noise=SystemNoise(), adjacencies=["add_remove"]
+    )
+    report, head = ledger.report(exact=True), ledger.head
+    ledger.close()
+    stated = {"epsilon_spent": report.spent.epsilon, "max_epsilon": None, "run": "run", "ledger_head": head}
+    (folder / "summary.json").write_text(json.dumps({**report.guarantee.to_dict(), **stated}))
+    note_files(folder / "ledger.sqlite", "run", digests_of(folder))
+    return str(folder)
 
 
 @needs_fork
 def test_the_file_says_what_the_student_says(run, capsys):
     folder, student = run
-    (folder / "privacy_card.md").write_text("card")
+    _finished(folder)
 
     def export():
         with warnings.catch_warnings(record=True) as caught:
@@ -62,8 +78,8 @@ def test_the_file_says_what_the_student_says(run, capsys):
             with torch.no_grad():
                 wanted = student(images).softmax(1)
                 torch.testing.assert_close(model(images), wanted, atol=1e-5, rtol=1e-4)
-        assert json.loads((path.parent / "summary.json").read_text()) == {"epsilon": 1.0}
-        assert (path.parent / "privacy_card.md").read_text() == "card"
+        assert (path.parent / "summary.json").read_text() == (folder / "summary.json").read_text()
+        assert "| ε | 0.9" in (path.parent / "privacy_card.md").read_text()
 
     # An export with free sizes starts threads of autograd, after which no other test could fork and train.
     assert in_child(export) == 0
@@ -73,7 +89,7 @@ def test_what_is_no_finished_run_and_what_is_not_installed(run, tmp_path, monkey
     folder, _ = run
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["export", str(folder), "--format", "onnx"]) == 2
+    assert main(["export", _finished(folder), "--format", "onnx"]) == 2
     assert "pip install 'pl-privknn[onnx]'" in capsys.readouterr().err
     (folder / "summary.json").unlink()
     assert main(["export", str(folder)]) == 2
@@ -85,7 +101,7 @@ def test_onnx_says_what_the_student_says(run, capsys):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     folder, student = run
-    assert main(["export", str(folder), "--format", "onnx", "--output", str(folder / "to")]) == 0
+    assert main(["export", _finished(folder), "--format", "onnx", "--output", str(folder / "to")]) == 0
     session = runtime.InferenceSession(capsys.readouterr().out.strip())
     images = torch.rand(5, 1, 12, 12)
     (said,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
@@ -111,7 +127,7 @@ def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys):
     )
 
     def export():
-        assert main(["export", str(tmp_path)]) == 0
+        assert main(["export", _finished(tmp_path)]) == 0
         model = torch.export.load(capsys.readouterr().out.strip()).module()
         images = torch.rand(4, 1, 12, 12)
         with torch.no_grad():
@@ -160,7 +176,7 @@ def test_the_file_is_the_model_that_was_released(run, released, capsys):
     _with_head(folder, released)
 
     def export():
-        assert main(["export", str(folder)]) == 0
+        assert main(["export", _finished(folder)]) == 0
         model = torch.export.load(capsys.readouterr().out.strip()).module()
         images = torch.rand(4, 1, 12, 12)
         wanted = _said_by_hand(folder, student, released, images)
@@ -178,7 +194,7 @@ def test_onnx_says_what_the_released_model_says(run, capsys):
     runtime = pytest.importorskip("onnxruntime")
     folder, student = run
     _with_head(folder, "mean")
-    assert main(["export", str(folder), "--format", "onnx"]) == 0
+    assert main(["export", _finished(folder), "--format", "onnx"]) == 0
     session = runtime.InferenceSession(capsys.readouterr().out.strip())
     images = torch.rand(3, 1, 12, 12)
     name = session.get_inputs()[0].name
@@ -191,15 +207,20 @@ def test_onnx_says_what_the_released_model_says(run, capsys):
 def test_a_lost_head_is_one_line(run, capsys):
     folder, _ = run
     _with_head(folder, "head")
+    _finished(folder)
     (folder / "head.pt").unlink()
     assert main(["export", str(folder)]) == 2
     assert "there is no head.pt" in capsys.readouterr().err
 
 
-def test_what_is_no_student_is_one_line(run, capsys):
-    folder, _ = run
-    (folder / "config.yaml").write_text("model: {class_path: NoisySGD}\n")
-    assert main(["export", str(folder)]) == 2
-    message = capsys.readouterr().err.strip()
-    assert "NoisySGD" in message
-    assert len(message.splitlines()) == 1
+@pytest.mark.parametrize("name", ["NoisySGD", "somebody.elses.Network"])
+def test_a_network_that_is_no_student_is_exported_as_weights(run, name, capsys):
+    folder, student = run
+    (folder / "config.yaml").write_text(f"model: {{class_path: {name}}}\n")
+    assert main(["export", _finished(folder)]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    weights = torch.load(path, weights_only=True)
+    assert weights.keys() == student.state_dict().keys()
+    card = json.loads((path.parent / "privacy_card.json").read_text())
+    assert card["what_is_released"].startswith("weights of a network")
+    assert any("training" in line for line in card["known_exclusions"])

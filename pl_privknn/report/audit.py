@@ -1,0 +1,224 @@
+"""The audit of a run's whole folder: what leaves it is what its ledger noted, and ε is what the ledger says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pl_privknn.callbacks.label_store import LABELS, StoredLabels
+from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digest
+from pl_privknn.config import read_document
+from pl_privknn.privacy.ledger import counts_topic, files_topic
+from pl_privknn.privacy.mechanisms.base import Adjacency
+from pl_privknn.privacy.store import read_rows
+from pl_privknn.privacy.verification import audit_ledger, check_summary
+
+#: Where ``privknn export`` puts its files, in a run's folder.
+EXPORT = "export"
+#: What no audit of files can tell.
+NOT_CHECKED = (
+    "a ledger that was rewritten with all its hashes, and everything else to fit it; a head that was noted elsewhere "
+    "tells (--head)",
+    "accuracies and seconds: the summary is the one that the run wrote; they are not computed anew",
+    "that the noise was drawn and the model trained by this package's own code",
+    "the private records: their number, their owners, and runs on them that are charged in other ledgers",
+)
+_MOST_NOTED = 1 << 16
+# Figures of a summary that the exact worst case has a part in.
+_EXACT = ("epsilon", "tpr_at_fpr", "advantage", "gaussian_dp_mu")
+
+
+class NotARun(ValueError):
+    """A folder whose files can't be read as those of a run."""
+
+
+@contextlib.contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Tell in one line of a file that a stranger damaged, whatever is wrong with it.
+
+    Raises:
+        NotARun: in place of errors that no reader raises by itself.
+    """
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        MemoryError,
+    ):  # a reader's own words, and what the system refuses
+        raise
+    except Exception as error:
+        what = " ".join(str(error).split())[:200]
+        raise NotARun(
+            f"{path}: a file in it is damaged, or not what its name says ({type(error).__name__}: {what})"
+        ) from error
+
+
+def mapping_of(path: Path) -> dict[str, Any]:
+    """The content of a JSON or YAML file that holds a mapping; empty where there is no such file.
+
+    Raises:
+        ValueError: for another content.
+    """
+    content = read_document(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise NotARun(f"{path} holds {type(content).__name__}, where a run leaves a mapping; restore it")
+    return content
+
+
+def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
+    """The run's own ledger, or the one that its settings name; None where there is neither.
+
+    Raises:
+        FileNotFoundError: where the named one is missing.
+    """
+    own = folder / "ledger.sqlite"
+    for named in _named_ledgers(settings):
+        for path in (Path(named), folder / Path(named).name):
+            if path.is_file():
+                return path
+        raise FileNotFoundError(
+            f"the ledger {named} of this run is missing; run from the folder where it began, or restore it"
+        )
+    return own if own.is_file() else None
+
+
+def _named_ledgers(settings: Any, depth: int = 0) -> Iterator[str]:
+    if depth > 12:
+        return
+    if isinstance(settings, Mapping):
+        if isinstance(named := settings.get("ledger_path"), str):
+            yield named
+        settings = list(settings.values())
+    for part in settings if isinstance(settings, list) else []:
+        yield from _named_ledgers(part, depth + 1)
+
+
+def audit_run(
+    folder: str | Path,
+    *,
+    delta: float | None = None,
+    head: str | None = None,
+    exact: bool = True,
+    adjacency: Adjacency | None = None,
+) -> dict[str, Any]:
+    """Recompute ε of a run from its ledger, and compare everything that leaves the run with what the ledger noted.
+
+    Args:
+        folder: of the run.
+        delta: see :func:`~pl_privknn.privacy.verification.audit_ledger`.
+        head: see there.
+        exact: see there.
+        adjacency: see there.
+
+    Returns:
+        What :func:`~pl_privknn.privacy.verification.audit_ledger` returns; ``ledger``, its path; ``run``; ``checks``,
+        of each thing ``name``, ``stated`` (in the folder), ``found`` (in the ledger) and ``agrees``, which is None
+        where one of them is missing; ``not_checked``; ``violated``.
+
+    Raises:
+        LedgerCorrupt: for a ledger whose rows do not fit.
+        ValueError: for a folder that is no private run's.
+        FileNotFoundError: if the ledger, or the folder, is missing.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    with reading(folder):
+        summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
+        ledger = ledger_of(folder, settings)
+        if ledger is None:
+            raise FileNotFoundError(
+                f"{folder}: there is no ledger, so nothing says what the run paid; restore it"
+            )
+        report = audit_ledger(ledger, delta=delta, head=head, exact=exact, adjacency=adjacency)
+        checks = check_summary(summary, ledger, exact) if summary else []
+        if not exact and summary.get("epsilon_exact") is not None:  # those are not computed anew
+            checks = [{**c, "agrees": None} if c["name"].startswith(_EXACT) else c for c in checks]
+        rows = read_rows(ledger)
+        run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
+        if run not in report["runs"]:
+            checks.append(_check("run", run, None, False))
+        checks += [*_labels(folder, rows, run, bool(summary)), *_files(folder, rows, str(run), bool(summary))]
+        names = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".lock"}
+        unbound = sorted(names - {check["name"] for check in checks} - {ledger.name})
+        missing = [check["name"] for check in checks if check["agrees"] is None]
+    return {
+        **report,
+        "ledger": str(ledger),
+        "run": run,
+        "checks": checks,
+        "not_checked": [
+            *([f"missing here, or not noted: {', '.join(missing)}"] if missing else []),
+            *([f"files that the ledger does not note: {', '.join(unbound[:20])}"] if unbound else []),
+            *NOT_CHECKED,
+        ],
+        "violated": report["within_budget"] is False or any(check["agrees"] is False for check in checks),
+    }
+
+
+def audited(folder: Path, exact: bool = False) -> dict[str, Any] | None:
+    """The audit of a run that is to be shown or exported; None of one that used no private record.
+
+    Raises:
+        NotARun: where the audit finds something; and as :func:`audit_run`.
+    """
+    with reading(folder):
+        summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
+        private = summary.get("epsilon") is not None or "labeling" in settings or (folder / LABELS).exists()
+        if not private and ledger_of(folder, settings) is None:
+            return None
+    found = audit_run(folder, exact=exact)
+    wrong = [check["name"] for check in found["checks"] if check["agrees"] is False]
+    if found["violated"]:
+        what = f"{', '.join(wrong[:8])} is not what the ledger says" if wrong else "the budget is passed"
+        raise NotARun(f"{folder}: the audit fails: {what}; `privknn audit` of the folder says more")
+    return found
+
+
+def _check(name: str, stated: Any, found: Any, agrees: bool | None) -> dict[str, Any]:
+    return {"name": name, "stated": stated, "found": found, "agrees": agrees}
+
+
+def _noted(rows: list[dict[str, Any]], topic: str) -> str | None:
+    texts = [row["text"] for row in rows if row["kind"] == "note" and row["topic"] == topic]
+    return texts[-1] if texts and isinstance(texts[-1], str) and len(texts[-1]) <= _MOST_NOTED else None
+
+
+def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) -> Iterator[dict[str, Any]]:
+    """What the labels' file says of its run, against the ledger's rows."""
+    if not (folder / LABELS).is_file():
+        return
+    store = StoredLabels(folder / LABELS)
+    try:
+        own, head, counts = store.get_meta("run_id"), store.get_meta("ledger_head"), store.counts()
+    finally:
+        store.close()
+    yield _check("labels: run", own, run, own == run)
+    if head is not None:
+        known = any(row["hash"] == head for row in rows)
+        yield _check("labels: ledger head", head, head if known else None, known)
+    if finished and (noted := _noted(rows, counts_topic(str(run)))) is not None:
+        wanted = json.loads(noted.partition(":")[2])
+        yield _check(
+            "labels: counts", counts, wanted, all(counts.get(name) == wanted[name] for name in wanted)
+        )
+
+
+def _files(folder: Path, rows: list[dict[str, Any]], run: str, finished: bool) -> Iterator[dict[str, Any]]:
+    """Digests of the folder's files, against those that the run noted when each was final."""
+    noted, exported = (_noted(rows, files_topic(run, flag)) for flag in (False, True))
+    here = digests_of(folder)
+    there = json.loads(noted) if noted is not None else {}
+    if finished or noted is not None:
+        for name in sorted({*here, *there}):
+            agrees = None if name not in here else here[name] == there.get(name)
+            yield _check(name, here.get(name), there.get(name), agrees)
+    wanted = json.loads(exported) if exported is not None else {}
+    for path in sorted((folder / EXPORT).glob("model.*")):
+        found = file_digest(path)
+        yield _check(f"{EXPORT}/{path.name}", found, wanted.get(path.name), found == wanted.get(path.name))

@@ -1,0 +1,295 @@
+"""The audit of a run's folder: what leaves a run is what its ledger noted, and export and report refuse the rest."""
+
+import contextlib
+import json
+import re
+import shutil
+import sqlite3
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from pl_privknn.cli.main import main
+from pl_privknn.privacy import Ledger
+from pl_privknn.privacy.store import canonical, seal
+
+FIT = [
+    *("fit", "--config", "configs/digits_reverse_knn.yaml", "--trainer.max_epochs", "1"),
+    *(
+        "--labeling.rounds",
+        "1",
+        "--labeling.queries_per_round",
+        "20",
+        "--trainer.enable_progress_bar",
+        "false",
+    ),
+    *("--labeling.progress", "false"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run, and another one of a smaller ε."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, epsilon in (("run", "2.0"), ("other", "0.5")):
+        words = ["--run_dir", str(folder / name), "--labeling.labeler.init_args.epsilon", epsilon]
+        assert main([*FIT, *words]) == 0
+    return folder / "run", folder / "other"
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    """A copy of the run, elsewhere."""
+    shutil.copytree(runs[0], tmp_path / "copied")
+    return tmp_path / "copied"
+
+
+def change_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_yaml(path, *keys, value):
+    content = yaml.safe_load(path.read_text())
+    here = content
+    for key in keys[:-1]:
+        here = here[key]
+    here[keys[-1]] = value
+    path.write_text(yaml.safe_dump(content))
+
+
+def execute(path, *statements):
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+
+
+def rewritten(path, change):
+    """Rows of a ledger changed and sealed anew, as somebody can who knows the format."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        rows = [json.loads(body) for (body,) in db.execute("SELECT body FROM rows ORDER BY position")]
+        rows = change(rows) or rows
+        db.execute("DELETE FROM rows")
+        last = "0" * 64
+        for place, row in enumerate(rows, 1):
+            text = canonical(row)
+            last = seal(last, text)
+            db.execute("INSERT INTO rows VALUES (?, ?, ?)", (place, text, last))
+        db.execute("UPDATE head SET position = ?, hash = ?", (len(rows), last))
+        db.commit()
+
+
+def another(name):
+    """The same file of the other run."""
+    return lambda run, other: shutil.copyfile(other / name, run / name)
+
+
+def ledger_and_summary(run, other):
+    for name in ("ledger.sqlite", "summary.json"):
+        shutil.copyfile(other / name, run / name)
+
+
+def everything_but_labels(run, other):
+    ledger_and_summary(run, other)
+    shutil.copyfile(other / "config.yaml", run / "config.yaml")
+
+
+def of_summary(**changes):
+    return lambda run, other: change_json(run / "summary.json", **changes)
+
+
+def of_labels(*statements):
+    return lambda run, other: execute(run / "labels.sqlite", *statements)
+
+
+def of_ledger(*statements):
+    return lambda run, other: execute(run / "ledger.sqlite", *statements)
+
+
+def of_config(*keys, value):
+    return lambda run, other: change_yaml(run / "config.yaml", *keys, value=value)
+
+
+def of_rows(change):
+    return lambda run, other: rewritten(run / "ledger.sqlite", change)
+
+
+def without_notes(rows):
+    return [row for row in rows if row["kind"] != "note"]
+
+
+def fewer_releases(rows):
+    for row in rows:
+        if row["kind"] == "charge":
+            row["charge"]["scale"] = 40.0
+
+
+def weights_changed(run, other):
+    path = run / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)
+    first = next(iter(state["state_dict"].values()))
+    first += 1
+    torch.save(state, path)
+
+
+#: What is changed in a run's folder. Of the table of an auditor's readings, and further ones.
+TAMPERINGS = {
+    "ledger and summary of another run": ledger_and_summary,
+    "ledger, summary and configuration of another run": everything_but_labels,
+    "ledger of another run": another("ledger.sqlite"),
+    "summary of another run": another("summary.json"),
+    "labels of another run": another("labels.sqlite"),
+    "checkpoint of another run": another("checkpoints/last.ckpt"),
+    "configuration of another run": another("config.yaml"),
+    "labels shifted": of_labels("UPDATE queries SET label = (label + 1) % 10 WHERE label >= 0"),
+    "refusals turned into answers": of_labels("UPDATE queries SET label = 1, released = 1"),
+    "one answer more": of_labels(
+        "INSERT INTO queries SELECT round, 999, example, asked_at, 1, 1, soft, score FROM queries LIMIT 1"
+    ),
+    "an answer taken out": of_labels("DELETE FROM queries WHERE position = 0"),
+    "another run's name in the labels": of_labels("UPDATE meta SET value = '\"x\"' WHERE key = 'run_id'"),
+    "scale in the configuration": of_config("labeling", "labeler", "init_args", "epsilon", value=99.0),
+    "seed in the configuration": of_config("seed_everything", value=17),
+    "accuracy in the summary": of_summary(test_accuracy=0.99),
+    "label accuracy in the summary": of_summary(label_accuracy=1.0),
+    "ε in the summary": of_summary(epsilon=1.2),
+    "no ε in the summary": of_summary(epsilon=None),
+    "δ in the summary": of_summary(delta=1e-9),
+    "guarantee in the summary": of_summary(guarantee="unconditional, proven"),
+    "head in the summary": of_summary(ledger_head="0" * 64),
+    "run in the summary": of_summary(run="another"),
+    "answers in the summary": of_summary(answered=3),
+    "versions in the summary": of_summary(versions={"torch": "0"}),
+    "edited row": of_ledger("UPDATE rows SET body = replace(body, '\"count\":1', '\"count\":2')"),
+    "row taken out": of_ledger("DELETE FROM rows WHERE position = 3"),
+    "notes taken out of the ledger": of_rows(without_notes),
+    "noise in the ledger": of_rows(fewer_releases),
+    "no ledger": lambda run, other: (run / "ledger.sqlite").unlink(),
+    "an empty ledger": lambda run, other: ((run / "ledger.sqlite").unlink(), Ledger(run / "ledger.sqlite").close()),
+    "weights in the checkpoint": weights_changed,
+    "one more checkpoint": lambda run, other: shutil.copy(other / "checkpoints/last.ckpt", run / "best.ckpt"),
+    "pictures of another run": another("pictures.npz"),
+}  # fmt: skip
+
+
+def test_a_run_passes_wherever_it_lies(runs, run, capsys):
+    for folder in (*runs, run):
+        assert main(["audit", str(folder)]) == 0
+        told = capsys.readouterr().out
+        assert "the run follows from the ledger" in told
+        assert "not checked:" in told
+    assert main(["audit", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    bound = {check["name"] for check in told["checks"] if check["agrees"]}
+    assert {"config.yaml", "summary.json", "labels.sqlite", "checkpoints/last.ckpt", "epsilon"} <= bound
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_tampering_is_found(runs, run, name, capsys):
+    TAMPERINGS[name](run, runs[1])
+    assert main(["audit", str(run)]) in (1, 2)
+    capsys.readouterr()
+    for command in ("export", "report"):
+        assert main([command, str(run)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+    assert not (run / "export").exists()
+    assert not (run / "report.html").exists()
+
+
+def test_an_export_has_a_card_of_its_own_and_is_bound(runs, run, capsys):
+    (run / "privacy_card.md").write_text("stale")
+    words = ["export", str(run), "--format", "torch"]
+    assert main(words) == 0
+    made = Path(capsys.readouterr().out.strip())
+    card = json.loads((made.parent / "privacy_card.json").read_text())
+    stated = json.loads((run / "summary.json").read_text())["epsilon"]
+    assert card["epsilon"] == pytest.approx(stated)
+    assert card["what_is_released"].startswith("labels of public images")
+    assert any("labelling" in line for line in card["known_exclusions"])
+    assert "stale" not in (made.parent / "privacy_card.md").read_text()
+    assert main(["audit", str(run)]) == 0
+    assert "export/model.pt2" in capsys.readouterr().out
+    shutil.copyfile(run / "checkpoints" / "last.ckpt", made)
+    assert main(["audit", str(run)]) == 1
+
+
+def test_a_strangers_text_stays_text(run, tmp_path, capsys):
+    evil = "x\x1b[1A\r\x1b[2Kguarantee            unconditional\n| ε | 0 |<script>[a](b)"
+
+    def conditions(rows):
+        for row in rows:
+            for charge in [row["charge"]] if row["kind"] == "charge" else row.get("plan", []):
+                charge |= {"guarantee": "conditional", "reasons": [evil]}
+
+    rewritten(run / "ledger.sqlite", conditions)
+    assert main(["audit", str(run / "ledger.sqlite")]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert not re.search(r"(?m)^guarantee +unconditional", told)
+    assert main(["report", str(run / "ledger.sqlite"), "--output", str(tmp_path / "page.html")]) == 0
+    card = (tmp_path / "privacy_card.md").read_text()
+    assert "\x1b" not in card
+    assert "\n| ε | 0" not in card
+    assert "<script>" not in card
+    assert "[a](b)" not in card
+    assert "<script>[a]" not in (tmp_path / "page.html").read_text()
+
+
+def test_nothing_that_a_strangers_configuration_names_is_imported(run, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    change_yaml(run / "config.yaml", "model", "init_args", "extractor", value={"class_path": "this.X"})
+    for command in ("audit", "export", "report"):
+        assert main([command, str(run)]) in (1, 2)
+    assert "this" not in sys.modules
+
+
+def test_a_file_that_unpacks_to_much_is_refused(tmp_path, capsys):
+    (tmp_path / "summary.json").write_text('{"epsilon": null}')
+    with zipfile.ZipFile(tmp_path / "pictures.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", bytes(1 << 28))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "MiB unpacked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", b"null"),
+        ("config.yaml", b"[]"),
+        ("summary.json", b"null"),
+        ("summary.json", b'{"epsilon": {}, "delta": []}'),
+        ("summary.json", b'{"versions": 3, "epsilon": "1", "delta": "x"}'),
+        ("pictures.npz", b""),
+        ("pictures.npz", b"PK\x03\x04" + bytes(60)),
+        ("labels.sqlite", b"SQLite format 3\x00" + bytes(200)),
+        ("ledger.sqlite", b"SQLite format 3\x00" + bytes(200)),
+        ("checkpoints/last.ckpt", b"no pickle"),
+    ],
+)
+def test_damaged_files_are_one_line(run, name, content, capsys):
+    (run / name).write_bytes(content)
+    for command in ("audit", "export", "report"):
+        assert main([command, str(run)]) in (1, 2)
+        assert capsys.readouterr().err.count("\n") <= 1
+
+
+def test_mutated_files_never_trace_back(run, capsys):
+    random = np.random.default_rng(0)
+    names = ["config.yaml", "summary.json", "labels.sqlite", "ledger.sqlite", "metrics.csv"]
+    for number in range(60):
+        name = names[number % len(names)]
+        kept = (run / name).read_bytes()
+        data = bytearray(kept)
+        for place in random.integers(0, len(data), 1 + number % 7):
+            data[place] = random.integers(0, 256)
+        (run / name).write_bytes(bytes(data))
+        assert main(["audit", str(run)]) in (0, 1, 2)
+        assert main(["report", str(run), "--fast"]) in (0, 2)
+        (run / name).write_bytes(kept)
+    capsys.readouterr()
