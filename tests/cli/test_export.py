@@ -14,6 +14,7 @@ from ledger_setup import needs_fork
 from pl_privknn.callbacks.labeling_round import load_head, save_head
 from pl_privknn.callbacks.run_summary import digests_of, note_files
 from pl_privknn.cli.main import main
+from pl_privknn.config import known_classes
 from pl_privknn.features import HOG, CachedFeatures, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.privacy import Charge, Gaussian, Ledger
@@ -88,6 +89,7 @@ def test_the_file_says_what_the_student_says(run, capsys):
 def test_what_is_no_finished_run_and_what_is_not_installed(run, tmp_path, monkeypatch, capsys):
     folder, _ = run
     monkeypatch.setitem(sys.modules, "onnx", None)
+    known_classes()  # what is imported for good must not find its own parts missing
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["export", _finished(folder), "--format", "onnx"]) == 2
     assert "pip install 'pl-privknn[onnx]'" in capsys.readouterr().err
