@@ -314,3 +314,17 @@ def test_the_page_on_accounting_quotes_what_is_computed():
     assert float(printed["epsilon_pld"]) == pytest.approx(
         epsilon_for_delta(charges, 1e-5, method="pld"), abs=1e-6
     )
+
+
+def test_a_run_promises_what_its_configuration_states(tmp_path, capsys):
+    run, words = tmp_path / "run", ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "3"]
+    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
+    config = str(CONFIGS / "digits_noisy_sgd.yaml")
+    assert main(["fit", "--config", config, *words, *quiet, "--run_dir", str(run)]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    capsys.readouterr()
+    assert main(["epsilon", str(run / "config.yaml"), "--json"]) == 0
+    stated = json.loads(capsys.readouterr().out)
+    assert summary["steps_planned"] == 6
+    assert stated["epsilon"] == pytest.approx(summary["epsilon"], rel=1e-9)
+    assert (stated["delta"], stated["guarantee"]) == (summary["delta"], summary["guarantee"])
