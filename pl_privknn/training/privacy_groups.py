@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_rate
-from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.noisy_steps import noise_for_steps
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.record_budgets import RecordKey, as_bytes
 from pl_privknn.privacy.record_groups import RecordGroups, rate_for_steps
 from pl_privknn.privacy.store import private_folder
@@ -115,7 +116,7 @@ def check_members(
 
     A record that changed its group would take part in some steps at one rate and in others at another, which no
     group's ε covers. One keyed digest of all records with their groups, whatever their order, lies in the run's
-    private folder, for the owner alone.
+    private file, for the owner alone.
 
     Args:
         run_dir: the run's folder.
@@ -128,18 +129,20 @@ def check_members(
         ValueError: if records or groups are not those with which the training began.
         FileNotFoundError: if nothing says any more which they were.
     """
-    file = private_folder(run_dir) / run_id / "members"
-    if not begun:
-        key = secrets.token_bytes(_KEY_BYTES)
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_durably(file, key + _digest(key, records, members), 0o600)
-        return
-    if not file.is_file():
+    path = private_folder(run_dir) / run_id / FILE_NAME
+    noted = b""
+    if not begun or path.is_file():
+        with contextlib.closing(PrivateStore(path, one_place=False)) as store:
+            if not begun:
+                key = secrets.token_bytes(_KEY_BYTES)
+                store.note("members", (key + _digest(key, records, members)).hex())
+                return
+            noted = bytes.fromhex(store.fact("members", ""))
+    if not noted:
         raise FileNotFoundError(
-            f"groups: {file} is missing, which says whether members are those of the first steps; restore it, or "
+            f"groups: {path} is missing, which says whether members are those of the first steps; restore it, or "
             "start a new training in another folder, which costs anew"
         )
-    noted = file.read_bytes()
     key = noted[:_KEY_BYTES]
     if not secrets.compare_digest(noted[_KEY_BYTES:], _digest(key, records, members)):
         raise ValueError(

@@ -151,7 +151,7 @@ def test_a_training_goes_on_with_its_members_alone(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="power cut"):
         go_on(HALVES)
     charged = len(read_rows(tmp_path / "ledger.sqlite"))
-    (noted,) = tmp_path.with_name(f"{tmp_path.name}.private").rglob("members")
+    (noted,) = tmp_path.with_name(f"{tmp_path.name}.private").rglob("private.sqlite")
     assert noted.stat().st_mode & 0o77 == 0
     order = torch.arange(PRIVATE).roll(1)
     for members, rows in ((1 - HALVES, None), (HALVES, order)):
@@ -159,7 +159,7 @@ def test_a_training_goes_on_with_its_members_alone(tmp_path, monkeypatch):
             go_on(members, order=rows)
     content = noted.read_bytes()
     noted.unlink()
-    with pytest.raises(FileNotFoundError, match=r"groups: .*members is missing"):
+    with pytest.raises(FileNotFoundError, match=r"groups: .*private.sqlite is missing"):
         go_on(HALVES)
     noted.write_bytes(content)
     assert len(read_rows(tmp_path / "ledger.sqlite")) == charged
