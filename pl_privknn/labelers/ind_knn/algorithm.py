@@ -277,7 +277,7 @@ def ask(
 
 def count_active(parameters: IndKNNParameters, near: NDArray[np.intp], left: Floats) -> int:
     """How many neighbours can pay for being counted; see :func:`ask`. **Private**."""
-    return _active(near, left, float(parameters.costs(parameters.count_cost)))
+    return int(np.count_nonzero(left[near] >= parameters.costs(parameters.count_cost)))
 
 
 def collect(
@@ -294,15 +294,6 @@ def collect(
     cost = float(parameters.costs(parameters.count_cost))
     _collect(near, kappa, labels, left, votes, cost, count, parameters.sigma2, parameters.quantum)
     return votes
-
-
-@compiled()
-def _active(near: NDArray[np.intp], left: Floats, count_cost: float) -> int:
-    active = 0
-    for record in near:
-        if left[record] >= count_cost:
-            active += 1
-    return active
 
 
 @compiled()

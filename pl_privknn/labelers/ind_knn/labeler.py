@@ -397,7 +397,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
             self._join(*given)
             self.shard.group.sum(torch.zeros(1))
         elif kind == "begin":
-            self._part = ShardPart(self._fitted("serve"), self.shard.group, *given)
+            self._part = ShardPart(self._fitted("run_command"), self.shard.group, *given)
         else:
             assert self._part is not None
             self._part.run_command(kind, *given)

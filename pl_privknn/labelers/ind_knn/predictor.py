@@ -121,11 +121,6 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
     # ------------------------------------------------------------------ what users get
 
-    @property
-    def mu(self) -> float:
-        """√(2B): the stream of all answers is μ-Gaussian DP."""
-        return self.parameters.total.mu
-
     def epsilon(self, delta: float, conversion: Conversion = "gdp") -> float:
         """ε of all answers ever given, past and to come; a public number."""
         return epsilon_of_budget(self.parameters.budget, delta, conversion)

@@ -184,19 +184,6 @@ def test_a_saved_predictor_goes_on_as_if_never_closed(tmp_path):
         IndKNNPredictor.open(tmp_path / "other")
 
 
-def test_a_failed_save_leaves_the_predictor_as_it_was(tmp_path, monkeypatch):
-    predictor = filled()
-    predictor.predict(QUERIES)
-    left = left_of(predictor)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "disk full")))
-        with pytest.raises(PrivateStoreError, match="disk full"):
-            predictor.save(tmp_path / "p")
-    assert left_of(predictor) == left
-    predictor.save(tmp_path / "p")
-    assert left_of(predictor) == left
-
-
 def saved(folder, **settings):
     """What records have left in a predictor with a folder, closed after some answers."""
     with filled(**settings) as predictor:
@@ -208,19 +195,6 @@ def saved(folder, **settings):
 
 def reopened(folder, **settings):
     return IndKNNPredictor.open(folder, **{"noise_source": SeededNoise(0), **settings})
-
-
-def test_a_second_copy_is_refused_while_the_first_is_there(tmp_path):
-    left = saved(tmp_path / "p")
-    shutil.copytree(tmp_path / "p", tmp_path / "copy")
-    with pytest.raises(
-        PrivateStoreError, match=r"copy is a copy of .*p, and each would spend the same budgets"
-    ):
-        reopened(tmp_path / "copy")
-    shutil.rmtree(tmp_path / "p")
-    (tmp_path / "copy").rename(tmp_path / "elsewhere")  # the only one that is left, by another name
-    with reopened(tmp_path / "elsewhere") as predictor:
-        assert left_of(predictor) == left
 
 
 def test_an_older_copy_is_found_out_by_the_ledger(tmp_path):

@@ -58,8 +58,9 @@ def teacher(**settings):
 THREE = in_order(5, 4, 3)
 
 
-@pytest.mark.parametrize("settings", OTHERS)
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(
+    ("parts", "settings"), [(parts, "cosine") for parts in PARTS] + [("unequal", other) for other in OTHERS]
+)
 def test_answers_and_payments_are_those_of_one_process(parts, settings):
     features, labels = table()
     queries = torch.cat([QUERIES, rows(30, seed=5)[0]])
@@ -261,7 +262,7 @@ def test_a_shard_that_dies_lets_nothing_out_and_gives_nothing_back(tmp_path, mon
             raise RuntimeError("another process of this training ended")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardPart, "serve", dying)
+        patch.setattr(ShardPart, "run_command", dying)
         with pytest.raises(RuntimeError, match="another process"):
             run.ask()
     spent = run.left()
