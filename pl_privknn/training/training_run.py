@@ -151,7 +151,8 @@ class TrainingRun:
         folder, plan = self.folder, self.plan
         found = self._read(checkpoint)
         path = ledger_path or folder / "ledger.sqlite"
-        if found.get("stated") and not path.exists():
+        self._stated = bool(found.get("stated"))
+        if self._stated and not path.exists():
             raise FileNotFoundError(
                 f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
                 "ledger_path with its place"
@@ -163,22 +164,23 @@ class TrainingRun:
         )
         self.ledger = Ledger(path, delta=plan.delta, max_epsilon=max_epsilon, head_path=ledger_head_path)
         noted = HeadFile(folder / "ledger.head")
-        if found.get("stated") and noted.head is not None:
+        if self._stated and noted.head is not None:
             self.ledger.check_head(noted.head, str(noted.path))
         self.ledger.witness(noted.note)
         if not found:
             self.planned = self._steps_within(stop_at_budget and max_epsilon is not None)
             # The run has its name on disk before it is in the ledger: a kill in between states no second plan.
-            self._write(stated=False)
+            self._write()
         else:
             self.planned = int(found["planned"])
-        if not found.get("stated"):
+        if not self._stated:
             try:
                 self._state_plan()
             except BudgetExceeded:
                 self._file.unlink()
                 raise
-            self._write(stated=True)
+            self._stated = True
+            self._write()
         self._run = self.ledger.run(self.run_id)
         before = self.charged
         self._check_progress(checkpoint, before)
@@ -296,14 +298,14 @@ class TrainingRun:
             )
         return found
 
-    def _write(self, stated: bool) -> None:
+    def _write(self) -> None:
         content = {
             "run_id": self.run_id,
             "training": self.kind,
             "plan": self.plan.described(),
             "noise_multiplier": self.noise_multiplier,
             "planned": self.planned,
-            "stated": stated,
+            "stated": self._stated,
         }
         write_durably(self._file, (json.dumps(content, indent=2) + "\n").encode())
 
