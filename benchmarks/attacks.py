@@ -121,7 +121,7 @@ def _attacked(method: str, epsilon: float, canaries: int, runs: int, root: str |
     """An honest run, and one with noise of half the scale."""
     torch.set_num_threads(1)
     document = configuration(method, epsilon, root)
-    settings = {"canaries": canaries, "runs": runs}
+    settings: dict[str, Any] = {"canaries": canaries, "runs": runs}
     if is_training(document):
         training = training_of_config(document, method)
         attack = functools.partial(attack_training, training, canaries=canaries)

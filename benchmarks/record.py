@@ -91,8 +91,9 @@ def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
 
 def spread(values: Iterable[float | None]) -> str:
     """Mean and sample standard deviation; a dash where a value is missing."""
-    known = list(values)
-    if not known or None in known:
+    given = list(values)
+    known = [value for value in given if value is not None]
+    if not known or len(known) < len(given):
         return "–"
     mean = f"{statistics.mean(known):.3f}"
     return f"{mean} ± {statistics.stdev(known):.3f}" if len(known) > 1 else mean

@@ -79,7 +79,7 @@ class Scaled(NamedTuple):
     table: Callable[[int], float] = lambda dimensions: dimensions
 
 
-SUMS = {"noise_multiplier": 1.0}
+SUMS: dict[str, Any] = {"noise_multiplier": 1.0}
 #: All queries pass the screening here, which is most work.
 TEACHERS = {
     "PrivateKNN": Scaled(

@@ -99,7 +99,7 @@ def _share(found: Tensor, truth: Tensor) -> float:
     return float((found == truth).double().mean())
 
 
-def _clusters(public: Tensor, count: int, seed: int = 0, **settings: str) -> Selection:
+def _clusters(public: Tensor, count: int, seed: int = 0, **settings: Any) -> Selection:
     pool = PublicPool(
         torch.full((len(public),), -1), torch.zeros(len(public), dtype=torch.bool), lambda: public
     )
@@ -159,9 +159,7 @@ def _student(features: Tensor, labels: Tensor, test: Tensor, seed: int) -> Tenso
     """Class probabilities by a logistic regression on the released labels."""
     maker = LinearTeachers(steps=1000, batch_size=64, weight_decay=0.1, seed=seed)
     trained = maker.train(features, labels, torch.zeros_like(labels), CLASSES, 1, lambda fraction: None)
-    state = trained.state()
-    assert state is not None
-    return torch.softmax(test @ state["params/weight"][0].T + state["params/bias"][0], dim=1)
+    return torch.softmax(test @ trained.params("weight")[0].T + trained.params("bias")[0], dim=1)
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -268,7 +266,7 @@ def attributes(root: str) -> Iterator[Measured]:
 
     exact = PoissonSums(data.private, data.labels.double(), K, RATE)
     ranked = exact.rank(queries)
-    majority = exact.sums(ranked, SeededNoise(0).bernoulli) / K
+    majority = exact.votes(ranked, SeededNoise(0).bernoulli) / K
     rows: list[dict[str, Any]] = []
     for tau in TAUS:
         neighbors = PoissonSums(data.private, clip_attributes(data.labels, tau), K, RATE)
