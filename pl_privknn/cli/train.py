@@ -19,9 +19,8 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
-from pl_privknn.callbacks.checkpoints import CHECKPOINT, DurableCheckpointIO, usable_checkpoint
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
-from pl_privknn.callbacks.run_summary import left_out_of
+from pl_privknn.callbacks.run_summary import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
 from pl_privknn.cli.common import importable, mistake, shown_text
 from pl_privknn.comparison.worker import INTERRUPTED
 from pl_privknn.config import ConfigurationError, known_classes, one_line

@@ -1,9 +1,15 @@
 """Nearest neighbours over feature tables. Everything here handles private data and releases nothing."""
 
 from pl_privknn.neighbors.assignment import assign
-from pl_privknn.neighbors.poisson import Coins, PoissonNeighbors, PoissonSums, RadiusNeighbors, RankedLists
+from pl_privknn.neighbors.poisson import (
+    Coins,
+    PoissonNeighbors,
+    PoissonSums,
+    RadiusNeighbors,
+    RankedLists,
+    ShardedNeighbors,
+)
 from pl_privknn.neighbors.search import nearest, top_k, within_radius
-from pl_privknn.neighbors.shards import ShardedNeighbors
 
 __all__ = [
     "Coins",

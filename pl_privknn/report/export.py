@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.checkpoints import CHECKPOINT
 from pl_privknn.callbacks.labeling_round import HEAD, load_head
 from pl_privknn.callbacks.private_labeler import lasting_extractor
-from pl_privknn.callbacks.run_summary import file_digest, note_files
+from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest, note_files
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.report.audit import audited, mapping_of, reading
 from pl_privknn.report.page import privacy_card, write_card
