@@ -188,3 +188,39 @@ def test_version_and_a_configuration_of_the_package(tmp_path, capsys):
     capsys.readouterr()
     assert main(["epsilon", "configs/no_such.yaml"]) == 2
     assert "no_such.yaml" in capsys.readouterr().err
+
+
+def test_a_module_without_a_test_step_trains_privately_and_states_epsilon(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "untested.py").write_text(
+        "import pytorch_lightning as pl, torch\n"
+        "class Line(pl.LightningModule):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(400, 10))\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])\n"
+        "    def configure_optimizers(self):\n"
+        "        return torch.optim.SGD(self.parameters(), lr=0.1)\n",
+        encoding="utf-8",
+    )
+    training = {"epsilon": 2.0, "expected_batch_size": 50, "expected_records": 100}
+    config = {
+        "model": {"class_path": "untested.Line"},
+        "data": {"class_path": "DigitsDataModule", "init_args": {"num_private": 100, "num_public": 20}},
+        "trainer": {
+            "max_epochs": 1,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": [{"class_path": "PrivateTraining", "init_args": training}],
+        },
+        "run_dir": "run",
+    }
+    (tmp_path / "line.yaml").write_text(json.dumps(config), encoding="utf-8")
+    assert main(["fit", "--config", "line.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "ε" in shown
+    assert "unconditional" in shown
+    assert 1.9 < json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon"] <= 2.0
