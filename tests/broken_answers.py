@@ -46,8 +46,8 @@ class ProbabilitiesOfNothing(Honest):
 
 class RemembersTheFirstTable(Honest):
     def fit(self, features, labels, num_classes):
-        if hasattr(self, "table"):
-            features, labels = torch.cat([self.table, features]), torch.cat([self.labels, labels])
+        if hasattr(self, "_table"):
+            features, labels = torch.cat([self._table, features]), torch.cat([self._labels, labels])
         super().fit(features, labels, num_classes)
 
 
@@ -65,11 +65,11 @@ class PrivateMean(Honest):
 
 class PrivateScale(Honest):
     def fit(self, features, labels, num_classes):
-        self.scale = features.abs().amax(dim=0)
-        super().fit(features / self.scale, labels, num_classes)
+        self._scale = features.abs().amax(dim=0)
+        super().fit(features / self._scale, labels, num_classes)
 
     def votes(self, queries, noise):
-        return super().votes(queries / self.scale, noise)
+        return super().votes(queries / self._scale, noise)
 
 
 class NearMajority(Honest):
@@ -85,11 +85,11 @@ class WeightsWithoutBound(Honest):
     """A record votes with a weight that may be large."""
 
     def votes(self, queries, noise):
-        distances = torch.cdist(queries.double(), self.table.double())
-        weights = self.table.double().norm(dim=1)
+        distances = torch.cdist(queries.double(), self._table.double())
+        weights = self._table.double().norm(dim=1)
         near = distances.argsort(dim=1, stable=True)[:, : self.k]
         votes = torch.zeros(len(queries), self.num_classes, dtype=torch.float64)
-        return votes.scatter_add_(1, self.labels[near], weights[near])
+        return votes.scatter_add_(1, self._labels[near], weights[near])
 
 
 class OneMoreNeighbor(ReverseKNN):
@@ -175,20 +175,20 @@ class TellsThatNobodyIsNear(Honest):
 
     def label(self, queries, ledger, max_answers=None):
         labels = super().label(queries, ledger, max_answers).labels
-        labels[torch.cdist(queries, self.table).min(dim=1).values > 100] = -1
+        labels[torch.cdist(queries, self._table).min(dim=1).values > 100] = -1
         return Release(labels)
 
 
 class PlansByTheTable(Honest):
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
-        most = min(num_queries, max_answers, len(getattr(self, "table", range(1000))) // 4)
+        most = min(num_queries, max_answers, len(getattr(self, "_table", range(1000))) // 4)
         return [Charge(self.mechanism, most)]
 
 
 class TellsTheSize(Honest):
     def label(self, queries, ledger, max_answers=None):
         release = super().label(queries, ledger, max_answers)
-        return Release(release.labels, score_deviation=1.0 / len(self.table))
+        return Release(release.labels, score_deviation=1.0 / len(self._table))
 
 
 # ---------------------------------------------------------------------------- samples
@@ -196,23 +196,23 @@ class TellsTheSize(Honest):
 
 class CoinsAtAHigherRate(Sampled):
     def coins(self, queries, noise):
-        return noise.bernoulli((len(queries), len(self.table)), 0.8)
+        return noise.bernoulli((len(queries), len(self._table)), 0.8)
 
 
 class NoCoins(Sampled):
     def coins(self, queries, noise):
-        return torch.ones(len(queries), len(self.table), dtype=torch.bool)
+        return torch.ones(len(queries), len(self._table), dtype=torch.bool)
 
 
 class OneSampleForAll(Sampled):
     def coins(self, queries, noise):
-        return noise.bernoulli((len(self.table),), self.rate).expand(len(queries), -1)
+        return noise.bernoulli((len(self._table),), self.rate).expand(len(queries), -1)
 
 
 class SampleOfFixedSize(Sampled):
     def coins(self, queries, noise):
-        keys = noise.integers((len(queries), len(self.table)), 1 << 40)
-        return keys.argsort(dim=1).argsort(dim=1) < self.rate * len(self.table)
+        keys = noise.integers((len(queries), len(self._table)), 1 << 40)
+        return keys.argsort(dim=1).argsort(dim=1) < self.rate * len(self._table)
 
 
 class FillsUp(Sampled):
@@ -236,4 +236,4 @@ class CoinsOfOthers(Sampled):
 
     def coins(self, queries, noise):
         coins = super().coins(queries, noise)
-        return coins.roll(len(self.table) // 2, 1) if len(self.table) % 2 else coins
+        return coins.roll(len(self._table) // 2, 1) if len(self._table) % 2 else coins

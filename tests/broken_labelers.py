@@ -23,7 +23,7 @@ class Honest(Labeler):
 
     def fit(self, features, labels, num_classes):
         check_table(features, labels, num_classes)
-        self.table, self.labels, self.num_classes = features, labels, num_classes
+        self._table, self._labels, self.num_classes = features, labels, num_classes
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         answers = min(num_queries, max_answers)
@@ -31,16 +31,16 @@ class Honest(Labeler):
 
     def coins(self, queries, noise):
         if self.rate == 1.0:
-            return torch.ones(len(queries), len(self.table), dtype=torch.bool)
-        return noise.bernoulli((len(queries), len(self.table)), self.rate)
+            return torch.ones(len(queries), len(self._table), dtype=torch.bool)
+        return noise.bernoulli((len(queries), len(self._table)), self.rate)
 
     def votes(self, queries, noise):
-        distances = torch.cdist(queries.double(), self.table.double())
+        distances = torch.cdist(queries.double(), self._table.double())
         distances[~self.coins(queries, noise)] = math.inf
         found = distances.sort(dim=1, stable=True)
         near, counted = found.indices[:, : self.k], found.values[:, : self.k].isfinite()
         votes = torch.zeros(len(queries), self.num_classes, dtype=torch.int64)
-        return votes.scatter_add_(1, self.labels[near], counted.long())
+        return votes.scatter_add_(1, self._labels[near], counted.long())
 
     def label(self, queries, ledger, max_answers=None):
         labels = torch.full((len(queries),), -1)

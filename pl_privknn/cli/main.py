@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn import __version__
-from pl_privknn.cli.audit import add_audit
+from pl_privknn.cli.audit import add_audit, add_check
 from pl_privknn.cli.common import CommandParser, mistake, shown_text
 from pl_privknn.cli.compare import add_compare, add_tune
 from pl_privknn.cli.privacy import add_epsilon, add_plan
@@ -93,6 +93,7 @@ _ADDED: dict[str, Callable[[Any], None]] = {
     "epsilon": add_epsilon,
     "plan": add_plan,
     "audit": add_audit,
+    "check": add_check,
     "compare": lambda commands: add_compare(commands, main),
     "tune": add_tune,
     "init": add_init,

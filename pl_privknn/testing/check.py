@@ -648,6 +648,13 @@ def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> 
                 Run(subject, coins="heads", after=first, hold_parts=False).fit(other).label(table.queries)
             )
             check_outcomes(first, second)
+            for what, told in first.left().items():
+                if told != second.left()[what]:
+                    raise LabelerCheckError(
+                        f"{what} differ between private tables: {str(told)[:80]!r} on one, "
+                        f"{str(second.left()[what])[:80]!r} on the other; what is private reaches the release alone, "
+                        "by noise"
+                    )
     return f"{len(others)} tables"
 
 
@@ -799,9 +806,13 @@ class _Examined:
         self.do("fresh noise", check_fresh_noise, subject, table)
         self.do("same again", check_reproducible, subject, table)
         # Where a replaced record is all that neighbours differ in, the number of records is public.
-        strangers = self.makers.strangers(7 if "add_remove" in self.adjacencies else 0)
+        more = 7 if "add_remove" in self.adjacencies else 0
+        strangers = self.makers.strangers(more)
         self.do("earlier tables", check_forgets, subject, table, strangers)
         self.do("noise alone", check_strangers, subject, table, strangers)
+        exact, many = self.makers.asked_about_records(), self.makers.many(more)
+        self.do("records as queries", check_strangers, subject, *exact)
+        self.do("many records", check_strangers, subject, *many)
         self.do("samples", check_samples, subject, self.makers.together(), table)
 
     def neighbors(self, pairs: Sequence[Pair]) -> dict[str, Largest]:

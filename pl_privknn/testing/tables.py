@@ -98,6 +98,10 @@ def _exchanges(table: Table, record: int) -> list[tuple[Tensor, Tensor]]:
     return [(features, other), (-3 * features, label)]
 
 
+# More records than a branch for small tables is likely to look for.
+_MANY = 1500
+
+
 class Makers:
     """Tables for one task.
 
@@ -170,6 +174,8 @@ class Makers:
         far = self.scattered("a record of great norm")
         far.features[0] = 0
         far.features[1] *= 1e4
+        huge = self.scattered("a record of huge norm")
+        huge.features[1] *= 1e9
         wide = self.scattered("a record far out in some directions")
         wide.features[0, : self.d // 2] *= 1e4
         broken = self.scattered("a record that is not finite")
@@ -182,10 +188,25 @@ class Makers:
             doubled,
             dataclasses.replace(random, name="a class with one record", labels=alone, records=(3,)),
             dataclasses.replace(far, records=(0, 1)),
+            dataclasses.replace(huge, records=(1,)),
             dataclasses.replace(wide, records=(0,)),
             dataclasses.replace(broken, records=(2,)),
             *(self.scattered(f"{n} records", n) for n in (2, 3, self.c)),
         ]
+
+    def asked_about_records(self) -> tuple[Table, list[Table]]:
+        """A table whose first records are the queries themselves, and one of other labels at the same places."""
+        table = self.random("queries that are records")
+        queries = table.features[: self.m].clone()
+        asked = dataclasses.replace(table, queries=queries)
+        return asked, [dataclasses.replace(asked, labels=asked.labels.roll(1, 0))]
+
+    def many(self, more: int) -> tuple[Table, list[Table]]:
+        """Two tables of many records that have nothing in common."""
+        table = self.scattered("many records", _MANY)
+        other = self.scattered("as many others", _MANY + more)
+        alike = self._labels(torch.full((_MANY + more,), self.c - 1))
+        return table, [dataclasses.replace(other, queries=table.queries, labels=alike)]
 
     def strangers(self, more: int) -> list[Table]:
         """Tables that have nothing in common with one another, nor with the random one; the last has more records."""

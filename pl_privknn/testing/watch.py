@@ -6,8 +6,12 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import io
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -716,6 +720,7 @@ class Run:
             self.watch.at_work = self.labeler.group
         self.labeler.noise_source = self.watch.noise
         self.releases: list[Release] = []
+        self.printed = io.StringIO()
 
     @property
     def events(self) -> list[Any]:
@@ -731,7 +736,7 @@ class Run:
         """
         self.watch.place = "fit"
         images = table.features if images is None else images
-        with self.methods.open():
+        with self.methods.open(), self._alone():
             if isinstance(self.labeler, UsesPublicFeatures):
                 self.labeler.fit_public(self.subject.public)
             if isinstance(self.labeler, RecognisesRecords):
@@ -743,9 +748,39 @@ class Run:
         """One call of ``label``."""
         self.watch.place = "label"
         self.events.append(Called())
-        with self.methods.open():
+        with self.methods.open(), self._alone():
             self.releases.append(self.labeler.label(queries.clone(), self.ledger, max_answers))
         return self
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Note what is printed, in an empty working directory, where nothing may be written."""
+        before = Path.cwd()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                with contextlib.redirect_stdout(self.printed):
+                    yield
+                written = sorted(path.name for path in Path(folder).iterdir())
+            finally:
+                os.chdir(before)
+        if written:
+            raise LabelerCheckError(
+                f"writes the file {written[0]!r}: what knows private records leaves nothing but the release; keep it "
+                "in memory, or in the folder of join_run"
+            )
+
+    def left(self) -> dict[str, Any]:
+        """What others see beside the release: standard output, public attributes, keys of noise streams."""
+        plain = (int, float, str, bool, list, tuple, dict, Tensor)
+        public = {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in vars(self.labeler).items()
+            if not name.startswith(("_", "private_")) and isinstance(value, plain)
+        }
+        paths = [e.path for e in self.events if isinstance(e, Draw) and e.place == "label" and e.through]
+        keys = [[part for part in path if isinstance(part, str)] for path in paths]
+        return {"standard output": self.printed.getvalue(), "public attributes": repr(public), "keys": keys}
 
 
 def copies_of(labeler: Labeler) -> Callable[[], Labeler]:

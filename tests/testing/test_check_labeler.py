@@ -71,13 +71,13 @@ class Predictor(Labeler):
     parameters = IndKNNParameters(0.5, 4.0, 0.5, 0.2, min_count=3.0)
 
     def fit(self, features, labels, num_classes):
-        self.table = features, labels, num_classes
+        self._table = features, labels, num_classes
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         return [Charge(self.parameters.total, 4 * rounds)]
 
     def label(self, queries, ledger, max_answers=None):
-        features, labels, num_classes = self.table
+        features, labels, num_classes = self._table
         source = self.noise_source.stream("call", ledger.start + len(ledger.rows))
         predictor = IndKNNPredictor(
             self.parameters, num_classes, features.shape[1], None, None, ledger, source

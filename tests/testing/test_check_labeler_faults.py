@@ -236,7 +236,7 @@ def test_a_step_by_the_true_batch_size_is_caught(monkeypatch):
 
     monkeypatch.setattr(noisy_sgd, "poisson_sample", noted)
     batch_size = property(lambda self: sizes[-1], lambda self, value: None)
-    monkeypatch.setattr(NoisySGDTeacher, "batch_size", batch_size, raising=False)
+    monkeypatch.setattr(NoisySGDTeacher, "expected_batch_size", batch_size, raising=False)
     with pytest.raises(LabelerCheckError, match=r"noise alone: soft differ"):
         check_labeler(sgd())
 

@@ -81,7 +81,7 @@ class Trap(broken.Honest):
 
     def votes(self, queries, noise):
         votes = super().votes(queries, noise)
-        return votes * 2 if bool((self.table[:, 0] == 77).any()) else votes
+        return votes * 2 if bool((self._table[:, 0] == 77).any()) else votes
 
 
 def test_tables_of_your_own_are_tried_too():

@@ -31,7 +31,7 @@ class NoisyPrototypes(Labeler):
         """Take the private table."""
         check_table(features, labels, num_classes)  # refuses NaN, wrong shapes and classes
         units = torch.nn.functional.normalize(features)  # each record by itself: no private mean
-        self.sums = torch.zeros(num_classes, features.shape[1]).index_add_(0, labels, units)
+        self._sums = torch.zeros(num_classes, features.shape[1]).index_add_(0, labels, units)
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         """The most that a run can cost."""
@@ -43,7 +43,7 @@ class NoisyPrototypes(Labeler):
             noise = self.charge_and_draw(
                 ledger, self.mechanism, 1, "sums"
             )  # charges first, hands out noise then
-            self.prototypes = self.mechanism.add_noise(self.sums, noise)
+            self.prototypes = self.mechanism.add_noise(self._sums, noise)
         similarity = queries.double() @ torch.nn.functional.normalize(self.prototypes).T
         answers = similarity.argmax(dim=1)
         if max_answers is not None:
