@@ -24,10 +24,10 @@ SGD = {
     "name": "sgd",
     "model": {
         "class_path": "NoisySGD",
-        "init_args": {"network": "tanh_cnn", "batches": {"batch_size": 200, "expected_records": 1000}},
+        "init_args": {"network": "tanh_cnn", "expected_batch_size": 200, "expected_records": 1000},
     },
     "trainer": {"max_epochs": 3},
-    "epsilon_to": "model.init_args.budget.epsilon",
+    "epsilon_to": "model.init_args.epsilon",
     "settings": {2: {"model.init_args.optimization.lr": 0.25}},
 }
 TRUE = {"name": "supervised", "true_labels": True}

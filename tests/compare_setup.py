@@ -64,13 +64,14 @@ def sgd():
             "class_path": "NoisySGD",
             "init_args": {
                 "extractor": {"class_path": "HOG"},
-                "batches": {"batch_size": 200, "expected_records": 1000},
+                "expected_batch_size": 200,
+                "expected_records": 1000,
                 "feature_head": {"components": 10},
                 "steps_per_charge": 1,
             },
         },
         "trainer": {"max_epochs": 2, "limit_train_batches": 1.0},
-        "epsilon_to": "model.init_args.budget.epsilon",
+        "epsilon_to": "model.init_args.epsilon",
     }
 
 

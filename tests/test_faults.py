@@ -464,9 +464,9 @@ FAULTS = {
         {"k": 2, "d": 3, "offset": 0.0, "scale": 1.0},
     ),
     # ---- labelers
-    "a labeler that answers unpaid": Fault(Labeler, "paid", _unpaid, _knn()),
-    "counts of a curator that nobody paid for": Fault(Labeler, "paid", _unpaid, _reverse),
-    "a labeler that pays for one answer of many": Fault(Labeler, "paid", _pays_once, _pate),
+    "a labeler that answers unpaid": Fault(Labeler, "charge_and_draw", _unpaid, _knn()),
+    "counts of a curator that nobody paid for": Fault(Labeler, "charge_and_draw", _unpaid, _reverse),
+    "a labeler that pays for one answer of many": Fault(Labeler, "charge_and_draw", _pays_once, _pate),
     "a labeler whose coins fall more often than it paid for": Fault(
         poisson, "toss", argument(2, lambda rate: rate + 0.2), _knn()
     ),

@@ -44,14 +44,14 @@ def test_definitions_say_what_the_data_is(arrays):
     assert (told["num_classes"], told["batch_size"]) == (10, 32)
     teacher, *_, baseline, _ = comparison.methods
     assert teacher.labeling["labeler"]["init_args"]["expected_records"] == 400
-    assert baseline.model["init_args"]["batches"]["expected_records"] == 400
+    assert baseline.model["init_args"]["expected_records"] == 400
     assert baseline.model["init_args"]["extractor"] == comparison.base["student"]["init_args"]["extractor"]
 
 
 def test_it_runs_on_them(arrays):
     words = [
         f"definitions.arrays={arrays}", "definitions.records=400", "seeds=[0]", "epsilons=[4]", "delta=1e-4",
-        "methods.noisy_sgd.model.init_args.batches.batch_size=80", "base.data.init_args.batch_size=16",
+        "methods.noisy_sgd.model.init_args.expected_batch_size=80", "base.data.init_args.batch_size=16",
     ]  # fmt: skip
     only = [
         "--only",

@@ -42,7 +42,6 @@ def changed(path, value):
         ("methods.knn.labeling.delta", 1e-3, ["delta", "same for all methods"]),
         ("methods.knn.labeling.labeler.init_args.noise_source", {}, ["noise_source"]),
         ("methods.sgd.model.init_args.delta", 1e-3, ["methods.sgd.model", "delta"]),
-        ("methods.sgd.model.init_args.budget", {"delta": 1e-3}, ["methods.sgd.model", "budget", "delta"]),
         ("methods.knn.settings", {"1": {"data.init_args.batch_size": 4}}, ["data.init_args.batch_size", "shared"]),
         ("methods.knn.settings", {"1": {"model.init_args.lr": 4}}, ["model.init_args.lr"]),
         ("methods.knn.settings", {"inf": {}}, ["nonprivate"]),
@@ -95,9 +94,9 @@ def test_everything_shared_is_the_same_in_all_runs():
         assert made["seed_everything"] == run.seed
         assert get(made, "data.init_args.batch_size") == 32
         if run.method.name == "sgd":
-            budget = made["model"]["init_args"]["budget"]
-            assert budget["delta"] == 1e-4
-            assert budget["epsilon"] == budget["max_epsilon"]
+            arguments = made["model"]["init_args"]
+            assert arguments["delta"] == 1e-4
+            assert arguments["epsilon"] == run.epsilon
             assert get(made, "model.init_args.optimization.lr") == (0.25 if run.epsilon == 2 else None)
             assert made["trainer"]["max_epochs"] == 3
         else:
@@ -189,7 +188,7 @@ def test_arguments_through_keywords():
     for name in ("noise_source", "epsilon", "adjacency"):
         assert argument_path("ReverseKNN", name) == name
     assert argument_path("pl_privknn.labelers.pate.PATE", "noise_source") == "noise_source"
-    assert argument_path("NoisySGD", "delta") == "budget.delta"
+    assert argument_path("NoisySGD", "delta") == "delta"
     # Passed on through **kwargs of VATStudent to its base.
     assert argument_path("VATStudent", "ema_decay") == "ema_decay"
     assert argument_path("no.such.Thing", "delta") is None

@@ -71,7 +71,7 @@ def test_what_is_stated_holds_and_is_nearly_met(name, part):
         teacher.plan(1, 1, 3),
         experiment,
         delta=DELTA,
-        trials=150 if name == "curvature" else 300,
+        trials=200 if name == "curvature" else 300,
         noise=SeededNoise(0),
     )
     assert result.violated == (part < 1), result

@@ -54,7 +54,7 @@ def test_a_training_configuration_states_its_plan_without_data(capsys):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("a: [1", "neither JSON"),
+        ("a: [1", "not readable as YAML"),
         ("just words", "neither JSON"),
         ("data: {}\ntrainer: {}", "holds data, trainer; want"),
         ("releases: [{mechanism: gaussian, sigma: -1}]", "record 0.*sigma"),

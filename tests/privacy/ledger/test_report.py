@@ -64,7 +64,7 @@ def test_exact_is_computed_unless_declined(tmp_path):
     ("text", "match"),
     [
         ("not JSON", "neither JSON"),
-        ("\xff\xfe", "neither JSON"),
+        ("\xff\xfe", "can't decode byte 0xff"),
         ('{"mechanism": "gaussian", "sigma": 20}', "JSON list"),
         ('[{"mechanism": "gaussian"}]', "record 0.*sigma"),
         ('[{"mechanism": "gaussian", "sigma": 20}, {"mechanism": "no such"}]', "record 1.*no such"),
