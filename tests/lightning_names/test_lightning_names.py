@@ -58,17 +58,19 @@ def _readme(imports):
     )
 
 
+def _printed(code, folder):
+    """The last line that a program of its own prints, read as JSON."""
+    folder.mkdir()
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *sys.path]))},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
 def test_the_readmes_example_is_the_same_under_both_names(tmp_path):
-    found = {}
-    for place, imports in enumerate(IMPORTS):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        run = subprocess.run(
-            [sys.executable, "-c", _readme(imports)], cwd=folder, capture_output=True, text=True, timeout=300,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *sys.path]))},
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr[-3000:]
-        found[imports] = json.loads(run.stdout.splitlines()[-1])
+    found = {imports: _printed(_readme(imports), tmp_path / imports) for imports in IMPORTS}
     # Whoever sets the level of a package's logger is heard.
     loggers = {imports: each.pop().split(".utilities")[0] for imports, each in found.items()}
     assert loggers["lightning"] == "lightning.pytorch"
@@ -270,3 +272,64 @@ def test_a_configuration_names_a_module_of_lightning(tmp_path, monkeypatch, caps
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert (summary["student"], summary["guarantee"]) == ("Theirs", "none")
     assert "lightning.pytorch" in summary["versions"]
+
+
+_TRAINED = (
+    """import json
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.training import PrivateTraining""",
+    """
+
+
+class Records(Dataset):
+    def __init__(self):
+        self.images = torch.rand(300, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return {"image": self.images[index], "label": int(self.images[index].mean() > 0.5)}
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self.network(batch["image"]), batch["label"])
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(Records(), 32, shuffle=True)
+
+
+noise = {"noise_source": SeededNoise(1), "noise_multiplier": 1.0}
+training = PrivateTraining(expected_batch_size=30, expected_records=300, **noise)
+module = Module()
+pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[training]).fit(module, datamodule=Data())
+print(json.dumps([training.epsilon, module.network[1].weight.tolist()]))
+""",
+)
+
+
+def test_private_training_of_a_foreign_module_on_its_own_data_is_the_same(tmp_path):
+    imports, rest = _TRAINED
+    found = [_printed(text.format("pl", imports) + rest, tmp_path / name) for name, text in IMPORTS.items()]
+    epsilon, weights = found[0]
+    assert epsilon > 0
+    for other, others in found[1:]:  # by vmap or by a loop, as the clock decides
+        assert other == epsilon
+        assert others == [pytest.approx(row, abs=1e-6) for row in weights]
