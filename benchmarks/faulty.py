@@ -235,7 +235,9 @@ def _unclipped(made: Any, method: str, epsilon: float, size: float) -> Iterator[
     module = f"pl_privknn.{place.get(method, 'training.clipped_sums')}"
     # A sum in whole steps checks what it clips, and would refuse.
     with (
-        mock.patch(f"{module}.clip_factors", lambda norms, bound: clip_factors(norms, size * bound)),
+        mock.patch(
+            f"{module}.clip_factors", lambda norms, bound, *rest: clip_factors(norms, size * bound, *rest)
+        ),
         mock.patch(
             f"{module}.not_too_long",
             lambda squares, bound, step: not_too_long(squares, size * bound, step),

@@ -14,8 +14,8 @@ from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 
-# A hair below 1: rounding of a float32 norm must not let a clipped gradient be longer than the bound.
-_INSIDE = 1.0 - 1e-5
+# A hair: rounding in float32 must not let a clipped gradient be longer than the bound.
+_SLACK = 1e-5
 
 
 def step_mechanism(noise_multiplier: float, max_grad_norm: float, sampling_rate: float) -> Gaussian:
@@ -99,7 +99,7 @@ def noise_aware_lr(
     return lr * min(1.0, check_positive("noise_limit", noise_limit) / noise)
 
 
-def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
+def clip_factors(norms: Tensor, max_grad_norm: float, slack: float = _SLACK) -> Tensor:
     """Factors in [0, 1] that bring each example's gradient within ``max_grad_norm``.
 
     A gradient that is not finite gets the factor 0, because one record must not be able to spoil a release.
@@ -108,8 +108,9 @@ def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
     Args:
         norms: L2 norms over all parameters, shape ``(b,)``.
         max_grad_norm: the bound.
+        slack: relative rounding error of norms and of what is scaled by the factors; enough for float32 by default.
     """
-    factors = (max_grad_norm * _INSIDE / norms).clamp(max=1.0)
+    factors = (max_grad_norm * (1.0 - slack) / norms).clamp(max=1.0)
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 

@@ -12,6 +12,9 @@ from torch import Tensor
 from pl_privknn._checks import compiled
 from pl_privknn.privacy.noisy_steps import clip_factors
 
+#: Of norms and sums in float64, whose rounding errors are far smaller.
+SLACK = 1e-9
+
 # Gradients of single records that are added at once, since each addition reads and writes the whole sum; as many as
 # so many bytes hold.
 _TOGETHER, _BYTES = 8, 1 << 28
@@ -81,7 +84,7 @@ class ClippedSum:
             used: how many of the ``b`` records count; all if None.
         """
         rows = [part.detach().reshape(len(part), -1)[:used] for part in gradients]
-        self.add_by(rows, clip_factors(self.norms(rows), self.max_grad_norm))
+        self.add_by(rows, clip_factors(self.norms(rows), self.max_grad_norm, SLACK))
 
     def add_one(self, gradient: Sequence[Tensor]) -> None:
         """Clip and add one record's gradient.
@@ -97,7 +100,7 @@ class ClippedSum:
         """The sum of all that were added."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            factors = clip_factors(torch.cat([self.norms(one) for one in waiting]), self.max_grad_norm)
+            factors = clip_factors(torch.cat([self.norms(one) for one in waiting]), self.max_grad_norm, SLACK)
             if self.device.type == "cpu" and all(p.dtype == torch.float32 for one in waiting for p in one):
                 missing = self._together - len(waiting)  # the compiled loop takes so many
                 padded = [*waiting, *[waiting[0]] * missing]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from pl_privknn.networks import FeatureNetwork
 from pl_privknn.privacy.noisy_steps import clip_factors
-from pl_privknn.training.clipped_sums import ClippedSum
+from pl_privknn.training.clipped_sums import SLACK, ClippedSum
 
 # Layers whose output for a record depends on that record alone, whatever their arguments.
 _PROVEN = frozenset(
@@ -160,7 +160,7 @@ class LayerGradients:
         kept = [rows[place].reshape(len(rows[place]), -1)[:used] for place in rows]
         if kept:
             squares += total.norms(kept).square()
-        factors = clip_factors(squares.sqrt(), total.max_grad_norm)
+        factors = clip_factors(squares.sqrt(), total.max_grad_norm, SLACK)
         pieces = list(total.total.split(total.sizes))
         for place, part in zip(rows, kept, strict=True):
             ClippedSum.add_rows(pieces[place], part, factors)
