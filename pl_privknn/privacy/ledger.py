@@ -708,9 +708,13 @@ class Ledger:
         self._sync()
 
 
+_STAMPED = ("open", "plan", "budget")
+
+
 def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    return {"kind": kind, "time": now, "version": __version__, **content}
+    # Times of charges would tell how long each step took, and so how many records it drew.
+    stamped = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds")} if kind in _STAMPED else {}
+    return {"kind": kind, **stamped, "version": __version__, **content}
 
 
 #: What a run notes in its ledger about its queries: this word and its id, then the counts as JSON behind a colon.

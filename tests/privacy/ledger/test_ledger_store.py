@@ -43,8 +43,9 @@ def test_rows_hold_what_is_documented_and_the_chain_is_sha256(path):
     assert head == [(5, sealed)]
     bodies = [json.loads(body) for _, body, _ in rows]
     assert [body["kind"] for body in bodies] == ["open", "plan", "charge", "charge", "charge"]
-    assert all({"time", "version"} <= set(body) for body in bodies)
-    assert {body["time"][-6:] for body in bodies} == {"+00:00"}
+    assert all("version" in body for body in bodies)
+    assert {body["kind"] for body in bodies if "time" in body} == {"open", "plan"}
+    assert {body["time"][-6:] for body in bodies if "time" in body} == {"+00:00"}
     assert bodies[1]["plan"] == [Charge(G, 50).to_record()]
     assert bodies[2]["charge"] == Charge(G, 10).to_record()
     assert bodies[2]["run"] == "a"
@@ -53,7 +54,7 @@ def test_rows_hold_what_is_documented_and_the_chain_is_sha256(path):
 TAMPERINGS = {
     "count": ["""UPDATE rows SET body = replace(body, '"count":20', '"count":2') WHERE position = 4"""],
     "budget": ["""UPDATE rows SET body = replace(body, '"max_epsilon":null', '"max_epsilon":9')"""],
-    "time": ["""UPDATE rows SET body = replace(body, '"time":"2', '"time":"3') WHERE position = 5"""],
+    "time": ["""UPDATE rows SET body = replace(body, '"time":"2', '"time":"3') WHERE position = 2"""],
     "hash": ["UPDATE rows SET hash = 'x' WHERE position = 3"],
     "deleted": ["DELETE FROM rows WHERE position = 3"],
     "closed gap": [
