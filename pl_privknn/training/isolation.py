@@ -637,7 +637,10 @@ class PrivateRandomness:
         """Seed the generators anew."""
         self._look()
         seed = self.seed()
-        torch.manual_seed(seed)
+        # torch.manual_seed leaves a stack trace for each device that is not in use.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         if self._mark is not None:
