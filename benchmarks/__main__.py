@@ -15,6 +15,7 @@ from benchmarks.record import Measured, store
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
     "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
+    "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
     "ind_knn_accuracy": "Ind-KNN and its rival on one stream of queries",
     "ind_knn_speed": "Ind-KNN beside the bare matrix product",
     "membership": "membership inference on students and on a network trained on private records",
@@ -27,7 +28,7 @@ BENCHMARKS = {
     "teachers": "labels that teachers release: PATE, reverse kNN, attributes; features without privacy",
 }
 #: Options that say where things lie or which are measured, and change no figure.
-PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "only", "root", "weights", "words")
+PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "only", "packages", "root", "weights", "words")
 
 
 def main(words: Sequence[str] | None = None) -> int:

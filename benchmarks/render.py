@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import attacks, ind_knn_accuracy, ind_knn_speed, membership, papers
+from benchmarks import attacks, foreign_modules, ind_knn_accuracy, ind_knn_speed, membership, papers
 from benchmarks.record import (
     DOCS,
     ROOT,
@@ -462,6 +462,8 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/comparison.md", "second split", lambda: markdown_table(comparison("second_split"))),
     ("docs/guides/private_training.md", "private training", private_training),
+    ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
+    ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
     ("docs/methods/ind_knn.md", "accuracy", ind_knn_accuracy.accuracy_table),
     ("docs/methods/ind_knn.md", "speed", ind_knn_speed.table),
     ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),

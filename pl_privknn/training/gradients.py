@@ -105,6 +105,11 @@ class IsolatedGradients:
         self._fast = self._way_of_layers(structure, clipping)
         self._way: Callable[[Sequence[int], int], Tensor] = self._fast or self._in_turn
 
+    @property
+    def way(self) -> str:
+        """How sums are formed: ``"layers"``, ``"vmap"`` or ``"loop"``."""
+        return {self._in_turn: "loop", self._vectorized: "vmap"}.get(self._way, "layers")
+
     def sum(self, places: Sequence[int], batch_idx: int = 0) -> Tensor:
         """The sum of the clipped gradients of some records, float64 ``(size,)``; private.
 
@@ -270,9 +275,8 @@ class IsolatedGradients:
             def loss(parameters: dict[str, Tensor], one: Any) -> Tensor:
                 return torch.func.functional_call(step, parameters, (one,))
 
-            found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")(
-                given, batch
-            )
+            gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")
+            found = gradients(given, batch)
         return [found[name] for name in given]
 
     # ------------------------------------------------------------------ ways by layers
