@@ -108,7 +108,9 @@ class IsolatedGradients:
     @property
     def way(self) -> str:
         """How sums are formed: ``"layers"``, ``"vmap"`` or ``"loop"``."""
-        return {self._in_turn: "loop", self._vectorized: "vmap"}.get(self._way, "layers")
+        if self._way == self._in_turn:
+            return "loop"
+        return "vmap" if self._way == self._vectorized else "layers"
 
     def sum(self, places: Sequence[int], batch_idx: int = 0) -> Tensor:
         """The sum of the clipped gradients of some records, float64 ``(size,)``; private.
@@ -404,7 +406,7 @@ class IsolatedGradients:
                     for part, alone in zip(rows, one, strict=True)
                 ):
                     continue
-                in_turn = _seconds(lambda: self._new_sum().add_one(self._gradient(batch, 0)))
+                in_turn = _seconds(lambda: self._summed_alone(batch))
                 together = _seconds(lambda: self._new_sum().add(self._rows(several, 0)))
             except Exception:
                 continue
@@ -412,6 +414,11 @@ class IsolatedGradients:
                 self._way = self._vectorized
                 return
         self._muted = False
+
+    def _summed_alone(self, batch: Any) -> Tensor:
+        total = self._new_sum()
+        total.add_one(self._gradient(batch, 0))
+        return total.finish()
 
     # ------------------------------------------------------------------ surroundings
 

@@ -545,8 +545,7 @@ class OutsideState:
                         setattr(owner, name, make(value, memo))
             for function in self._functions.values():
                 undo.append(_hidden(function, make, memo))
-            undo.append(functools.partial(setattr, os, "environ", os.environ))
-            os.environ = os.environ.copy()  # type: ignore[assignment]  # noqa: B003
+            undo.append(functools.partial(_restore_environment, dict(vars(os.environ)["_data"])))
             yield
         finally:
             for back in reversed(undo):
@@ -573,6 +572,13 @@ def _restore(space: dict[str, Any], kept: dict[str, Any], names: set[str]) -> No
             space[name] = kept[name]
         else:
             space.pop(name, None)
+
+
+def _restore_environment(kept: dict[Any, Any]) -> None:
+    now = vars(os.environ)["_data"]
+    if now != kept:
+        now.clear()
+        now.update(kept)
 
 
 def _restore_class(owner: type, kept: dict[str, Any]) -> None:

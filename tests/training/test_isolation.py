@@ -1,6 +1,7 @@
 """However a module, its data or its hooks mix records, one record moves the sum by its norm at most."""
 
 import functools
+import os
 import random
 import types
 
@@ -122,6 +123,12 @@ class Globals(Lit):
         return F.cross_entropy(self.logits(x), y) * (NUMBER + len(SEEN) + TOTALS["count"])
 
 
+class Environment(Lit):
+    def loss(self, x, y):
+        os.environ["PRIVKNN_TEST_COUNT"] = str(1 + int(os.environ.get("PRIVKNN_TEST_COUNT", "0")))
+        return F.cross_entropy(self.logits(x), y) * int(os.environ["PRIVKNN_TEST_COUNT"])
+
+
 def weigher():
     rows = []
 
@@ -241,8 +248,8 @@ class Large(Lit):
 
 
 MODULES = [
-    Lit, BatchWeights, ClassWeights, Contrast, Coins, Bank, Centre, Counter, OnItsClass, Globals, Closure, Remembered,
-    WeightsInPlace, OnTheTrainer, Hooked, Metrics, Gradients, Stream, OwnGenerator, Broken, BatchHooks, Large,
+    Lit, BatchWeights, ClassWeights, Contrast, Coins, Bank, Centre, Counter, OnItsClass, Globals, Environment, Closure,
+    Remembered, WeightsInPlace, OnTheTrainer, Hooked, Metrics, Gradients, Stream, OwnGenerator, Broken, BatchHooks, Large,
 ]  # fmt: skip
 
 
@@ -301,6 +308,7 @@ def check_moves(make, data):
 def test_no_module_lets_one_record_into_the_gradient_of_another(make):
     check_moves(make, PLAIN)
     assert SEEN == []
+    assert "PRIVKNN_TEST_COUNT" not in os.environ
     assert (NUMBER, TOTALS, OnItsClass.number, OnItsClass.rows) == (0, {"count": 0}, 0, [])
 
 
