@@ -39,7 +39,7 @@ ANSWERS = {**ASK, f"{LABELER}screening.threshold": 0, f"{LABELER}screening.sigma
 TEACHERS = {
     **ASK, f"{LABELER}num_teachers": 4, f"{LABELER}progress": "false", f"{LABELER}teachers.init_args.steps": 3,
 }  # fmt: skip
-FEW_RECORDS = {"model.init_args.batch_size": 20, "model.init_args.expected_records": 60}
+FEW_RECORDS = {"model.init_args.expected_batch_size": 20, "model.init_args.expected_records": 60}
 CIFAR = {"data.init_args.num_private": 30, "data.init_args.num_public": 29, "data.init_args.num_test": 10}
 HELD_OUT = {"data.init_args.num_public": 60, "data.init_args.num_test": 10}
 FEW_HELD_OUT = {"data.init_args.num_public": 30, "data.init_args.num_test": 10}

@@ -70,7 +70,7 @@ def test_vat_beats_labels_alone_on_the_digits(digits, tmp_path):
             "labeled": DataLoader(TensorDataset(images[:50], labels[:50]), 32, shuffle=True),
             "unlabeled": DataLoader(TensorDataset(images), 64, shuffle=True),
         }
-        module = student(image_size=8, ema_decay=0.99, lr=0.003)
+        module = student(image_size=8, ema_decay=0.99, optimization={"lr": 0.003})
         run = trainer(tmp_path, max_epochs=10)
         run.fit(module, CombinedLoader(batches, "max_size_cycle"))
         (results,) = run.test(module, held_out(digits), verbose=False)
