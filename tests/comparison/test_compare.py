@@ -221,7 +221,7 @@ def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
     assert main(["compare", str(moved), "--workers", "2"]) == 1
     assert str(beside) not in sys.path
     printed = capsys.readouterr().out
-    assert "done knn ε=4 seed 0: test accuracy" in printed
+    assert "done: knn ε=4 seed 0: test accuracy" in printed
     assert f"failed: killed ε=4 seed 0: killed by SIGKILL; see {folder('killed', 4) / 'run.log'}" in printed
     values = result("knn", 4)
     # Noise of the operating system's generator: nothing weakens the guarantee.

@@ -248,8 +248,9 @@ class Large(Lit):
 
 
 MODULES = [
-    Lit, BatchWeights, ClassWeights, Contrast, Coins, Bank, Centre, Counter, OnItsClass, Globals, Environment, Closure,
-    Remembered, WeightsInPlace, OnTheTrainer, Hooked, Metrics, Gradients, Stream, OwnGenerator, Broken, BatchHooks, Large,
+    Lit, BatchWeights, ClassWeights, Contrast, Coins, Bank, Centre, Counter, OnItsClass, Globals, Environment,
+    Closure, Remembered, WeightsInPlace, OnTheTrainer, Hooked, Metrics, Gradients, Stream, OwnGenerator, Broken,
+    BatchHooks, Large,
 ]  # fmt: skip
 
 
