@@ -44,6 +44,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from benchmarks.record import Measured, entries, markdown
 from benchmarks.speed import _in_turns
 from pl_privknn._lightning import Callback
+from pl_privknn.comparison.marks import SEEDED, stated
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import clip_factors
@@ -481,7 +482,7 @@ def _trial(case: Case) -> dict[str, Any]:
             trainer.fit(module, **given)
         except ValueError as error:
             return {**found, "outcome": "refused", "reason": str(error)}
-        found |= {"outcome": "trained", "way": watched.way, "epsilon": training.epsilon}
+        found |= {"outcome": "trained", "way": watched.way, "epsilon": training.epsilon, **stated(SEEDED)}
         found |= {"steps": trainer.global_step}
         if case.after is not None:
             found["after"] = case.after(module)

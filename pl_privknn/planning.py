@@ -430,7 +430,7 @@ def planned_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
         ConfigurationError: for a number of steps that is not known beforehand.
     """
     limit = trainer.get("limit_train_batches")
-    if isinstance(limit, float):
+    if isinstance(limit, float) and not (limit > 1 and limit.is_integer()):  # as Lightning reads it
         steps_per_epoch = int(check_rate("trainer.limit_train_batches", limit) * steps_per_epoch)
     elif limit is not None:
         steps_per_epoch = min(check_int("trainer.limit_train_batches", limit), steps_per_epoch)

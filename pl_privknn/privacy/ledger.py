@@ -713,7 +713,9 @@ _STAMPED = ("open", "plan", "budget")
 
 def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
     # Times of charges would tell how long each step took, and so how many records it drew.
-    stamped = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds")} if kind in _STAMPED else {}
+    stamped = (
+        {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")} if kind in _STAMPED else {}
+    )
     return {"kind": kind, **stamped, "version": __version__, **content}
 
 

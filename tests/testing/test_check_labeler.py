@@ -238,7 +238,8 @@ def test_report_says_what_was_looked_at_and_what_was_not():
     names = [name for name, _ in report.checks]
     assert names == [
         "noise source", "plan", "payments", "max_answers", "refused charges", "fresh noise", "same again",
-        "earlier tables", "noise alone", "samples", "sensitivity under add_remove",
+        "earlier tables", "noise alone", "records as queries", "many records", "samples",
+        "sensitivity under add_remove",
     ]  # fmt: skip
     seen = dict(report.checks)
     assert seen["samples"] == "nothing is sampled"
