@@ -1,4 +1,4 @@
-"""The ε of the papers' printed rows recomputed, for papers.md and privacy.md of docs/.
+"""The ε of the papers' printed rows recomputed, for docs/reference/papers.md.
 
 The rows are in ``papers.yaml``: what is printed, and the releases that follow from the parameters printed beside it.
 Nothing but the accountant makes the figures.
@@ -17,12 +17,8 @@ from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.accountant import read_records
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
 
-ALL = "docs/reference/papers.md"
-#: Pages, and the names of their tables: the start of a paper's name, or part of the first one.
-PLACES = [
-    ("docs/methods/privacy.md", "papers"),
-    *((ALL, name) for name in ("Private-kNN", "Reverse kNN", "Ind-KNN", "Guided PATE")),
-]
+#: The starts of papers' names, which are the names of their tables.
+TABLES = ("Private-kNN", "Reverse kNN", "Ind-KNN", "Guided PATE")
 COLUMNS = ["where", "what", "printed ε", "classic", "RDP", "PLD", "exact", "**ε**", "printed accuracy"]
 
 
@@ -62,27 +58,23 @@ def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
     return ", ".join(f"{cell['student_accuracy']['mean']:.3f}" for cell in cells) + mark(whole), whole
 
 
-def table(page: str, name: str) -> str:
-    """One table of a page; the page with all papers also names our configuration and our nearest run."""
-    chosen = [row for row in rows() if row["paper"].startswith("Private-kNN" if name == "papers" else name)]
-    if name == "papers":
-        chosen = [row for row in chosen if row["where"].startswith(("Figure 5", "Table 1", "Table 3"))]
+def table(name: str) -> str:
+    """The table of one paper, with our configuration and our nearest run beside each row."""
+    chosen = [row for row in rows() if row["paper"].startswith(name)]
     lines = []
     for row in chosen:
         report, printed = row["report"], row["printed"]
         figures = (report.epsilon_rdp_classic, report.epsilon_rdp, report.epsilon_pld, report.epsilon_exact)
-        cells = [
+        lines.append([
             row["where"],
             row["what"],
             printed["epsilon"],
             *["–" if value is None else f"{value:.4g}" for value in figures],
             f"**{report.epsilon:.4g}**",
             printed.get("accuracy", "–"),
-        ]
-        if page == ALL:
-            cells += ["–" if row["config"] is None else f"`{row['config']}`", measured(row)[0]]
-        lines.append([*cells, row.get("note", "")])
-    if page != ALL:
-        return markdown([*COLUMNS, "remark"], lines)
+            "–" if row["config"] is None else f"`{row['config']}`",
+            measured(row)[0],
+            row.get("note", ""),
+        ])  # fmt: skip
     shown = markdown([*COLUMNS, "run by", "our nearest run, on Fashion-MNIST", "remark"], lines)
     return explained(shown, ((row["where"], measured(row)[1]) for row in chosen))

@@ -481,5 +481,5 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/scale.md", "scale", scaled),
     ("docs/scale.md", "table memory", memory),
     ("docs/scale.md", "speed", speeds),
-    *((page, name, partial(papers.table, page, name)) for page, name in papers.PLACES),
+    *(("docs/reference/papers.md", name, partial(papers.table, name)) for name in papers.TABLES),
 ]

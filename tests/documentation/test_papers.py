@@ -37,7 +37,7 @@ def test_pages_agree_with_the_reference_cases(case):
         pytest.skip("no row of the Private-kNN paper")
     assert rows
     for row in rows:
-        for page in ("reference/papers.md", "methods/privacy.md"):
+        for page in ["reference/papers.md"]:
             shown = _shown(page, row["what"], row["where"])
             # Four digits are shown.
             upper = 1.01 * case["epsilon_exact"] if "epsilon_exact" in case else 1.005 * case["epsilon"]
