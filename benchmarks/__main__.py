@@ -16,16 +16,12 @@ from benchmarks.record import Measured, store
 BENCHMARKS = {
     "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
-    "ind_knn_accuracy": "Ind-KNN and its rival on one stream of queries",
-    "ind_knn_speed": "Ind-KNN beside the bare matrix product",
     "membership": "membership inference on students and on a network trained on private records",
     "private_training": "PrivateTraining on Fashion-MNIST, and what each addition gains",
     "runs": "one training configuration over several seeds, or a comparison of methods",
     "scale": "what a round costs a process that holds a shard, for 10⁹ records; memory beside a large table",
     "speed": "labelling, HOG, an epoch, the exact ε and the import, as ratios of processor seconds",
     "statistics": "head and student of a teacher that releases statistics, at several values of ε",
-    "students": "students with 1,000 labels, and with wrong labels",
-    "teachers": "labels that teachers release: PATE, reverse kNN, attributes; features without privacy",
 }
 #: Options that say where things lie or which are measured, and change no figure.
 PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "only", "packages", "root", "weights", "words")

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks import faulty
-from benchmarks.faulty_noise import LessNoise
+from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
 from pl_privknn.auditing.bounds import SHARES, Guesses, epsilon_lower_bound, epsilon_of_guesses
 from pl_privknn.auditing.releases import attack_labeler, target_of_config
@@ -78,7 +78,7 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
 #: A guarantee holds for every table; of these methods a part of the private and the public images is enough.
 FEWER_IMAGES = {"num_private": 3000, "num_public": 1000}
 _WHOLE = "reverse kNN, Fashion-MNIST"
-#: Their noise is not continuous, so :class:`~benchmarks.faulty_noise.LessNoise` leaves it as it is.
+#: Their noise is not continuous, so :class:`~benchmarks.faulty.LessNoise` leaves it as it is.
 WHOLE_NUMBERS = tuple(name for name in METHODS if "local" in name or "shuffle" in name)
 
 
@@ -180,7 +180,7 @@ def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str
             "expected_records": arguments["batches"]["expected_records"],
         },
     }
-    document["model"] = {"class_path": "benchmarks.small_training.PlainClassifier"}
+    document["model"] = {"class_path": "benchmarks.faulty.PlainClassifier"}
     document["trainer"]["callbacks"] = [callback]
     return document
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.faulty_noise import LessNoise, SharedNoise
-from benchmarks.small_training import small_training
 from pl_privknn import Gaussian
 from pl_privknn.auditing import Audit, Target, attack_labeler
 from pl_privknn.auditing.releases import GivenParts, small_target
 from pl_privknn.auditing.training import TrainingTarget, attack_training
+from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
@@ -40,6 +40,7 @@ from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import negative_binomial
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, clip_factors, poisson_sample
+from pl_privknn.training import NoisySGD, PrivateTraining
 from pl_privknn.training.session import PrivateSession
 
 QUERIES, CLASSES, RECORDS, DELTA = 20, 5, 60, 1e-5
@@ -300,3 +301,122 @@ def sizes_of(method: str, fault: str) -> tuple[float, ...]:
     _, sizes = FAULTS[fault]
     few = fault == "unpaid rounds" and method in TRAININGS
     return tuple(size for size in sizes if size <= 10) if few else sizes
+
+
+# -- noise that is too small, or that comes again -----------------------------------------------------------------
+
+
+class LessNoise(NoiseSource):
+    """Normal and Laplace noise that is so many times too small."""
+
+    cryptographic = False
+
+    def __init__(self, factor: float, source: NoiseSource) -> None:
+        self.factor, self.source = factor, source
+
+    def random_words(self, count: int) -> Any:
+        """Those of the source."""
+        return self.source.random_words(count)
+
+    def stream(self, *key: Any) -> NoiseSource:
+        """A stream of the source, with the same fault."""
+        return type(self)(self.factor, self.source.stream(*key))
+
+    def normal(self, shape: Any, scale: Any) -> Tensor:
+        """Of a smaller deviation."""
+        return super().normal(shape, scale / self.factor)
+
+    def rounded_normal(self, shape: Any, sigma: Any) -> Tensor:
+        """Of a smaller deviation."""
+        return super().rounded_normal(shape, sigma / self.factor)
+
+    def laplace(self, shape: Any, scale: Any) -> Tensor:
+        """Of a smaller scale."""
+        return super().laplace(shape, scale / self.factor)
+
+
+class SharedNoise(LessNoise):
+    """Queries share the noise of the first one, and steps that of all steps."""
+
+    def stream(self, *key: Any) -> NoiseSource:
+        """A stream of the source; that of steps is always the same."""
+        return super().stream(*(key[:1] if key[:1] == ("step",) else key))
+
+    def normal(self, shape: Any, scale: Any) -> Tensor:
+        """One row for all."""
+        return _first_row(NoiseSource.normal(self, shape, scale))
+
+    def rounded_normal(self, shape: Any, sigma: Any) -> Tensor:
+        """One row for all."""
+        return _first_row(NoiseSource.rounded_normal(self, shape, sigma))
+
+    def laplace(self, shape: Any, scale: Any) -> Tensor:
+        """One row for all."""
+        return _first_row(NoiseSource.laplace(self, shape, scale))
+
+
+def _first_row(made: Tensor) -> Tensor:
+    return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+
+
+# -- a private training of seconds, by the baseline and by the callback --------------------------------------------
+
+_IMAGES, _PUBLIC, _SIDE, _BATCH = 90, 40, 8, 9
+
+
+class PlainClassifier(pl.LightningModule):
+    """A module as anyone would write it: nothing of it knows of privacy.
+
+    Args:
+        pixels: of an image.
+        num_classes: number of classes.
+        hidden: width of the hidden layer.
+    """
+
+    def __init__(self, pixels: int = 400, num_classes: int = 10, hidden: int = 64) -> None:
+        super().__init__()
+        self.net = network(pixels, num_classes, hidden)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The mean cross-entropy."""
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def network(pixels: int, num_classes: int, hidden: int) -> nn.Sequential:
+    """One hidden layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, num_classes))
+
+
+def small_training(method: str, epsilon: float, delta: float) -> TrainingTarget:
+    """A training of ten steps on made-up images."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(_IMAGES + _PUBLIC + 20, 1, _SIDE, _SIDE, generator=generator)
+    labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()
+    private, public = slice(0, _IMAGES), slice(_IMAGES, _IMAGES + _PUBLIC)
+    rest = slice(_IMAGES + _PUBLIC, None)
+    data = ArraysDataModule(
+        private_images=images[private],
+        private_labels=labels[private],
+        public_images=images[public],
+        public_truth=labels[public],
+        test_images=images[rest],
+        test_labels=labels[rest],
+        num_classes=2,
+    )
+    pixels, hidden = _SIDE * _SIDE, 96
+    drawn = {"expected_batch_size": _BATCH, "expected_records": _IMAGES}
+
+    def make() -> tuple[pl.LightningModule, PrivateTraining]:
+        torch.manual_seed(0)
+        if method == "NoisySGD":
+            net = network(pixels, 2, hidden)
+            module = NoisySGD(net, num_classes=2, image_size=_SIDE, epsilon=epsilon, delta=delta, **drawn)
+            return module, module.private_training
+        training = PrivateTraining(epsilon, delta, **drawn)
+        return PlainClassifier(pixels, 2, hidden), training
+
+    return TrainingTarget(make, data, {"max_epochs": 1, "accelerator": "cpu"}, method)

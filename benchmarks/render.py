@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import attacks, foreign_modules, ind_knn_accuracy, ind_knn_speed, membership, papers
+from benchmarks import attacks, foreign_modules, membership, papers
 from benchmarks.record import (
     DOCS,
     ROOT,
@@ -32,7 +32,7 @@ from pl_privknn.comparison import markdown_table
 from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
 from pl_privknn.comparison.plot import digest_of, draw, explain
 from pl_privknn.comparison.results import Result, in_order, result_from
-from pl_privknn.privacy.mechanisms.base import weakest
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def render(options: argparse.Namespace) -> int:
         (PLOTS / "attack.svg", attacks.figure()),
         (PLOTS / "membership.svg", membership.figure()),
         (DOCS / "methods" / "reverse_knn_local.png", local_figure()),
-        (DOCS / "methods" / "ind_knn_accuracy.png", ind_knn_accuracy.figure()),
+        (DOCS / "methods" / "ind_knn_accuracy.png", ind_knn_figure()),
     ):
         _save(figure, place)
     return 0
@@ -336,6 +336,90 @@ def statistics_teacher() -> str:
     return explained(markdown(["features know", "split", "student", "ε", *kinds], lines), named)
 
 
+# -- Ind-KNN -----------------------------------------------------------------------------------------------------
+
+_FEATURES = {"hog": "HOG", "efficientnet": "EfficientNet-Lite0"}
+_METHODS = {
+    "density": "Ind-KNN, density",
+    "fixed": "Ind-KNN, one τ",
+    "private_knn": "Private-kNN, in hindsight",
+}
+
+
+def ind_knn_rows() -> dict[tuple[str, int, float], dict[str, dict[str, Any]]]:
+    """Stored rows by features, queries and ε, in the order of the table, and of each by method."""
+    found: dict[tuple[str, int, float], dict[str, dict[str, Any]]] = {}
+    for features in _FEATURES:
+        for row in entries("ind_knn_accuracy")[features]["results"]["rows"]:
+            if row["accounting"] in ("gdp", "smaller of rdp and pld"):
+                found.setdefault((features, row["queries"], row["epsilon"]), {})[row["method"]] = row
+    return {case: found[case] for case in sorted(found, key=lambda case: (*_FEATURES,).index(case[0]))}
+
+
+def ind_knn_guarantee() -> Guarantee:
+    """How far the ε of the accuracies holds."""
+    return weakest(guarantee_of(entry["results"]) for entry in entries("ind_knn_accuracy").values())
+
+
+def ind_knn_accuracy() -> str:
+    """Accuracy of the three methods."""
+    lines = [
+        f"| features | queries | ε | {' | '.join(_METHODS.values())} |",
+        "|---" * (3 + len(_METHODS)) + "|",
+    ]
+    for (features, queries, epsilon), rows in ind_knn_rows().items():
+        cells = [f"{rows[method]['mean']:.3f} ± {rows[method]['spread']:.3f}" for method in _METHODS]
+        lines.append(
+            f"| {_FEATURES[features]} | {queries:,} | {epsilon:g}{mark(ind_knn_guarantee())} | {' | '.join(cells)} |"
+        )
+    return "\n".join(
+        [*lines, *(line for note in footnotes([("", ind_knn_guarantee())]) for line in ("", note))]
+    )
+
+
+def ind_knn_figure() -> Any:
+    """Accuracy against ε, one panel for each features and number of queries."""
+    from matplotlib import pyplot
+
+    rows = ind_knn_rows()
+    panels = list(dict.fromkeys(case[:2] for case in rows))
+    drawn, axes = pyplot.subplots(
+        2, len(panels) // 2, figsize=(8, 6.5), sharex=True, sharey=True, layout="constrained"
+    )
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        for (method, name), marker in zip(_METHODS.items(), "os^", strict=True):
+            own = {case[2]: row[method] for case, row in rows.items() if case[:2] == panel}
+            means, spreads = ([row[value] for row in own.values()] for value in ("mean", "spread"))
+            axis.errorbar(list(own), means, spreads, marker=marker, label=name, capsize=3)
+        axis.set_title(f"{_FEATURES[panel[0]]}, {panel[1]:,} queries", fontsize=10)
+        axis.set_xscale("log")
+        axis.set_xticks(list(own), [f"{epsilon:g}" for epsilon in own])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    for axis in axes[-1]:
+        axis.set_xlabel(f"ε{mark(ind_knn_guarantee())} at δ = 1e-5 (add/remove)")
+    for row in axes:
+        row[0].set_ylabel("accuracy of the answers")
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
+    explain(drawn, footnotes([("", ind_knn_guarantee())]))
+    return drawn
+
+
+def ind_knn_speed() -> str:
+    """Milliseconds a query beside the bare product."""
+    lines = [
+        "| records × dimensions | queries at once | product | Ind-KNN | ratio | with hashing | candidates | recall |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results("ind_knn_speed")["rows"]:
+        lines.append(
+            f"| {row['records']:,} × {row['dimension']} | {row['batch']:,} | {row['product_ms']:.2f} ms "
+            f"| {row['exact_ms']:.2f} ms | {row['exact_ratio']:.2f} | {row['hashing_ms']:.2f} ms "
+            f"| {row['candidates']:,.0f} | {row['recall']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 # -- students and training ---------------------------------------------------------------------------------------
 
 
@@ -464,8 +548,8 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/private_training.md", "private training", private_training),
     ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
-    ("docs/methods/ind_knn.md", "accuracy", ind_knn_accuracy.accuracy_table),
-    ("docs/methods/ind_knn.md", "speed", ind_knn_speed.table),
+    ("docs/methods/ind_knn.md", "accuracy", ind_knn_accuracy),
+    ("docs/methods/ind_knn.md", "speed", ind_knn_speed),
     ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),
     ("docs/methods/multilabel.md", "rules", attribute_rules),
     ("docs/methods/multilabel.md", "reverse", attribute_reverse),

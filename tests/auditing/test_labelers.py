@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.faulty_noise import LessNoise, SharedNoise
+from benchmarks.faulty import LessNoise, SharedNoise
 from pl_privknn import Gaussian
 from pl_privknn.auditing import attack_labeler, releases
 from pl_privknn.auditing.bounds import (

@@ -9,9 +9,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.faulty import DELTA, attack
-from benchmarks.faulty_noise import LessNoise, SharedNoise
-from benchmarks.small_training import small_training
+from benchmarks.faulty import DELTA, LessNoise, SharedNoise, attack, small_training
 from pl_privknn.auditing.training import attack_training, score_training
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.noise import SeededNoise
@@ -70,7 +68,7 @@ def test_the_command_attacks_a_training(tmp_path, capsys, monkeypatch):
         },
     }
     (tmp_path / "attacked_module.py").write_text(
-        "from benchmarks.small_training import PlainClassifier\nclass Plain(PlainClassifier): pass\n"
+        "from benchmarks.faulty import PlainClassifier\nclass Plain(PlainClassifier): pass\n"
     )
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(document))
