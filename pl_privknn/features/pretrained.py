@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.onnx_runtime import OnnxNetwork
 
 #: Packages that hold nothing but weights: architecture -> (module, class with ``get_model_file_path()``).
 WEIGHT_PACKAGES = {
@@ -22,6 +24,8 @@ WEIGHT_PACKAGES = {
 
 class TimmFeatures(BackboneFeatures):
     """Pooled activations of a timm model with weights from a local file. Nothing is ever downloaded.
+
+    On a CPU the model runs on ONNX Runtime (:class:`~pl_privknn.features.onnx_runtime.OnnxNetwork`).
 
     Images are resized and normalised by the public constants that timm keeps for the architecture; grey images
     are repeated to three channels. The weights must come from public data.
@@ -74,7 +78,8 @@ class TimmFeatures(BackboneFeatures):
         options: dict[str, Any] = {"img_size": size} if config.fixed_input_size else {}
         model = timm.create_model(model_name, num_classes=0, **options)
         _load(model, _read(path), path)
-        module = _Preprocessed(model, size, config.mean, config.std)
+        key = (model_name, str(size), hashlib.sha256(path.read_bytes()).hexdigest(), timm.__version__)
+        module = _Preprocessed(model, size, config.mean, config.std, OnnxNetwork(key))
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
 
 
@@ -84,9 +89,9 @@ class _Preprocessed(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: nn.Module, size: int, mean: Any, std: Any) -> None:
+    def __init__(self, model: nn.Module, size: int, mean: Any, std: Any, runtime: OnnxNetwork) -> None:
         super().__init__()
-        self.model, self.size = model.requires_grad_(False), size
+        self.model, self.size, self.runtime = model.requires_grad_(False), size, runtime
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
@@ -100,7 +105,9 @@ class _Preprocessed(nn.Module):
                 images, (self.size, self.size), mode="bicubic", align_corners=False, antialias=True
             )
             images = resized.clamp(0, 1)  # bicubic weights overshoot
-        return self.model((images - self.mean) / self.std)
+        inputs = (images - self.mean) / self.std
+        vectors = self.runtime(self.model, inputs)
+        return self.model(inputs) if vectors is None else vectors
 
 
 def _weights_file(model_name: str, weights: str | Path | None) -> Path:

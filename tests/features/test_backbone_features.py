@@ -1,5 +1,8 @@
+import copy
+import pickle
 import sys
 import types
+import warnings
 
 import pytest
 import timm
@@ -188,3 +191,48 @@ def test_timm_errors(lite, tmp_path):
     torch.save(lite.state_dict(), tmp_path / "lite.pth")
     with pytest.raises(ValueError, match="want \\(n, 1 or 3, height, width\\)"):
         TimmFeatures(LITE, tmp_path / "lite.pth")(torch.rand(1, 2, 28, 28))
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "pl_privknn"
+
+
+def test_timm_features_run_on_onnx_runtime_as_on_torch(lite, tmp_path, own_cache, monkeypatch):
+    torch.save(lite.state_dict(), tmp_path / "lite.pth")
+    extractor = TimmFeatures(LITE, tmp_path / "lite.pth", image_size=64)
+    images = torch.rand(7, 3, 40, 40)
+    found, expected = extractor(images), _expected(lite, images)
+    assert bool(((found - expected).norm(dim=1) <= 1e-4 * expected.norm(dim=1)).all())
+    (file,) = own_cache.glob("*.onnx")
+    # Another process finds the file: nothing is exported again, and the vectors are the same, whatever the batches.
+    monkeypatch.setattr("torch.onnx.export", lambda *args, **kwargs: pytest.fail("exported again"))
+    again = copy.deepcopy(TimmFeatures(LITE, tmp_path / "lite.pth", image_size=64, batch_size=3))
+    torch.testing.assert_close(again(images), found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(again))(images), found, rtol=1e-5, atol=1e-6)
+    # A file of another network's, or a damaged one, is not believed.
+    file.write_bytes(b"damaged")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache.parent))
+    torch.testing.assert_close(
+        TimmFeatures(LITE, tmp_path / "lite.pth", image_size=64)(images), found, rtol=1e-5, atol=1e-6
+    )
+    assert file.read_bytes() != b"damaged"
+
+
+def test_torch_stands_in_where_the_export_fails_and_it_is_said_once(lite, tmp_path, own_cache, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr("torch.onnx.export", refuse)
+    torch.save(lite.state_dict(), tmp_path / "lite.pth")
+    extractor, images = TimmFeatures(LITE, tmp_path / "lite.pth", image_size=64), torch.rand(2, 3, 40, 40)
+    with pytest.warns(UserWarning, match="ONNX Runtime") as told:
+        found = extractor(images)
+    assert sum("ONNX Runtime" in str(warning.message) for warning in told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        extractor(images)
+    torch.testing.assert_close(found, _expected(lite, images), rtol=1e-4, atol=1e-4)
+    assert not own_cache.exists()

@@ -1,0 +1,124 @@
+"""Frozen networks on ONNX Runtime: on a processor several times as fast as torch, with the same vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_privknn._lightning import rank_zero_warn
+
+#: How far vectors may lie from torch's, in shares of their length.
+TOLERANCE = 1e-4
+# Small batches stay in caches: with 4 images EfficientNet-Lite0 takes half the time of each that it takes with 64.
+_BATCH = 4
+_OPSET = 17
+
+
+class OnnxNetwork:
+    """Runs a frozen network on ONNX Runtime; gives nothing where that can't be done, which is said once.
+
+    The network is exported once, into a file of the user's cache (``$XDG_CACHE_HOME/pl_privknn``, by default
+    ``~/.cache/pl_privknn``) whose name is a digest of ``key``; weights are all it holds. Before the first use its
+    vectors of a few random inputs are compared with torch's.
+
+    Args:
+        key: tells networks apart: architecture, digest of the weights, versions.
+    """
+
+    def __init__(self, key: Sequence[str]) -> None:
+        self._name = hashlib.sha256("\0".join((*key, torch.__version__)).encode()).hexdigest()[:32]
+        self._session: Any = None
+        self._failed = False
+
+    def __call__(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
+        """Vectors of inputs on the CPU, float32 ``(n, d)``; None where torch has to compute them."""
+        if self._failed or inputs.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        if self._session is None:
+            try:
+                self._session = self._ready(network, inputs[:1])
+            except Exception as error:  # exporters refuse in many ways, and torch serves as well
+                self._failed = True
+                rank_zero_warn(
+                    f"{type(network).__name__} can't run on ONNX Runtime ({type(error).__name__}), so torch computes "
+                    "its features, with the same result in more time"
+                )
+                return None
+        return self._run(self._session, inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the session, which is made anew."""
+        return {**self.__dict__, "_session": None}
+
+    def _ready(self, network: nn.Module, example: Tensor) -> Any:
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pl_privknn" / self._name
+        path = path.with_suffix(".onnx")
+        try:
+            content = path.read_bytes()
+            session = _session(content)
+        except Exception:  # not there, or damaged
+            content = _exported(network, example)
+            session = _session(content)
+            _keep(path, content)
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.rand(3, *example.shape[1:], generator=generator)
+        expected = network(probe)
+        distance = (self._run(session, probe) - expected).norm(dim=1)
+        if not bool((distance <= TOLERANCE * expected.norm(dim=1)).all()):
+            raise ArithmeticError("other vectors than torch's")
+        return session
+
+    @staticmethod
+    def _run(session: Any, inputs: Tensor) -> Tensor:
+        name = session.get_inputs()[0].name
+        parts = [session.run(None, {name: part.numpy()})[0] for part in inputs.contiguous().split(_BATCH)]
+        return torch.cat([torch.from_numpy(part) for part in parts])
+
+
+def _session(content: bytes) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Threads that wait actively would slow down whatever else the processor has to do.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def _exported(network: nn.Module, example: Tensor) -> bytes:
+    """The network as an ONNX model, by torch's exporter that traces: it takes a tenth of the newer one's time."""
+    content = io.BytesIO()
+    axes = {name: {0: "images"} for name in ("inputs", "vectors")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network,
+            (torch.zeros_like(example),),
+            content,
+            dynamo=False,
+            opset_version=_OPSET,
+            input_names=["inputs"],
+            output_names=["vectors"],
+            dynamic_axes=axes,
+        )
+    return content.getvalue()
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file of the cache, whole or not at all; without a place to write, the next process exports again."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
