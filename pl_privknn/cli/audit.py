@@ -24,7 +24,7 @@ _EXITS = (
 
 def add_audit(commands: Any) -> None:
     """Register ``privknn audit`` with argparse's subparsers."""
-    text = "recompute a run's ε from its ledger, and compare with that all that leaves the run"
+    text = "check a run: ε from its ledger, and all that leaves the run against it"
     audit = commands.add_parser("audit", help=text, description=text, epilog=_EXITS)
     audit.add_argument(
         "files",
@@ -76,6 +76,7 @@ def add_audit(commands: Any) -> None:
     )
     group.add_argument("--confidence", type=float, default=None, help="of lower bounds (0.95)")
     group.add_argument("--seed", type=int, default=None, help="reproducible noise instead of the system's")
+    audit.rare = [group]
     audit.set_defaults(run=run_audit)
 
 
