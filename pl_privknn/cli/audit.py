@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import printable
-from pl_privknn.cli.common import importable, print_report
+from pl_privknn.cli.common import figure, importable, print_report
 
 if TYPE_CHECKING:
     from pl_privknn.auditing import Audit
@@ -191,10 +191,9 @@ def _print_checks(checks: list[dict[str, Any]], what: str = "the summary") -> No
     print(f"\n{what.removeprefix('the '):21} {'stated':>14}  {'ledger':>14}")
     for check in checks:
         words = {True: "agrees", False: "DIFFERS", None: "not in the ledger"}
-        found = "–" if check["agrees"] is None else _short(check["found"])
-        print(
-            f"{printable(check['name']):21} {_short(check['stated']):>14}  {found:>14}  {words[check['agrees']]}"
-        )
+        name, stated = check["name"], _short(check["name"], check["stated"])
+        found = "–" if check["agrees"] is None else _short(name, check["found"])
+        print(f"{printable(name):21} {stated:>14}  {found:>14}  {words[check['agrees']]}")
     wrong = [check["name"] for check in checks if check["agrees"] is False]
     if wrong:
         print(f"{what} does not follow from the ledger: {printable(', '.join(wrong))}")
@@ -202,8 +201,8 @@ def _print_checks(checks: list[dict[str, Any]], what: str = "the summary") -> No
         print(f"{what} follows from the ledger")
 
 
-def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else printable(str(value))
+def _short(name: str, value: Any) -> str:
+    text = figure(name, value)
     return text if len(text) <= 14 else f"{text[:13]}…"
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pl_privknn._checks import printable
+from pl_privknn._checks import at_least, at_most, printable
 from pl_privknn.config import did_you_mean
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -158,7 +158,16 @@ def print_report(report: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, figures))
     for name, value in figures.items():
         if value not in (None, ""):
-            print(f"{name:{width}}  {f'{value:.6g}' if isinstance(value, float) else printable(str(value))}")
+            print(f"{name:{width}}  {figure(name, value)}")
+
+
+def figure(name: str, value: Any) -> str:
+    """A named value for people: stated bounds are rounded to their safe side."""
+    if not isinstance(value, float):
+        return printable(str(value))
+    if name.startswith(("epsilon_lower", "empirical")):
+        return at_least(value, 6)
+    return at_most(value, 6) if name.startswith(("epsilon", "tpr_", "advantage")) else f"{value:.6g}"
 
 
 def suggest(words: str) -> None:

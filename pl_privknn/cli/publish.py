@@ -110,7 +110,7 @@ def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
 
 
 def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -> int:
-    from pl_privknn._checks import check_int
+    from pl_privknn._checks import at_most, check_int
     from pl_privknn.cli.train import new_number
 
     epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
@@ -129,7 +129,7 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
         summary = json.loads((folder / config / "summary.json").read_text(encoding="utf-8"))
         answered = f"{summary['answered']}/{summary['queried']}"
         accuracies = (f"{summary[name]:.3f}" for name in ("label_accuracy", "test_accuracy"))
-        figures = (f"{summary['epsilon']:.3g}", f"{summary['delta']:g}", summary["guarantee"])
+        figures = (at_most(summary["epsilon"]), f"{summary['delta']:g}", summary["guarantee"])
         print(columns.format(title, *figures, answered, *accuracies))
         sentences.append(f"{title}: {_meaning(summary)}")
     print("labels, test: shares of released labels, and of test images by the student, that are right\n")
@@ -145,8 +145,10 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
 
 def _meaning(summary: Mapping[str, Any]) -> str:
     """What the ε of a run means for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
-    found = 100 * summary["tpr_at_fpr_0.01"]
+    from pl_privknn._checks import at_most
+
+    found = at_most(100 * summary["tpr_at_fpr_0.01"], 2)
     return (
-        f"ε = {summary['epsilon']:.3g}: whoever takes 1 in 100 outsiders for one of the people in the private data "
-        f"finds at most {found:.2g} in 100 of those who are, whatever else is known; by guessing, 1"
+        f"ε = {at_most(summary['epsilon'])} (smaller is stronger): an attacker who wrongly accuses 1 in 100 people "
+        f"outside the private data detects at most {found} in 100 people inside it; guessing detects 1"
     )

@@ -14,6 +14,7 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from pl_privknn import _lightning as pl
+from pl_privknn._checks import at_most
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.spec import Comparison, Method, SpecError, epsilon_text
 from pl_privknn.config import argument_names, class_named, get, known_classes, merged, one_line, put
@@ -267,7 +268,7 @@ class Planner:
             raise SpecError(f"{run.label}: {what}{error}") from error
         if epsilon > run.epsilon:
             raise SpecError(
-                f"{run.label}: its plan costs ε={epsilon:.4g}; give it more noise or fewer queries at this ε "
+                f"{run.label}: its plan costs ε={at_most(epsilon)}; give it more noise or fewer queries at this ε "
                 "(settings), or let the noise be found (calibrate)"
             )
         return Planned(run.document, calibrated, epsilon, weakest(charge.guarantee for charge in charges))

@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import at_most, check_int
 from pl_privknn.comparison.marks import footnotes
 from pl_privknn.comparison.results import (
     RESULTS,
@@ -160,7 +160,7 @@ def state_of_runs(
             plan = planner.plan(run)
             found = [f"{path.rsplit('.', 1)[-1]}={value:g}" for path, value in plan.calibrated.items()]
             if plan.epsilon is not None and plan.guarantee is not None:
-                found.append(f"plan ε={plan.epsilon:.4g}, guarantee: {plan.guarantee.level}")
+                found.append(f"plan ε={at_most(plan.epsilon)}, guarantee: {plan.guarantee.level}")
                 reasons.append((run.method.title, plan.guarantee))
             planned[key] = ", ".join(found)
         yield f"{state:8} {run.label:40} {planned[key]}".rstrip()
@@ -299,7 +299,7 @@ class _Pool:
         (folder / "error.json").unlink(missing_ok=True)
         epsilon = "none"
         if result["epsilon"] is not None:
-            epsilon = f"{result['epsilon']:.4g} (guarantee: {result['guarantee']})"
+            epsilon = f"{at_most(result['epsilon'])} (guarantee: {result['guarantee']})"
         self.report(
             "done",
             run,
