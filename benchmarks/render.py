@@ -29,9 +29,8 @@ from benchmarks.record import (
     spread,
 )
 from pl_privknn.comparison import markdown_table
-from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
 from pl_privknn.comparison.plot import digest_of, draw, explain
-from pl_privknn.comparison.results import Result, in_order, result_from
+from pl_privknn.comparison.results import Result, footnotes, guarantee_of, in_order, mark, result_from
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pl_privknn.cli.common import add_set, importable, suggest, values_set
 
 if TYPE_CHECKING:
     from pl_privknn.comparison.run import Run
-    from pl_privknn.comparison.worker import Command
+    from pl_privknn.comparison.runner import Command
 
 
 def add_compare(commands: Any, command: Command) -> None:
@@ -121,8 +121,7 @@ def add_tune(commands: Any) -> None:
 
 def _tune(parsed: argparse.Namespace) -> int:
     """Search, and print the best setting and what the search cost."""
-    from pl_privknn.comparison.tuning import tuning_of
-    from pl_privknn.comparison.tuning_run import TuningRun
+    from pl_privknn.comparison.tuning import TuningRun, tuning_of
     from pl_privknn.config import read_document
 
     path, values = Path(parsed.config), values_set("--set", parsed.set, several=True)

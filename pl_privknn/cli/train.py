@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import signal
 import sys
 import traceback
 import warnings
@@ -23,7 +24,6 @@ from pl_privknn.callbacks.loggers import finish_wandb, spender_of
 from pl_privknn.callbacks.run_summary import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
 from pl_privknn.cli.common import importable, mistake, shown_text, suggest
 from pl_privknn.cli.words import files_of, values_of
-from pl_privknn.comparison.worker import INTERRUPTED
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.store import FolderLock
@@ -110,7 +110,7 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
     else:
         text = "interrupted before anything was asked; the same command starts afresh"
     print(f"privknn: {text}", file=sys.stderr)
-    return INTERRUPTED
+    return 128 + signal.SIGINT
 
 
 def _restoring(error: Exception) -> bool:

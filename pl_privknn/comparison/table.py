@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pl_privknn._checks import at_most
 from pl_privknn.callbacks.labeling_round import MODELS
-from pl_privknn.comparison.marks import SEEDED, footnotes, mark
-from pl_privknn.comparison.results import Result, epsilon_of_all
+from pl_privknn.comparison.results import SEEDED, Result, epsilon_of_all, footnotes, mark
 from pl_privknn.comparison.spec import epsilon_text
 from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, UNCONDITIONAL, Guarantee, weakest
 
