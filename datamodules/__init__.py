@@ -20,6 +20,7 @@ from pl_privknn.datamodules.mnist import (
 )
 from pl_privknn.datamodules.published import DamagedFileError
 from pl_privknn.datamodules.svhn import SVHNDataModule
+from pl_privknn.datamodules.text import TextDataModule
 
 __all__ = [
     "ArraysDataModule",
@@ -41,4 +42,5 @@ __all__ = [
     "PublicDataset",
     "SVHNDataModule",
     "TensorImages",
+    "TextDataModule",
 ]

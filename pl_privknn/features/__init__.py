@@ -1,4 +1,4 @@
-"""From images to vectors."""
+"""From images and texts to vectors."""
 
 from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures
 from pl_privknn.features.base import Extractor
@@ -9,6 +9,7 @@ from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
 from pl_privknn.features.scattering import Scattering
+from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
 
 __all__ = [
     "HOG",
@@ -22,5 +23,8 @@ __all__ = [
     "PublicKernelPCA",
     "PublicPCA",
     "Scattering",
+    "SentenceFeatures",
+    "TextExtractor",
     "TimmFeatures",
+    "WordLlamaFeatures",
 ]

@@ -63,10 +63,10 @@ class OnnxNetwork:
         path = path.with_suffix(".onnx")
         try:
             content = path.read_bytes()
-            session = _session(content)
+            session = session_of(content)
         except Exception:  # not there, or damaged
             content = _exported(network, example)
-            session = _session(content)
+            session = session_of(content)
             _keep(path, content)
         generator = torch.Generator().manual_seed(0)
         probe = torch.rand(3, *example.shape[1:], generator=generator)
@@ -83,7 +83,8 @@ class OnnxNetwork:
         return torch.cat([torch.from_numpy(part) for part in parts])
 
 
-def _session(content: bytes) -> Any:
+def session_of(content: bytes) -> Any:
+    """A session of ONNX Runtime on the CPU, with as many threads as torch has."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,0 +1,252 @@
+"""Tables of texts and of vectors: formats, classes, persons, and what is refused without a word of a record."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+import torch
+
+from pl_privknn.datamodules import TextDataModule
+from pl_privknn.privacy.redaction import RedactedError
+
+SECRET = "Karoline"
+
+
+def vector(text):
+    """A function from one text to its vector."""
+    return np.array([len(text), text.count("e"), ord(text[0])], dtype=np.float64) / 100
+
+
+def rows(part, count=6):
+    return {
+        "text": [
+            f'{SECRET if part == "private" else part} no. {n}, said: "e"\nand más' for n in range(count)
+        ],
+        "label": [("spam", "ham")[n % 2] for n in range(count)],
+        "who": [["Ann", "17", "Bo"][n % 3] for n in range(count)],
+        "key": [str(100 + n) for n in range(count)],
+        "more": list(range(count)),
+    }
+
+
+def write(path, columns):
+    table = pa.table(columns)
+    match path.suffix:
+        case ".parquet":
+            pa.parquet.write_table(table, path, row_group_size=2)
+        case ".csv":
+            pa.csv.write_csv(table, path)
+        case ".jsonl":
+            lines = [json.dumps(row, ensure_ascii=False) for row in table.to_pylist()]
+            path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+        case ".feather":
+            pa.feather.write_feather(table, path)
+        case ".arrow":
+            with pa.ipc.new_stream(path, table.schema) as stream:  # as datasets writes it
+                stream.write_table(table)
+
+
+def folder(path, suffix=".parquet", **changes):
+    path.mkdir(exist_ok=True)
+    for part in ("private", "public", "test"):
+        columns = {**rows(part), **changes.get(part, {})}
+        write(
+            path / f"{part}{suffix}", {name: column for name, column in columns.items() if column is not None}
+        )
+    return path
+
+
+def module(root, **arguments):
+    return TextDataModule(root, **{"features": vector, "person": "who", "id": "key", **arguments})
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl", ".feather", ".arrow"])
+def test_every_format_gives_the_same_records(tmp_path, suffix):
+    data = module(folder(tmp_path / "data", suffix))
+    data.setup()
+    texts = {part: rows(part)["text"] for part in ("private", "public", "test")}
+    assert data.image_shape == (3, 1, 1)
+    assert data.class_names == ("ham", "spam")
+    for part in texts:
+        wanted = np.stack([vector(text) for text in texts[part]])
+        np.testing.assert_allclose(getattr(data, part).images().flatten(1).numpy(), wanted, rtol=1e-6)
+    assert data.private.labels.tolist() == [1, 0, 1, 0, 1, 0]
+    assert data.public.truth.tolist() == [1, 0, 1, 0, 1, 0]
+    assert data.private_groups.dtype == torch.int64
+    assert data.private_groups.tolist() == data.private_groups[:3].tolist() * 2
+    assert len(data.private_groups.unique()) == 3
+    assert data.private_groups[1] == 17
+    assert data.private_ids.tolist() == [100 + n for n in range(6)]
+    assert data.public_texts(torch.tensor([4, 1])) == [texts["public"][4], texts["public"][1]]
+
+
+def test_persons_are_numbered_alike_in_every_file(tmp_path):
+    numbers = {
+        suffix: module(folder(tmp_path / suffix[1:], suffix), person=name)
+        for suffix, name in ((".csv", "who"), (".parquet", "who"), (".feather", "more"), (".jsonl", "more"))
+    }
+    for data in numbers.values():
+        data.setup("fit")
+    assert torch.equal(numbers[".csv"].private_groups, numbers[".parquet"].private_groups)
+    assert (
+        numbers[".feather"].private_groups.tolist()
+        == numbers[".jsonl"].private_groups.tolist()
+        == list(range(6))
+    )
+
+
+def test_parts_as_tables_and_without_labels_persons_or_a_test_part():
+    public = {"text": rows("public")["text"], "label": ["ham", None, "", "spam", "ham", "ham"]}
+    data = TextDataModule(private=pa.table(rows("private")), public=pa.table(public), features=vector)
+    data.setup()
+    assert data.public.truth.tolist() == [0, -1, -1, 1, 0, 0]
+    assert data.private_groups is data.private_ids is None
+    assert len(data.test) == 0
+    public.pop("label")
+    data = TextDataModule(
+        private=pa.table(rows("private")),
+        public=pa.table(public),
+        features=vector,
+        classes=["spam", "eggs", "ham"],
+    )
+    data.setup()
+    assert data.public.truth is None
+    assert data.private.labels.tolist() == [0, 2, 0, 2, 0, 2]
+
+
+def test_numbers_as_labels_are_sorted_as_numbers(tmp_path):
+    labels = {
+        "private": {"label": [2, 10, 10, 9, 2, 2]},
+        "test": {"label": [10, 9, 2, 2, 2, 2]},
+        "public": {"label": None},
+    }
+    for suffix in (".csv", ".parquet", ".jsonl"):
+        data = module(folder(tmp_path / suffix[1:], suffix, **labels))
+        data.setup("fit")
+        assert data.class_names == ("2", "9", "10")
+        assert data.private.labels.tolist() == [0, 2, 2, 1, 0, 0]
+
+
+def test_vectors_of_a_toolkit_are_taken_as_they_are(tmp_path):
+    table = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    for suffix in (".parquet", ".jsonl", ".arrow"):
+        changes = {
+            part: {"text": (table + n).tolist()} for n, part in enumerate(("private", "public", "test"))
+        }
+        data = TextDataModule(folder(tmp_path / suffix[1:], suffix, **changes), person="who")
+        data.setup()
+        np.testing.assert_allclose(data.private.images().flatten(1).numpy(), table, rtol=1e-6)
+        np.testing.assert_allclose(data.test.images().flatten(1).numpy(), table + 2, rtol=1e-6)
+        assert data.public_texts(torch.tensor([0])) is None
+    halves = pa.array(list(table.astype(np.float16)), pa.list_(pa.float16(), 4))
+    part = pa.table({"text": halves, "label": ["a", "b"] * 3})
+    data = TextDataModule(private=part, public=part.slice(0), test=part.slice(0), overlap="ignore")
+    data.setup()
+    np.testing.assert_allclose(data.public.images().flatten(1).numpy(), table, atol=2e-3)
+
+
+def test_a_function_sees_one_text_at_a_time(tmp_path):
+    seen = []
+    data = module(folder(tmp_path / "data"), features=lambda text: seen.append(text) or vector(text))
+    data.setup("fit")
+    assert all(isinstance(text, str) for text in seen)
+    assert set(rows("private")["text"]) <= set(seen)
+
+
+def test_long_texts_are_read_up_to_the_limit(tmp_path):
+    long = "e" * 10_000_000
+    for suffix in (".csv", ".jsonl", ".parquet"):
+        root = folder(tmp_path / suffix[1:], suffix, private={"text": [long, *rows("private")["text"][1:]]})
+        data = module(root, longest=10_000_000)
+        data.setup("fit")
+        assert data.private.images([0]).flatten()[0] == 100_000
+        with pytest.raises(ValueError, match="private: some texts have more than longest=100000 characters"):
+            module(root).setup("fit")
+
+
+LACKING = {"label": ["spam", "spam", "spam", "spam", "spam", "spam"]}
+
+
+def test_a_class_without_private_records_is_told_to_nobody(tmp_path, capfd):
+    data = module(folder(tmp_path / "data", private=LACKING))
+    data.setup()
+    assert data.num_classes == 2
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({}, {"text": "body"}, r"has no column 'body'; it has text, label, who, key, more: name .* by text="),
+        ({"private": {"who": None}}, {}, r"private=.* has no column 'who'; .* by person="),
+        ({"private": {"text": ["a", " ", "b", "c", "d", "e"]}}, {}, "private: some texts are empty; leave those"),
+        ({"public": {"text": ["a", None, "b", "c", "d", "e"]}}, {}, "public: some texts are empty"),
+        ({"private": {"label": ["spam", "x"] * 3}}, {}, "private: some labels are empty or none of the classes ham"),
+        ({"private": {"label": ["spam", None] * 3}}, {}, "private: some labels are empty or none of the classes"),
+        ({"public": {"label": None}, "test": {"label": ["spam"] * 6}}, {}, "tell 1 classes in the column 'label'"),
+        ({"private": {"who": ["Ann", None] * 3}}, {}, "private: some records have no person; give it to them"),
+        ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
+        ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; want texts"),
+        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {}, ": want a list of equally many floats in each row"),
+        ({}, {"classes": ["one"]}, "num_classes=1 must be a whole number of at least 2"),
+        ({}, {"longest": 0}, "longest=0 must be a whole number"),
+        ({}, {"features": lambda text: 1.0}, "features: want a function that gives one vector"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path, changes, arguments, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        module(folder(tmp_path / "data", **changes), **arguments).setup()
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert "Ann" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl", ".arrow"])
+@pytest.mark.parametrize("part", ["private", "public"])
+def test_files_that_are_none_or_hold_other_text_than_utf8(tmp_path, suffix, part):
+    root = folder(tmp_path / "data", suffix)
+    path = root / f"{part}{suffix}"
+    whole = path.read_bytes()
+    damaged = [f"{SECRET} is no table".encode() * 100 + b"\xff", b"", whole.replace(b"said", b"s\xffid")]
+    for content in damaged if suffix != ".csv" else damaged[1:]:
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=rf"{part}.*can't be read \(\w+\); write it anew, text in UTF-8"
+        ) as caught:
+            module(root).setup()
+        assert SECRET not in str(caught.value)
+        assert caught.value.__cause__ is None or part == "public"
+    path.unlink()
+    with pytest.raises(
+        FileNotFoundError, match=f"there is no {part} part; want {part} with one of .parquet, .csv"
+    ):
+        module(root)
+
+
+def test_parts_must_be_different_tables(tmp_path):
+    root = folder(tmp_path / "data")
+    with pytest.raises(ValueError, match="private, public: both are the same table"):
+        module(root, public=root / "private.parquet")
+    write(root / "private.csv", rows("private"))
+    with pytest.raises(ValueError, match=r"private\.csv and private\.parquet; keep one of them"):
+        module(root)
+    with pytest.raises(ValueError, match=r"public can't be read \(TypeError\)"):
+        TextDataModule(private=pa.table(rows("private")), public={"text": ["a"]}, features=vector)
+
+
+def test_what_a_function_says_of_private_texts_is_left_out(tmp_path, capfd):
+    def extract(text):
+        if SECRET in text:
+            print(text)
+            raise KeyError(text)
+        return vector(text)
+
+    with pytest.raises(RedactedError, match=r"KeyError at .*its text may quote a private record") as caught:
+        module(folder(tmp_path / "data"), features=extract).setup("fit")
+    assert SECRET not in "".join(map(str, (caught.value, caught.value.__cause__, caught.value.__context__)))
+    assert SECRET not in "".join(capfd.readouterr())
