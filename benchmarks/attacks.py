@@ -27,10 +27,9 @@ from benchmarks.record import ROOT, Measured, entries, markdown
 from pl_privknn.auditing.bounds import SHARES, Guesses, epsilon_lower_bound, epsilon_of_guesses
 from pl_privknn.auditing.releases import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
-from pl_privknn.comparison.marks import SEEDED, stated
-from pl_privknn.comparison.trainings import is_training
+from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.config import read_document
-from pl_privknn.planning import Cost, free_parameter
+from pl_privknn.planning import Cost, free_parameter, is_training
 from pl_privknn.privacy.noise import SeededNoise
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from benchmarks.record import Measured, entries, markdown
 from benchmarks.speed import _in_turns
 from pl_privknn._lightning import Callback
-from pl_privknn.comparison.marks import SEEDED, stated
+from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import clip_factors

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from benchmarks.record import ROOT, epsilon_of, explained, guarantee, markdown, results, runs, spread
-from pl_privknn.comparison.marks import guarantee_of, mark
+from pl_privknn.comparison.results import guarantee_of, mark
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.accountant import read_records
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from benchmarks.record import Measured, entries
 from benchmarks.statistics import features_file, features_of, saved, sections_at
-from pl_privknn.comparison.marks import guarantee_of, stated
+from pl_privknn.comparison.results import guarantee_of, stated
 from pl_privknn.datamodules import EmbeddingsDataModule, FashionMNISTDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features import PublicKernelPCA, PublicPCA, Scattering

@@ -1,4 +1,4 @@
-"""Write the tables and plots of stored results into README.md and docs/.
+"""Write the tables and plots of stored results into docs/.
 
 Each table stands between ``<!-- NAME: rendered by benchmarks/render.py -->`` and ``<!-- end of NAME -->`` and is made
 from files of ``benchmarks/results/`` alone, those of the papers by the accountant, so that none can differ from what
@@ -29,9 +29,8 @@ from benchmarks.record import (
     spread,
 )
 from pl_privknn.comparison import markdown_table
-from pl_privknn.comparison.marks import footnotes, guarantee_of, mark
 from pl_privknn.comparison.plot import digest_of, draw, explain
-from pl_privknn.comparison.results import Result, in_order, result_from
+from pl_privknn.comparison.results import Result, footnotes, guarantee_of, in_order, mark, result_from
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def comparison(name: str) -> list[Result]:
 
 
 def comparisons() -> dict[str, list[Result]]:
-    """The comparisons that README.md shows, by name."""
+    """The comparisons that docs/guides/comparison.md shows, by name."""
     return {name: comparison(name) for name in names() if name.startswith("compare_")}
 
 
@@ -125,7 +124,7 @@ def compared() -> str:
     """Plots and tables of all comparisons."""
     parts = []
     for name, found in comparisons().items():
-        picture = f"![test accuracy against ε: {name}](docs/guides/{name}.svg)"
+        picture = f"![test accuracy against ε: {name}]({name}.svg)"
         parts += [picture, markdown_table(found)]
     return "\n\n".join(parts)
 
@@ -539,8 +538,7 @@ def ratio(found: dict[str, Any]) -> str:
 
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
-    ("README.md", "comparisons", compared),
-    ("README.md", "results", run_table),
+    ("docs/guides/comparison.md", "comparisons", compared),
     ("docs/guides/attack.md", "attacks", attacks.table),
     ("docs/guides/attack.md", "attack faults", attacks.faults_table),
     ("docs/guides/attack.md", "membership", membership.table),

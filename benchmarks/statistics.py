@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.record import ROOT, Measured, entries
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.comparison.marks import stated
+from pl_privknn.comparison.results import stated
 from pl_privknn.config import get, instantiate, put, read_document
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.privacy.files import write_durably

@@ -17,7 +17,7 @@ import torch
 
 from pl_privknn import __version__
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_switch
+from pl_privknn._checks import at_most, check_switch
 from pl_privknn._lightning import TorchCheckpointIO, quiet_lightning, rank_zero_warn
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.labeling_round import HEAD, MODELS, HeadAccuracy, load_head
@@ -307,7 +307,7 @@ class RunReport(pl.Callback):
         rows = []
         if summary.get("epsilon") is not None:
             rows.append(
-                ("ε", f"{summary['epsilon']:.4g} at δ = {summary['delta']:g} ({summary['adjacency']})")
+                ("ε", f"{at_most(summary['epsilon'])} at δ = {summary['delta']:g} ({summary['adjacency']})")
             )
             rows.append(("guarantee", summary["guarantee"]))
             if summary["guarantee"] != "unconditional":
@@ -316,7 +316,7 @@ class RunReport(pl.Callback):
                 )
             if "advantage" in summary:
                 rows.append(("best attack, at most", attack_in_words(summary)))
-            rows.append(("spent in fact", f"ε = {summary['epsilon_spent']:.4g}"))
+            rows.append(("spent in fact", f"ε = {at_most(summary['epsilon_spent'])}"))
             if "queried" in summary:
                 rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
             else:

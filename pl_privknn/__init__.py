@@ -32,6 +32,7 @@ _PUBLIC = {
     "PrivateTraining": "pl_privknn.training",
     "Release": "pl_privknn.labelers.base",
     "ReverseKNN": "pl_privknn.labelers.reverse_knn",
+    "RunReport": "pl_privknn.callbacks.run_summary",
     "Screening": "pl_privknn.labelers.private_knn",
     "SupervisedStudent": "pl_privknn.students",
     "TimmFeatures": "pl_privknn.features",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 import numbers
 import os
@@ -19,6 +20,37 @@ MAX_INT = 2**63 - 1
 MAX_COUNT = 10**9
 
 _LONGEST = 80
+
+
+def at_most(bound: float, digits: int = 4) -> str:
+    """An upper bound, such as ε, as text that never states less: rounded up.
+
+    Args:
+        bound: a non-negative number.
+        digits: significant digits; an excess of less than 1e-12 of the bound, which is rounding, does not count.
+
+    Example:
+        >>> at_most(2.71828, 2), at_most(1.0), at_most(float("inf"))
+        ('2.8', '1', '∞')
+    """
+    return _stated(bound * (1 - 1e-12), digits, decimal.ROUND_CEILING)
+
+
+def at_least(bound: float, digits: int = 4) -> str:
+    """A lower bound as text that never states more: rounded down.
+
+    Example:
+        >>> at_least(0.88967, 3)
+        '0.889'
+    """
+    return _stated(bound * (1 + 1e-12), digits, decimal.ROUND_FLOOR)
+
+
+def _stated(bound: float, digits: int, rounding: str) -> str:
+    if not math.isfinite(bound):
+        return "∞" if bound > 0 else str(bound)
+    rounded = decimal.Context(prec=digits, rounding=rounding).create_decimal(bound)
+    return f"{float(rounded):.{digits}g}"
 
 
 def check_positive(name: str, value: Any) -> float:

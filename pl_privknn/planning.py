@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jsonargparse import ArgumentError, ArgumentParser
+
 from pl_privknn._checks import check_choice, check_int, check_positive, check_rate, shown
 from pl_privknn.config import (
     ConfigurationError,
@@ -21,7 +23,9 @@ from pl_privknn.config import (
     get,
     instantiate,
     known_classes,
+    made_by,
     merged,
+    one_line,
     put,
 )
 from pl_privknn.labelers.base import stated_plan
@@ -32,8 +36,10 @@ from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.verification import Releases
 
 if TYPE_CHECKING:
+    from pl_privknn._lightning import LightningModule
     from pl_privknn.callbacks import PrivateLabeler
     from pl_privknn.datamodules import PrivatePublicDataModule
+    from pl_privknn.training import PrivateTraining
 
 #: What has no part in a plan, and may be large, read files, or run other code.
 _LEFT_OUT = ("features", "teachers", "network", "extractor", "feature_head", "augment", "views")
@@ -149,7 +155,7 @@ def default_parameter(document: Mapping[str, Any]) -> str:
     """
     place = "labeling.labeler"
     if get(document, place) is None:
-        place = next(_trainings(document, known_classes().get), "")
+        place = next(private_trainings(document, known_classes().get), "")
     if not place:
         raise ConfigurationError(_NOTHING)
     return _named_by(document, place)
@@ -254,7 +260,7 @@ class Cost:
             ConfigurationError: for sections that don't parse, name classes that may not be named, or say too little.
         """
         try:
-            places = list(_trainings(document, self._class))
+            places = list(private_trainings(document, self._class))
             labeling = document.get("labeling")
             if labeling is not None:
                 made = self._made({"labeling": labeling}, "labeling")
@@ -454,8 +460,15 @@ _NOTHING = (
 )
 
 
-def _trainings(document: Mapping[str, Any], class_of: Callable[[str], type | None]) -> Iterator[str]:
-    """Dotted paths of the sections that train on the private records themselves."""
+def private_trainings(
+    document: Mapping[str, Any], class_of: Callable[[str], type | None] = class_named
+) -> Iterator[str]:
+    """Dotted paths of the sections that train on the private records themselves.
+
+    Args:
+        document: the configuration.
+        class_of: finds a class by its name; by default also those of other packages, which are imported.
+    """
     from pl_privknn.training import NoisySGD, PrivateTraining
 
     callbacks = get(document, "trainer.callbacks")
@@ -464,6 +477,71 @@ def _trainings(document: Mapping[str, Any], class_of: Callable[[str], type | Non
         found = class_of(str(get(document, f"{place}.class_path")))
         if found is not None and issubclass(found, NoisySGD | PrivateTraining):
             yield place
+
+
+def is_training(document: Mapping[str, Any]) -> bool:
+    """Whether a configuration trains on the private records itself."""
+    return "labeling" not in document and any(private_trainings(document))
+
+
+def made_data(section: Mapping[str, Any]) -> Any:
+    """The data module of a configuration, of whatever package.
+
+    Raises:
+        ConfigurationError: for a section that does not parse.
+    """
+    from pl_privknn import _lightning as pl
+
+    known_classes()
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
+    try:
+        return made_by(parser, {"data": merged(section, None)}).data
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"data: {one_line(error)}") from error
+
+
+def made_training(
+    document: Mapping[str, Any], data: Any, name: str
+) -> tuple[LightningModule, PrivateTraining]:
+    """The module, and the callback that trains it, which may be the module's own.
+
+    A module's classes, task and image size are those of the data where its class asks for them and the file does not
+    say.
+
+    Args:
+        document: the configuration of a private training.
+        data: the data module.
+        name: of the training, for messages.
+
+    Raises:
+        ConfigurationError: for sections that don't parse.
+    """
+    from pl_privknn.training import PrivateTraining
+
+    section = document.get("model")
+    if not isinstance(section, Mapping) or "class_path" not in section:
+        raise ConfigurationError(f"{name}: model: want a class_path, and its arguments as init_args")
+    made = class_named(str(section["class_path"]))
+    if made is None:
+        raise ConfigurationError(
+            f"{name}: model.class_path={section['class_path']!r} is no class that can be imported"
+        )
+    channels, _, side = data.image_shape
+    stated = {"num_classes": data.num_classes, "task": data.task, "in_channels": channels, "image_size": side}
+    asked = inspect.signature(made).parameters
+    arguments = {key: value for key, value in stated.items() if key in asked}
+    place = next(private_trainings(document))
+    try:
+        module = instantiate(
+            {"model": arguments | merged(section.get("init_args") or {}, None)}, {"model": made}
+        ).model
+        if place == "model":
+            return module, module.private_training
+        callback = {"training": get(document, f"{place}.init_args") or {}}
+        return module, instantiate(callback, {"training": PrivateTraining}).training
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from error
 
 
 def _without(section: Any) -> Any:

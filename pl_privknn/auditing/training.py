@@ -24,12 +24,11 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, judge
 from pl_privknn.auditing.releases import CANARIES, IndependentCanaries
-from pl_privknn.comparison.spec import SpecError
-from pl_privknn.comparison.trainings import made_data, made_training, trains_itself
 from pl_privknn.config import ConfigurationError, get
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages, LabeledImages
 from pl_privknn.labelers.canaries import Evidence, SampledEvidence
+from pl_privknn.planning import made_data, made_training, private_trainings
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.redaction import silenced
@@ -251,13 +250,13 @@ def training_of_config(document: Mapping[str, Any], path: str | Path) -> Trainin
             raise ConfigurationError(
                 "data.class_path: want a data module with a private part (PrivatePublicDataModule)"
             )
-        name = "NoisySGD" if trains_itself(document) else "PrivateTraining"
+        name = "NoisySGD" if "model" in private_trainings(document) else "PrivateTraining"
 
         def make() -> tuple[Any, PrivateTraining]:
             return made_training(document, data, name)
 
         make()  # what can't be made is said before anything is trained
-    except (ConfigurationError, SpecError) as error:
+    except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     return TrainingTarget(
         make, data, {key: value for key, value in trainer.items() if value is not None}, name

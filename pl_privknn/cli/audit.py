@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import printable
-from pl_privknn.cli.common import importable, print_report
+from pl_privknn.cli.common import figure, importable, print_report
 
 if TYPE_CHECKING:
     from pl_privknn.auditing import Audit
@@ -24,7 +24,7 @@ _EXITS = (
 
 def add_audit(commands: Any) -> None:
     """Register ``privknn audit`` with argparse's subparsers."""
-    text = "recompute a run's ε from its ledger, and compare with that all that leaves the run"
+    text = "check a run: ε from its ledger, and all that leaves the run against it"
     audit = commands.add_parser("audit", help=text, description=text, epilog=_EXITS)
     audit.add_argument(
         "files",
@@ -76,6 +76,7 @@ def add_audit(commands: Any) -> None:
     )
     group.add_argument("--confidence", type=float, default=None, help="of lower bounds (0.95)")
     group.add_argument("--seed", type=int, default=None, help="reproducible noise instead of the system's")
+    audit.rare = [group]
     audit.set_defaults(run=run_audit)
 
 
@@ -190,10 +191,9 @@ def _print_checks(checks: list[dict[str, Any]], what: str = "the summary") -> No
     print(f"\n{what.removeprefix('the '):21} {'stated':>14}  {'ledger':>14}")
     for check in checks:
         words = {True: "agrees", False: "DIFFERS", None: "not in the ledger"}
-        found = "–" if check["agrees"] is None else _short(check["found"])
-        print(
-            f"{printable(check['name']):21} {_short(check['stated']):>14}  {found:>14}  {words[check['agrees']]}"
-        )
+        name, stated = check["name"], _short(check["name"], check["stated"])
+        found = "–" if check["agrees"] is None else _short(name, check["found"])
+        print(f"{printable(name):21} {stated:>14}  {found:>14}  {words[check['agrees']]}")
     wrong = [check["name"] for check in checks if check["agrees"] is False]
     if wrong:
         print(f"{what} does not follow from the ledger: {printable(', '.join(wrong))}")
@@ -201,8 +201,8 @@ def _print_checks(checks: list[dict[str, Any]], what: str = "the summary") -> No
         print(f"{what} follows from the ledger")
 
 
-def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else printable(str(value))
+def _short(name: str, value: Any) -> str:
+    text = figure(name, value)
     return text if len(text) <= 14 else f"{text[:13]}…"
 
 
@@ -226,8 +226,8 @@ def _run_attack(parsed: argparse.Namespace) -> int:
         )
     from pl_privknn.auditing.releases import attack_labeler, target_of_config
     from pl_privknn.auditing.training import attack_training, training_of_config
-    from pl_privknn.comparison.trainings import is_training
     from pl_privknn.config import read_document
+    from pl_privknn.planning import is_training
 
     document = read_document(parsed.attack)
     if not isinstance(document, dict):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pl_privknn._checks import printable
+from pl_privknn._checks import at_least, at_most, printable
 from pl_privknn.config import did_you_mean
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -28,7 +28,30 @@ class CommandError(ValueError):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the usage of all arguments."""
+    """A parser whose errors are one line, without the usage of all arguments.
+
+    Attributes:
+        rare: groups of arguments that ``--help`` leaves to ``--help-all``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rare: list[argparse._ArgumentGroup] = []
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="also options that are rarely needed")
+
+    def format_help(self) -> str:
+        """Help without the rare groups, and without ``--help-all`` where there are none."""
+        hidden = [action for group in self.rare for action in group._group_actions]
+        if not hidden:
+            hidden = [action for action in self._actions if isinstance(action, _HelpAll)]
+        helps = [action.help for action in hidden]
+        try:
+            for action in hidden:
+                action.help = argparse.SUPPRESS
+            return super().format_help()
+        finally:
+            for action, text in zip(hidden, helps, strict=True):
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         """Raise what :func:`argparse.ArgumentParser.error` would print.
@@ -40,6 +63,14 @@ class CommandParser(argparse.ArgumentParser):
             known = [name.strip(" '") for name in match[3].split(",")]
             message = f"{match[1]} {match[2]!r} is unknown; {did_you_mean(match[2], known)}"
         raise CommandError(message if message.endswith("?") else f"{message}; see {self.prog} --help")
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, CommandParser)
+        parser.rare = []
+        parser.print_help()
+        parser.exit()
 
 
 def mistake(error: BaseException, anywhere: bool = False) -> str | None:
@@ -127,4 +158,32 @@ def print_report(report: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, figures))
     for name, value in figures.items():
         if value not in (None, ""):
-            print(f"{name:{width}}  {f'{value:.6g}' if isinstance(value, float) else printable(str(value))}")
+            print(f"{name:{width}}  {figure(name, value)}")
+
+
+def figure(name: str, value: Any) -> str:
+    """A named value for people: stated bounds are rounded to their safe side."""
+    if not isinstance(value, float):
+        return printable(str(value))
+    if name.startswith(("epsilon_lower", "empirical")):
+        return at_least(value, 6)
+    return at_most(value, 6) if name.startswith(("epsilon", "tpr_", "advantage")) else f"{value:.6g}"
+
+
+def suggest(words: str) -> None:
+    """Name the command that usually comes next, on stderr; within :func:`without_suggestions` nothing."""
+    if not _SILENT:
+        print(f"Next: privknn {words}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def without_suggestions() -> Iterator[None]:
+    """Within: commands that are steps of another one suggest nothing."""
+    _SILENT.append(True)
+    try:
+        yield
+    finally:
+        _SILENT.pop()
+
+
+_SILENT: list[bool] = []

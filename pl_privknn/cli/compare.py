@@ -7,17 +7,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.common import add_set, importable, values_set
+from pl_privknn.cli.common import add_set, importable, suggest, values_set
 
 if TYPE_CHECKING:
     from pl_privknn.comparison.run import Run
-    from pl_privknn.comparison.worker import Command
+    from pl_privknn.comparison.runner import Command
 
 
 def add_compare(commands: Any, command: Command) -> None:
     """Register ``privknn compare`` with argparse's subparsers; its runs are what ``command`` does."""
     parser = commands.add_parser(
-        "compare", help="run methods on one split over ε and seeds; table, CSV and plot of all (resumable)"
+        "compare", help="run several methods over ε and seeds; table and plot (resumable)"
     )
     parser.add_argument("config", nargs="?", help="YAML of the comparison, as configs/compare_digits.yaml")
     parser.add_argument("--output", help="its folder (runs/compare/NAME)")
@@ -83,6 +83,7 @@ def _run(parsed: argparse.Namespace) -> int:
         print(f"failed: {label}: {error}")
     done = outcome.total - outcome.before - len(outcome.failed)
     print(f"{outcome.total} runs: {outcome.before} done before, {done} now, {len(outcome.failed)} failed")
+    suggest(f"report {output}")
     print(output)
     return int(bool(outcome.failed))
 
@@ -97,7 +98,7 @@ def add_tune(commands: Any) -> None:
     """Register ``privknn tune`` with argparse's subparsers."""
     parser = commands.add_parser(
         "tune",
-        help="find settings of a private training on the private records, with the whole search paid for (resumable)",
+        help="search settings of a private training; the whole search is paid for (resumable)",
     )
     parser.add_argument("config", help="YAML of a training by NoisySGD or PrivateTraining")
     parser.add_argument("--epsilon", type=float, required=True, help="ε of the whole search")
@@ -120,8 +121,7 @@ def add_tune(commands: Any) -> None:
 
 def _tune(parsed: argparse.Namespace) -> int:
     """Search, and print the best setting and what the search cost."""
-    from pl_privknn.comparison.tuning import tuning_of
-    from pl_privknn.comparison.tuning_run import TuningRun
+    from pl_privknn.comparison.tuning import TuningRun, tuning_of
     from pl_privknn.config import read_document
 
     path, values = Path(parsed.config), values_set("--set", parsed.set, several=True)
@@ -129,5 +129,6 @@ def _tune(parsed: argparse.Namespace) -> int:
     output = Path(parsed.output or Path("runs") / "tune" / path.stem)
     ledger = None if parsed.ledger is None else Path(parsed.ledger)
     print(json.dumps(TuningRun(tuning, output, ledger, parsed.max_epsilon).run(), ensure_ascii=False))
+    suggest(f"fit --config {output / 'best.yaml'}")
     print(output)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -15,13 +16,7 @@ from pl_privknn.cli.common import CommandParser, mistake, shown_text
 from pl_privknn.cli.compare import add_compare, add_tune
 from pl_privknn.cli.privacy import add_epsilon, add_plan
 from pl_privknn.cli.publish import add_demo, add_export, add_init, add_report
-
-_TRAINING = {
-    "fit": "train a student on privately released labels (--resume DIR continues an interrupted run)",
-    "validate": "evaluate a checkpoint on public images",
-    "test": "evaluate a checkpoint on the test set",
-    "predict": "class probabilities for the test images",
-}
+from pl_privknn.cli.words import COMMANDS, check_words, short_help
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -35,7 +30,7 @@ def main(args: Sequence[str] | None = None) -> int:
         mistake in what it was given, which is told in one line on stderr.
     """
     words = [_shipped(word) for word in (sys.argv[1:] if args is None else args)]
-    training = bool(words) and words[0] in _TRAINING
+    training = bool(words) and words[0] in COMMANDS
     try:
         return _run_training(words) if training else _run(words)
     except BrokenPipeError:  # whoever read the output, such as head, has seen enough
@@ -45,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> int:
         text = mistake(error, anywhere=not training)
         if text is None:
             raise
-        name = f"privknn {words[0]}" if words and words[0] in (*_TRAINING, *_ADDED) else "privknn"
+        name = f"privknn {words[0]}" if words and words[0] in (*COMMANDS, *_ADDED) else "privknn"
         print(f"{name}: {shown_text(text, 1500)}", file=sys.stderr)
         return 2
 
@@ -60,6 +55,12 @@ def _shipped(word: str) -> str:
 
 
 def _run_training(words: list[str]) -> int:
+    for place, word in enumerate(words):
+        if word in ("--help", "-h") and words[place + 1 : place + 2] != ["trainer"]:
+            print(short_help(words[0]))
+            raise SystemExit(0)
+    if not {"--help", "-h", "--help-all"} & {*words}:
+        check_words(words)
     from pl_privknn.cli.train import run_training
 
     return run_training(words)
@@ -77,29 +78,39 @@ def _run(words: list[str]) -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser(
-        prog="privknn", description="Train students on privately released labels, with a stated ε."
+        prog="privknn",
+        description="Train models on sensitive labels under differential privacy, with a stated ε.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, text in _TRAINING.items():
-        commands.add_parser(name, help=text, add_help=False)
-
-    for add in _ADDED.values():
+    for name, add in _ADDED.items():
+        if name == "report":  # after what comes before a first run
+            for training, text in COMMANDS.items():
+                commands.add_parser(training, help=text, add_help=False)
         add(commands)
     return parser
 
 
+_EXAMPLES = """examples:
+  privknn demo
+  privknn init --data photos --epsilon 1 --private-records 2000
+  privknn fit --config private_run.yaml
+
+Each command explains itself: privknn COMMAND --help"""
+
 _ADDED: dict[str, Callable[[Any], None]] = {
-    "epsilon": add_epsilon,
-    "plan": add_plan,
-    "audit": add_audit,
-    "check": add_check,
-    "compare": lambda commands: add_compare(commands, main),
-    "tune": add_tune,
+    "demo": lambda commands: add_demo(commands, main),
     "init": add_init,
     "report": add_report,
     "export": add_export,
-    "demo": lambda commands: add_demo(commands, main),
+    "audit": add_audit,
+    "epsilon": add_epsilon,
+    "plan": add_plan,
+    "check": add_check,
+    "compare": lambda commands: add_compare(commands, main),
+    "tune": add_tune,
 }
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.common import add_set, print_report, values_set
+from pl_privknn.cli.common import add_set, print_report, suggest, values_set
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.verification import Releases
@@ -95,7 +95,7 @@ def _plan_of(file: str, num_classes: int | None) -> Releases | None:
 
 def add_plan(commands: Any) -> None:
     """Register ``privknn plan`` with argparse's subparsers."""
-    text = "find the noise, or another setting, with which a configuration costs an ε"
+    text = "find the noise, or another setting, for a target ε"
     parser = commands.add_parser("plan", help=text, description=text)
     parser.add_argument("config", help="configuration of a teacher, of NoisySGD or of PrivateTraining")
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
@@ -145,5 +145,5 @@ def run_plan(parsed: argparse.Namespace) -> int:
         return 0
     print_report({**plan.values, "target": plan.target, **plan.report.to_dict()}, False)
     changes = [*parsed.set, *(f"{path}={value:.10g}" for path, value in plan.values.items())]
-    print(f"Next: privknn fit --config {parsed.config} {' '.join(f'--{change}' for change in changes)}")
+    suggest(f"fit --config {parsed.config} {' '.join(f'--{change}' for change in changes)}")
     return 0

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pl_privknn.cli.common import suggest, without_suggestions
+
 #: Configurations of the demo, the best teacher for small data first.
 _DEMO = {"Reverse kNN": "digits_reverse_knn", "Private-kNN": "digits_private_knn"}
 
@@ -45,7 +47,8 @@ def _init(parsed: argparse.Namespace) -> int:
     delta = usual_delta(records) if parsed.delta is None else parsed.delta
     found = recommend(side, epsilon=epsilon, delta=delta, records=records, teacher=parsed.teacher)
     output.write_text(found.config, encoding="utf-8")
-    print(*found.reasons, f"Next: privknn fit --config {output}", sep="\n")
+    print(*found.reasons, sep="\n")
+    suggest(f"fit --config {output}")
     return 0
 
 
@@ -69,13 +72,15 @@ def _report(parsed: argparse.Namespace) -> int:
     from pl_privknn.report import write_report
 
     print(write_report(parsed.path, parsed.output, exact=not parsed.fast))
+    if (Path(parsed.path) / "checkpoints").is_dir():
+        suggest(f"export {parsed.path}")
     return 0
 
 
 def add_export(commands: Any) -> None:
     """Register ``privknn export`` with argparse's subparsers."""
     parser = commands.add_parser(
-        "export", help="the model that a run released as one file, with its summary and privacy card"
+        "export", help="the model that a run released as one file, with its privacy card"
     )
     parser.add_argument("run_dir", metavar="RUN", help="folder of the run")
     parser.add_argument(
@@ -90,6 +95,7 @@ def _export(parsed: argparse.Namespace) -> int:
 
     run = Path(parsed.run_dir)
     print(export_run(run, Path(parsed.output or run / "export"), parsed.format))
+    suggest(f"audit {run}")
     return 0
 
 
@@ -104,7 +110,7 @@ def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
 
 
 def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -> int:
-    from pl_privknn._checks import check_int
+    from pl_privknn._checks import at_most, check_int
     from pl_privknn.cli.train import new_number
 
     epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
@@ -113,8 +119,9 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
         print(f"\n{place} of {len(_DEMO)}: {title}, configs/{config}.yaml", flush=True)
         own = Path(__file__).parents[1] / "configs" / f"{config}.yaml"
         words = ["fit", "--config", str(own), "--run_dir", str(folder / config)]
-        if status := command([*words, "--trainer.max_epochs", str(epochs), *quiet]):
-            return status
+        with without_suggestions():
+            if status := command([*words, "--trainer.max_epochs", str(epochs), *quiet]):
+                return status
     columns = "{:12} {:>6} {:>8} {:14} {:>9} {:>7} {:>7}"
     print("\n" + columns.format("teacher", "ε", "δ", "guarantee", "answered", "labels", "test"))
     sentences = []
@@ -122,22 +129,26 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
         summary = json.loads((folder / config / "summary.json").read_text(encoding="utf-8"))
         answered = f"{summary['answered']}/{summary['queried']}"
         accuracies = (f"{summary[name]:.3f}" for name in ("label_accuracy", "test_accuracy"))
-        figures = (f"{summary['epsilon']:.3g}", f"{summary['delta']:g}", summary["guarantee"])
+        figures = (at_most(summary["epsilon"]), f"{summary['delta']:g}", summary["guarantee"])
         print(columns.format(title, *figures, answered, *accuracies))
         sentences.append(f"{title}: {_meaning(summary)}")
     print("labels, test: shares of released labels, and of test images by the student, that are right\n")
     print(*sentences, sep="\n")
     for title, config in _DEMO.items():
         print(f"A page to look at, of {title}:", flush=True)
-        command(["report", str(folder / config)])
+        with without_suggestions():
+            command(["report", str(folder / config)])
+    suggest("init --data PATH --epsilon 1 --private-records N")
     print(folder)
     return 0
 
 
 def _meaning(summary: Mapping[str, Any]) -> str:
     """What the ε of a run means for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
-    found = 100 * summary["tpr_at_fpr_0.01"]
+    from pl_privknn._checks import at_most
+
+    found = at_most(100 * summary["tpr_at_fpr_0.01"], 2)
     return (
-        f"ε = {summary['epsilon']:.3g}: whoever takes 1 in 100 outsiders for one of the people in the private data "
-        f"finds at most {found:.2g} in 100 of those who are, whatever else is known; by guessing, 1"
+        f"ε = {at_most(summary['epsilon'])} (smaller is stronger): an attacker who wrongly accuses 1 in 100 people "
+        f"outside the private data detects at most {found} in 100 people inside it; guessing detects 1"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import signal
 import sys
 import traceback
 import warnings
@@ -21,8 +22,8 @@ from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
 from pl_privknn.callbacks.run_summary import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
-from pl_privknn.cli.common import importable, mistake, shown_text
-from pl_privknn.comparison.worker import INTERRUPTED
+from pl_privknn.cli.common import importable, mistake, shown_text, suggest
+from pl_privknn.cli.words import files_of, values_of
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.store import FolderLock
@@ -71,10 +72,9 @@ def run_training(words: Sequence[str]) -> int:
     """
     words, topic = help_topic(words)
     expanded = expand_resume(list(words))
-    check_files(values_of("config", expanded) + values_of("c", expanded))
     cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],), "topic": topic})
     try:
-        with quietly(words[0]), importable(values_of("config", expanded) + values_of("c", expanded)):
+        with quietly(words[0]), importable(files_of(expanded)):
             cli.run_words(expanded)
     except (KeyboardInterrupt, SystemExit) as stop:
         if (status := _interrupted(stop, cli.at_work)) is None:
@@ -110,7 +110,7 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
     else:
         text = "interrupted before anything was asked; the same command starts afresh"
     print(f"privknn: {text}", file=sys.stderr)
-    return INTERRUPTED
+    return 128 + signal.SIGINT
 
 
 def _restoring(error: Exception) -> bool:
@@ -124,35 +124,11 @@ def _restoring(error: Exception) -> bool:
 
 def help_topic(words: Sequence[str]) -> tuple[list[str], str | None]:
     """The words without a topic of help, such as ``--help trainer``, and the topic."""
-    kept = list(words)
+    kept = ["--help" if word == "--help-all" else word for word in words]
     for option in ("--help", "-h"):
         if option in kept and kept[kept.index(option) + 1 :][:1] == ["trainer"]:
             return [word for word in kept if word != "trainer"], "trainer"
     return kept, None
-
-
-def check_files(files: list[str]) -> None:
-    """Refuse configurations that are not there.
-
-    Raises:
-        FileNotFoundError: naming the first of them.
-    """
-    for file in files:
-        # jsonargparse reads configuration from the word itself too.
-        if file.endswith((".yaml", ".yml", ".json")) and not Path(file).is_file():
-            raise FileNotFoundError(
-                f"--config {file}: there is no such file; the package's own are configs/NAME.yaml"
-            )
-
-
-def values_of(option: str, words: list[str]) -> list[str]:
-    """What the command line gives for an option, for messages."""
-    found = []
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.lstrip("-") == option:
-            found += [value] if equals else words[place + 1 : place + 2]
-    return found
 
 
 def expand_resume(words: list[str]) -> list[str]:
@@ -168,8 +144,6 @@ def expand_resume(words: list[str]) -> list[str]:
         raise FileNotFoundError("--resume needs the folder of the run to continue")
     folder = Path(words[place + 1])
     config = folder / "config.yaml"
-    if not config.is_file():
-        raise FileNotFoundError(f"--resume {folder}: there is no config.yaml; give the folder of a run")
     if (missing := left_out_of(config.read_text(encoding="utf-8"))) is not None:
         raise ValueError(
             f"--resume {folder}: this run was started in Python, and config.yaml can't say its {missing}; go on "
@@ -341,11 +315,9 @@ class PrivKNNCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except (ArgumentError, ArithmeticError) as error:
             words = args if isinstance(args, list) else []
-            files = ", ".join(values_of("config", words))
+            files = ", ".join(files_of(words))
             options = [] if not words else [a.dest for a in self._subcommand_parsers[words[0]]._actions]
             text = one_line(error, options).replace("Problems parsing config", f"--config {files}")
-            if text.startswith("the following arguments are required") and not files:
-                text += "; give --config FILE, as in --config configs/digits_reverse_knn.yaml"
             see = "" if "did you mean" in text else f"; see privknn {words[0] if words else 'fit'} --help"
             raise ConfigurationError(f"{text}{see}") from error
         seed = self.config[self.config.subcommand].seed_everything
@@ -432,6 +404,7 @@ class PrivKNNCLI(LightningCLI):
                 if self._subconfig().attach_ledger and (spender := spender_of(self.trainer, self.model)):
                     files = {"ledger.sqlite": spender.ledger.path, "report.html": write_report(folder)}
                 finish_wandb(self.trainer, self.run_report.summary, files)
+            suggest(f"report {folder}")
             print(folder)
 
     def _subconfig(self) -> Namespace:

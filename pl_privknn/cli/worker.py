@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pl_privknn.cli.main import main
-from pl_privknn.comparison.worker import work
+from pl_privknn.comparison.runner import work
 
 if __name__ == "__main__":
     *modules, folder = sys.argv[1:]

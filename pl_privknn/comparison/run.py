@@ -14,9 +14,19 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from pl_privknn import _lightning as pl
+from pl_privknn._checks import at_most
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.comparison.spec import Comparison, Method, SpecError, epsilon_text
-from pl_privknn.config import argument_names, class_named, get, known_classes, merged, one_line, put
+from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
+from pl_privknn.config import (
+    ConfigurationError,
+    argument_names,
+    class_named,
+    get,
+    known_classes,
+    merged,
+    one_line,
+    put,
+)
 from pl_privknn.planning import Cost
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
@@ -218,7 +228,7 @@ class Planner:
         """Parse the run's configuration as ``privknn fit`` will, without making anything of it.
 
         Raises:
-            SpecError: for sections that don't parse.
+            ConfigurationError: for sections that don't parse.
         """
         document, wanted = run.document, run.method.calibrate
         if run.private and wanted is not None:  # some allowed value, where one has yet to be found
@@ -227,13 +237,13 @@ class Planner:
             # A copy: the parser puts what it made of nested classes into what it is given.
             _whole_parser().parse_object(merged(document, None))
         except (ArgumentError, TypeError, ValueError) as error:
-            raise SpecError(f"{run.label}: {one_line(error)}") from error
+            raise ConfigurationError(f"{run.label}: {one_line(error)}") from error
 
     def plan(self, run: Run) -> Planned:
         """Find the run's noise where that is to be found, and check that its plan keeps the target.
 
         Raises:
-            SpecError: where no allowed value meets the target, or the plan passes it.
+            ConfigurationError: where no allowed value meets the target, or the plan passes it.
         """
         key = fingerprint({**run.identity, "document": _without_seed(run.document)})
         if key not in self._known:
@@ -264,10 +274,10 @@ class Planner:
                     epsilon = account(charges, **{**target, "exact": True}).epsilon
         except (ValueError, OverflowError) as error:
             what = "" if wanted is None else f"calibrate {wanted.parameter}: "
-            raise SpecError(f"{run.label}: {what}{error}") from error
+            raise ConfigurationError(f"{run.label}: {what}{error}") from error
         if epsilon > run.epsilon:
-            raise SpecError(
-                f"{run.label}: its plan costs ε={epsilon:.4g}; give it more noise or fewer queries at this ε "
+            raise ConfigurationError(
+                f"{run.label}: its plan costs ε={at_most(epsilon)}; give it more noise or fewer queries at this ε "
                 "(settings), or let the noise be found (calibrate)"
             )
         return Planned(run.document, calibrated, epsilon, weakest(charge.guarantee for charge in charges))

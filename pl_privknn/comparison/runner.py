@@ -19,21 +19,52 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pl_privknn._checks import check_int
-from pl_privknn.comparison.marks import footnotes
+from pl_privknn._checks import at_most, check_int
 from pl_privknn.comparison.results import (
     RESULTS,
     ResultError,
+    footnotes,
     read_summary,
     result_of,
     write_json,
 )
 from pl_privknn.comparison.run import Planned, Planner, Run, place_in, runs_of
-from pl_privknn.comparison.spec import Comparison, SpecError, read_epsilon
-from pl_privknn.comparison.worker import BUSY, CONFIG, INTERRUPTED, Command, work
-from pl_privknn.config import differences, write_yaml
+from pl_privknn.comparison.spec import Comparison, read_epsilon
+from pl_privknn.config import ConfigurationError, differences, write_yaml
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import Guarantee
+from pl_privknn.privacy.store import FolderInUse, FolderLock
+
+#: What is asked for; written before the run's first start.
+CONFIG = "run.yaml"
+#: Exit status of a worker whose run another process is working at.
+BUSY = 3
+
+#: Does what ``privknn`` does for these words, and returns its exit status.
+Command = Callable[[list[str]], int]
+
+
+def work(folder: Path, command: Command) -> int:
+    """Run ``privknn fit`` in ``folder``, or continue what was begun there.
+
+    Returns:
+        The exit status; :data:`BUSY` where another process is at it.
+    """
+    try:
+        with FolderLock(folder, shared=True):
+            return command(words(folder))
+    except FolderInUse:
+        print(f"{folder}: another process is at this run; wait for its end, then start the comparison again")
+        return BUSY
+
+
+def words(folder: Path) -> list[str]:
+    """What ``privknn`` is told: ``--resume`` for a run that may have paid for something, else a first start."""
+    begun = any((folder / name).exists() for name in ("labels.sqlite", "ledger.sqlite", "checkpoints"))
+    if begun and (folder / "config.yaml").is_file():
+        return ["fit", "--resume", str(folder)]
+    return ["fit", "--config", str(folder / CONFIG), "--run_dir", str(folder)]
+
 
 _IDENTITY = "identity.json"
 _STATE = "state.json"
@@ -86,7 +117,7 @@ def run_comparison(
         comparison: see :func:`~pl_privknn.comparison.spec.read_comparison`.
         output: the comparison's folder: ``METHOD/eps_ε/seed_N`` for each run, and ``results`` with one JSON each.
         command: does what ``privknn`` does for its words, for runs in this process.
-        worker: module that does so for one folder (:func:`~pl_privknn.comparison.worker.work`), for runs in processes
+        worker: module that does so for one folder (:func:`~pl_privknn.comparison.runner.work`), for runs in processes
             of their own, and words for it before the folder.
         only: names of methods; all by default.
         seeds: seeds among the comparison's; all by default.
@@ -95,7 +126,7 @@ def run_comparison(
         report: told of what happens.
 
     Raises:
-        SpecError: for a configuration that can't be parsed, or unknown names in ``only``, ``seeds``, ``epsilons``.
+        ConfigurationError: for a configuration that does not parse, or names, seeds, ε that it has not.
         FolderError: if a folder holds a run of another configuration, or another process is at the comparison.
     """
     workers, output = check_int("workers", workers, 0), Path(output)
@@ -132,7 +163,7 @@ def choose(
         ("epsilons", targets, sorted(every)),
     ):
         if unknown := [value for value in given if value not in known]:
-            raise SpecError(f"{name}={unknown[0]!r} is not in the comparison, which has {known}")
+            raise ConfigurationError(f"{name}={unknown[0]!r} is not in the comparison, which has {known}")
     return [
         run
         for run in runs_of(comparison)
@@ -160,7 +191,7 @@ def state_of_runs(
             plan = planner.plan(run)
             found = [f"{path.rsplit('.', 1)[-1]}={value:g}" for path, value in plan.calibrated.items()]
             if plan.epsilon is not None and plan.guarantee is not None:
-                found.append(f"plan ε={plan.epsilon:.4g}, guarantee: {plan.guarantee.level}")
+                found.append(f"plan ε={at_most(plan.epsilon)}, guarantee: {plan.guarantee.level}")
                 reasons.append((run.method.title, plan.guarantee))
             planned[key] = ", ".join(found)
         yield f"{state:8} {run.label:40} {planned[key]}".rstrip()
@@ -276,7 +307,7 @@ class _Pool:
         self.report("start", run, "")
         try:
             return self._do(run)
-        except (SpecError, ResultError, OSError, ValueError) as error:
+        except (ResultError, OSError, ValueError) as error:
             return str(error)
         except Exception as error:  # one run's fault must not end the comparison
             return f"{type(error).__name__}: {error}"
@@ -299,7 +330,7 @@ class _Pool:
         (folder / "error.json").unlink(missing_ok=True)
         epsilon = "none"
         if result["epsilon"] is not None:
-            epsilon = f"{result['epsilon']:.4g} (guarantee: {result['guarantee']})"
+            epsilon = f"{at_most(result['epsilon'])} (guarantee: {result['guarantee']})"
         self.report(
             "done",
             run,
@@ -366,7 +397,7 @@ class _Pool:
             except Exception:
                 traceback.print_exc()
                 status = 1
-        if status == INTERRUPTED:  # Ctrl-C is meant for the comparison, not for one run
+        if status == 128 + signal.SIGINT:  # Ctrl-C is meant for the comparison, not for one run
             raise KeyboardInterrupt
         return status
 

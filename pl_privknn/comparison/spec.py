@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
-from pl_privknn.config import put, read_document
+from pl_privknn.config import ConfigurationError, put, read_document
 from pl_privknn.planning import FreeParameter
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
@@ -26,10 +26,6 @@ _WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 #: What is the same for all methods and so belongs to no method.
 _SHARED = ("delta", "adjacency", "seed", "noise_source", "max_epsilon", "run_dir", "ledger_path", "state_dir")
-
-
-class SpecError(ValueError):
-    """A comparison that can't be run as it is written; the message names the key, its value and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +96,7 @@ def read_epsilon(where: str, value: Any) -> float:
     """ε above 0, or the word ``inf``.
 
     Raises:
-        SpecError: otherwise.
+        ConfigurationError: otherwise.
     """
     if isinstance(value, str) and value.strip().lower().lstrip(".") == "inf":
         return math.inf
@@ -108,13 +104,15 @@ def read_epsilon(where: str, value: Any) -> float:
         try:
             value = float(value)
         except ValueError:
-            raise SpecError(f"{where}: ε={value!r} must be a number above 0, or inf") from None
+            raise ConfigurationError(f"{where}: ε={value!r} must be a number above 0, or inf") from None
     if isinstance(value, float) and value == math.inf:
         return value
     try:
         return check_positive("ε", value)
     except ValueError:
-        raise SpecError(f"{where}: ε={value!r} must be a number above 0, or inf (no privacy)") from None
+        raise ConfigurationError(
+            f"{where}: ε={value!r} must be a number above 0, or inf (no privacy)"
+        ) from None
 
 
 def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Comparison:
@@ -126,7 +124,7 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
             ``methods.pate.labeling.queries_per_round``. Those of ``definitions`` come first.
 
     Raises:
-        SpecError: for a key that is missing, unknown or has a bad value.
+        ConfigurationError: for a key that is missing, unknown or has a bad value.
         FileNotFoundError: if there is no such file.
     """
     path = Path(path)
@@ -143,7 +141,7 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
                 put(document, where, value)
         return comparison_of(document)
     except ValueError as error:
-        raise SpecError(f"{path}: {error}") from error
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def comparison_of(document: Any) -> Comparison:
@@ -161,15 +159,15 @@ def comparison_of(document: Any) -> Comparison:
     _refuse_shared("base.labeling", base["labeling"])
     _refuse_shared("base.student", (base["student"] or {}).get("init_args"))
     if base["labeling"].get("labeler"):
-        raise SpecError("base.labeling.labeler: a teacher belongs to a method; move it there")
+        raise ConfigurationError("base.labeling.labeler: a teacher belongs to a method; move it there")
     epsilons = _epsilons("epsilons", top["epsilons"])
     methods = top["methods"]
     if not isinstance(methods, list) or not methods:
-        raise SpecError(f"methods={methods!r} must be a list of at least one method")
+        raise ConfigurationError(f"methods={methods!r} must be a list of at least one method")
     read = tuple(_method(f"methods[{place}]", method, base, epsilons) for place, method in enumerate(methods))
     names = [method.name for method in read]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise SpecError(f"methods: {twice[0]!r} is there twice; give each its own name")
+        raise ConfigurationError(f"methods: {twice[0]!r} is there twice; give each its own name")
     return Comparison(
         name=_name("name", top["name"]),
         base=base,
@@ -190,16 +188,16 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
     where = f"methods.{name}"
     kinds = [key for key in ("labeling", "model", "true_labels") if section.get(key)]
     if len(kinds) != 1:
-        raise SpecError(
+        raise ConfigurationError(
             f"{where}: {' and '.join(kinds) or 'none'} of labeling, model and true_labels; a method has exactly one: "
             "a teacher in labeling, a baseline's own model, or true_labels: true"
         )
     if section.get("student") is not None:
-        raise SpecError(
+        raise ConfigurationError(
             f"{where}.student: all teachers share base.student; a baseline has a model of its own"
         )
     if kinds != ["model"] and base["student"] is None:
-        raise SpecError(
+        raise ConfigurationError(
             f"base.student: {name} needs a student; only baselines with a model of their own do without"
         )
     kind = {"labeling": "labeler", "model": "baseline", "true_labels": "true_labels"}[kinds[0]]
@@ -210,11 +208,15 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
         _refuse_shared(f"{where}.model", model.get("init_args"))
     trainer = _section(f"{where}.trainer", section.get("trainer") or {}, None)
     if trainer and kind != "baseline":
-        raise SpecError(f"{where}.trainer: methods that train base.student share base.trainer; leave it out")
+        raise ConfigurationError(
+            f"{where}.trainer: methods that train base.student share base.trainer; leave it out"
+        )
     if kind == "true_labels":
         for key in ("settings", "calibrate", "epsilon_to", "nonprivate"):
             if section.get(key):
-                raise SpecError(f"{where}.{key}: true_labels asks no teacher and has no ε; leave it out")
+                raise ConfigurationError(
+                    f"{where}.{key}: true_labels asks no teacher and has no ε; leave it out"
+                )
     wanted = _epsilons(f"{where}.epsilons", section["epsilons"]) if "epsilons" in section else epsilons
     roots = ("labeling.",) if kind == "labeler" else ("model.", "trainer.")
     method = Method(
@@ -246,13 +248,15 @@ def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -
     else:
         missing = [epsilon for epsilon in finite if epsilon not in method.settings]
     if missing:
-        raise SpecError(
+        raise ConfigurationError(
             f"{where}: nothing says how it reaches ε={epsilon_text(missing[0])}; add epsilon_to, calibrate, or "
             f"settings for it, or list the method's own epsilons"
         )
     if math.inf in wanted and method.nonprivate is None:
         if own:
-            raise SpecError(f"{where}.epsilons: inf needs a nonprivate section, which takes the noise out")
+            raise ConfigurationError(
+                f"{where}.epsilons: inf needs a nonprivate section, which takes the noise out"
+            )
         return tuple(finite)
     return wanted
 
@@ -260,7 +264,7 @@ def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -
 def _labeling(where: str, given: Any) -> dict[str, Any]:
     section = _section(where, given, None)
     if not section.get("labeler"):
-        raise SpecError(f"{where}.labeler is missing; name the teacher's class_path and init_args")
+        raise ConfigurationError(f"{where}.labeler is missing; name the teacher's class_path and init_args")
     labeler = _class_section(f"{where}.labeler", section["labeler"])
     _refuse_shared(where, section)
     _refuse_shared(f"{where}.labeler", labeler.get("init_args"))
@@ -270,7 +274,7 @@ def _labeling(where: str, given: Any) -> dict[str, Any]:
 def _refuse_shared(where: str, section: Any) -> None:
     for key, value in (section or {}).items():
         if key in _SHARED:
-            raise SpecError(
+            raise ConfigurationError(
                 f"{where}: {key} is the same for all methods and set by the comparison; leave it out"
             )
         if isinstance(value, Mapping) and "class_path" not in value:  # a group of arguments
@@ -283,7 +287,7 @@ def _settings(where: str, given: Any, roots: tuple[str, ...]) -> dict[float, dic
     for key, overrides in section.items():
         epsilon = read_epsilon(where, key)
         if epsilon == math.inf:
-            raise SpecError(f"{where}: settings without privacy belong into nonprivate")
+            raise ConfigurationError(f"{where}: settings without privacy belong into nonprivate")
         found[epsilon] = _overrides(f"{where}.{key}", overrides or {}, roots)
     return found
 
@@ -298,11 +302,13 @@ def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
     paths = [given] if isinstance(given, str) else list(given or [])
     for path in paths:
         if not isinstance(path, str) or not path.startswith(roots):
-            raise SpecError(
+            raise ConfigurationError(
                 f"{where}: {path!r} must start with {' or '.join(roots)}; data, student and trainer are shared"
             )
         if path.rsplit(".", 1)[-1] in _SHARED:
-            raise SpecError(f"{where}: {path} is set by the comparison, alike for all methods; leave it out")
+            raise ConfigurationError(
+                f"{where}: {path} is set by the comparison, alike for all methods; leave it out"
+            )
     return tuple(paths)
 
 
@@ -310,7 +316,9 @@ def _calibrate(where: str, given: Any, kind: str) -> FreeParameter | None:
     if given is None:
         return None
     if kind != "labeler":
-        raise SpecError(f"{where}: only a labeler states a plan that noise can be found for; use epsilon_to")
+        raise ConfigurationError(
+            f"{where}: only a labeler states a plan that noise can be found for; use epsilon_to"
+        )
     section = _section(where, given, _CALIBRATE)
     for key in ("parameter", "low", "high"):
         _need(section, key, where)
@@ -319,7 +327,7 @@ def _calibrate(where: str, given: Any, kind: str) -> FreeParameter | None:
     _paths(f"{where}.tied", list(tied), ("labeling.",))
     low, high = (check_positive(f"{where}.{key}", section[key]) for key in ("low", "high"))
     if low >= high:
-        raise SpecError(f"{where}: low={low:g} must be below high={high:g}")
+        raise ConfigurationError(f"{where}: low={low:g} must be below high={high:g}")
     switches = {
         key: _switch(f"{where}.{key}", section.get(key, False)) for key in ("rising", "whole", "exact")
     }
@@ -342,26 +350,26 @@ def _wandb(given: Any) -> dict[str, Any] | None:
 def _epsilons(where: str, given: Any) -> tuple[float, ...]:
     values = [read_epsilon(where, value) for value in _list(where, given)]
     if len(set(values)) < len(values):
-        raise SpecError(f"{where}={given!r}: a value is there twice")
+        raise ConfigurationError(f"{where}={given!r}: a value is there twice")
     return tuple(sorted(values))
 
 
 def _seeds(given: Any) -> tuple[int, ...]:
     seeds = tuple(check_int("seeds", seed, minimum=0) for seed in _list("seeds", given))
     if len(set(seeds)) < len(seeds):
-        raise SpecError(f"seeds={given!r}: a seed is there twice")
+        raise ConfigurationError(f"seeds={given!r}: a seed is there twice")
     return seeds
 
 
 def _list(where: str, given: Any) -> Sequence[Any]:
     if not isinstance(given, list) or not given:
-        raise SpecError(f"{where}={given!r} must be a list of at least one value")
+        raise ConfigurationError(f"{where}={given!r} must be a list of at least one value")
     return given
 
 
 def _name(where: str, given: Any) -> str:
     if not isinstance(given, str) or not _NAME.fullmatch(given):
-        raise SpecError(
+        raise ConfigurationError(
             f"{where}={given!r} must be a name of letters, digits, '.', '_' and '-'; it names a folder"
         )
     return given
@@ -369,13 +377,13 @@ def _name(where: str, given: Any) -> str:
 
 def _switch(where: str, given: Any) -> bool:
     if not isinstance(given, bool):
-        raise SpecError(f"{where}={given!r} must be true or false")
+        raise ConfigurationError(f"{where}={given!r} must be true or false")
     return given
 
 
 def _need(section: Mapping[str, Any], key: str, where: str) -> None:
     if key not in section:
-        raise SpecError(f"{where} has no {key!r}; it needs one")
+        raise ConfigurationError(f"{where} has no {key!r}; it needs one")
 
 
 def _class_section(where: str, given: Any) -> dict[str, Any]:
@@ -386,7 +394,7 @@ def _class_section(where: str, given: Any) -> dict[str, Any]:
 
 def _section(where: str, given: Any, known: Sequence[str] | None) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise SpecError(f"{where}: {given!r} must be a section with keys")
+        raise ConfigurationError(f"{where}: {given!r} must be a section with keys")
     if unknown := [str(key) for key in given if known is not None and key not in known]:
-        raise SpecError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known or ())}")
+        raise ConfigurationError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known or ())}")
     return dict(given)

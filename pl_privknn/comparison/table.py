@@ -7,9 +7,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from pl_privknn._checks import at_most
 from pl_privknn.callbacks.labeling_round import MODELS
-from pl_privknn.comparison.marks import SEEDED, footnotes, mark
-from pl_privknn.comparison.results import Result, epsilon_of_all
+from pl_privknn.comparison.results import SEEDED, Result, epsilon_of_all, footnotes, mark
 from pl_privknn.comparison.spec import epsilon_text
 from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, UNCONDITIONAL, Guarantee, weakest
 
@@ -99,7 +99,7 @@ def together(results: Sequence[Result]) -> str:
     first = results[0].values
     records = [record for result in results for record in result.values["records"]]
     total = epsilon_of_all(records, first["delta"], first["adjacency"])
-    text = "∞" if total == math.inf else f"{total:.4g}"
+    text = at_most(total)
     private = [result.guarantee for result in results if result.target < math.inf]
     whole = weakest([*private, *([Guarantee("conditional", (SEVERAL_FILES,))] if len(private) > 1 else [])])
     return (

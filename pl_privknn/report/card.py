@@ -6,7 +6,7 @@ import html
 import re
 from typing import Any
 
-from pl_privknn._checks import printable
+from pl_privknn._checks import at_most, printable
 from pl_privknn.report.promise import percent, unit_of
 
 #: What a run lets out, in words.
@@ -95,7 +95,7 @@ def card_markdown(card: dict[str, Any]) -> str:
     """The card for people."""
     rows = {
         "definition": card["privacy_definition"],
-        "ε": f"{card['epsilon']:.4g}",
+        "ε": at_most(card["epsilon"]),
         "δ": f"{card['delta']:g}",
         "unit of privacy": card["unit_of_privacy"],
         "adjacency": card["adjacency"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pl_privknn.comparison.figures import FAINT, INK, LINES, label_ends, new_figure, plain_axes, themed_svg
+from pl_privknn.comparison.plot import FAINT, INK, LINES, label_ends, new_figure, plain_axes, themed_svg
 
 Points = Sequence[tuple[float, float]]
 # In inches of 72 points: letters of 10 points stay readable on a phone, where a page is about 5 inches wide.

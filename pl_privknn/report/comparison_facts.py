@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.comparison.marks import mark
-from pl_privknn.comparison.results import Result, read_results
+from pl_privknn.comparison.results import Result, mark, read_results
 from pl_privknn.comparison.spec import epsilon_text
 from pl_privknn.comparison.table import (
     cells_of,

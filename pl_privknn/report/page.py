@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn import __version__
-from pl_privknn.comparison.figures import colour_variables, themed_svg
-from pl_privknn.comparison.plot import figure_of
+from pl_privknn._checks import at_most
+from pl_privknn.comparison.plot import colour_variables, figure_of, themed_svg
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.report.audit import reading
@@ -168,5 +168,5 @@ def _environment() -> Any:
     )
     environment.filters["percent"] = percent
     environment.filters["share"] = lambda value: "–" if value is None else f"{100 * value:.1f} %"
-    environment.filters["figure"] = lambda value: "∞" if value is None else f"{value:.4g}"
+    environment.filters["figure"] = lambda value: "∞" if value is None else at_most(value)
     return environment

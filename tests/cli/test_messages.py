@@ -22,7 +22,7 @@ MISTAKES = {
     "an argument that its noise has not": ({f"{KNN}.noise.init_args.sigm": 14}, "did you mean sigma?"),
     "an argument beside `class_path`": ({"labeling.labeler.k": 90}, "within init_args"),
     "a key of `labeling` that is none": ({"labeling.round": 2}, "did you mean labeling.rounds?"),
-    "a section that is none": ({"labelling.rounds": 2}, "did you mean labeling.rounds?"),
+    "a section that is none": ({"labelling.rounds": 2}, "did you mean labeling?"),
     "an option of the trainer that is none": ({"trainer.max_epoch": 2}, "did you mean trainer.max_epochs?"),
     "a word for a number": ({"labeling.rounds": "two"}, "labeling.rounds=two: want int"),
     "a threshold above k": ({f"{KNN}.screening.threshold": 300}, "threshold=300.0 can't be reached by k=90"),
@@ -34,6 +34,7 @@ MISTAKES = {
     "an option that is none": (f"{RUN} --labeling.rouns 2", "did you mean labeling.rounds?"),
     "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: there is no such file"),
     "no file at all": ("fit", "give --config FILE"),
+    "a misspelt section": ("fit --config run.yaml --modle VATStudent", "did you mean model?"),
     "a misspelt command": ("fitt", "did you mean fit?"),
     "a plan without a target": ("plan run.yaml", "--epsilon"),
 }

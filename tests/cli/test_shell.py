@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from pl_privknn import cli
 from pl_privknn.cli.main import main
+from pl_privknn.cli.words import SECTIONS, SHOWN
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES")
@@ -39,8 +41,8 @@ def helped(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_help_shows_the_toolkits_options_and_lightnings_behind_a_word(capsys):
-    own, trainers = helped(capsys, "fit", "--help"), helped(capsys, "fit", "--help", "trainer")
+def test_help_in_full_shows_the_toolkits_options_and_lightnings_behind_a_word(capsys):
+    own, trainers = helped(capsys, "fit", "--help-all"), helped(capsys, "fit", "--help", "trainer")
     places = [
         own.index(word)
         for word in ("--config", "--data ", "--model ", "--labeling.labeler", "--labeling.budget")
@@ -48,12 +50,37 @@ def test_help_shows_the_toolkits_options_and_lightnings_behind_a_word(capsys):
     assert places == sorted(places)
     assert "--trainer." not in own.replace("--trainer.default_root_dir", "")
     assert "--help trainer" in own
-    assert "--resume" in own
     assert "--trainer.max_epochs" in trainers
     assert "--labeling" not in trainers
-    # It may grow with the toolkit, not by the hundreds of lines of the trainer.
-    assert own.count("\n") < trainers.count("\n")
-    assert "--trainer.max_epochs" not in helped(capsys, "test", "-h")
+    # The short help names nothing that the parsers don't have, and every first word of theirs is known without them.
+    for options in SHOWN.values():
+        for option in options:
+            name = option.split()[0].replace(".ARGUMENT", "")
+            assert f"{name} " in own + trainers or name == "--resume", option
+    rest = helped(capsys, "test", "--help", "trainer") + helped(capsys, "predict", "--help", "trainer")
+    words = set(re.findall(r"(?<![\w-])--([a-z_]+)", own + trainers + rest))
+    assert words - {"resume", "help", "config", "print_config"} == {*SECTIONS}
+
+
+def test_short_help_and_plain_mistakes_need_no_torch():
+    code = """
+import sys
+from pl_privknn.cli.main import main
+
+for words in ["--help"], ["fit", "--help"], ["test", "-h"], ["plan", "--help"], ["audit", "--help-all"]:
+    try:
+        main(words)
+    except SystemExit as stopped:
+        assert stopped.code == 0
+assert main(["fit"]) == main(["fit", "--confg", "x"]) == main(["fit", "--config", "none.yaml"]) == 2
+assert main(["validate", "--resume", "nowhere"]) == main(["plans"]) == main(["audit"]) == 2
+sys.exit("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "privknn init --data" in done.stdout
+    assert "--empirical" in done.stdout
 
 
 def test_own_module_beside_the_config_and_loggers_and_folders_where_they_were_asked_for(tmp_path, capsys):

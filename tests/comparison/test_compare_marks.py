@@ -15,8 +15,8 @@ from benchmarks.record import entries, names, results
 from benchmarks.render import comparisons
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import markdown_table, read_results
-from pl_privknn.comparison.marks import NOT_RECORDED, SEEDED, footnotes, guarantee_of, stated
 from pl_privknn.comparison.plot import digest_of, figure_of
+from pl_privknn.comparison.results import NOT_RECORDED, SEEDED, footnotes, guarantee_of, stated
 from pl_privknn.comparison.table import best_at, cells_of
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee

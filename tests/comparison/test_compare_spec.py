@@ -7,8 +7,8 @@ from compare_documents import KNN, REVERSE, SGD, SIGMA, document
 
 from pl_privknn.comparison.run import Planner, argument_path, place_in, runs_of
 from pl_privknn.comparison.runner import choose
-from pl_privknn.comparison.spec import SpecError, comparison_of, read_comparison
-from pl_privknn.config import differences, get, merged, put
+from pl_privknn.comparison.spec import comparison_of, read_comparison
+from pl_privknn.config import ConfigurationError, differences, get, merged, put
 
 
 def changed(path, value):
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_named(path, value, words):
 def test_missing_section_is_named(missing):
     whole = document()
     del whole[missing]
-    with pytest.raises(SpecError, match=missing):
+    with pytest.raises(ConfigurationError, match=missing):
         comparison_of(whole)
 
 
@@ -77,7 +77,7 @@ def test_a_method_must_say_how_it_reaches_each_epsilon():
     whole = document()
     del whole["methods"][0]["calibrate"]
     whole["methods"][0]["settings"] = {0.5: {SIGMA: 100.0}}
-    with pytest.raises(SpecError, match="ε=2"):
+    with pytest.raises(ConfigurationError, match="ε=2"):
         comparison_of(whole)
     whole["methods"][0]["epsilons"] = [0.5]
     assert comparison_of(whole).methods[0].epsilons == (0.5,)
@@ -159,9 +159,9 @@ def test_file_overrides_and_choices(tmp_path):
     assert [run.label for run in choose(comparison, only=["r"], seeds=[0])] == ["r ε=1 seed 0"]
     assert [run.method.name for run in choose(comparison, epsilons=["inf"])] == ["t", "t"]
     for wrong in ({"only": ["x"]}, {"seeds": [7]}, {"epsilons": [3]}):
-        with pytest.raises(SpecError, match=next(iter(wrong))):
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
             choose(comparison, **wrong)
-    with pytest.raises(SpecError, match=r"c\.yaml: .*no item 'q'"):
+    with pytest.raises(ConfigurationError, match=r"c\.yaml: .*no item 'q'"):
         read_comparison(path, {"methods.q.title": "Q"})
     with pytest.raises(FileNotFoundError):
         read_comparison(tmp_path / "none.yaml")
@@ -180,7 +180,7 @@ def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
     ):
         runs = runs_of(comparison_of(changed(path, value)))
         run = next(run for run in runs if run.method.name == "sgd" or ".sgd." not in path)
-        with pytest.raises(SpecError, match=word):
+        with pytest.raises(ConfigurationError, match=word):
             planner.check(run)
 
 

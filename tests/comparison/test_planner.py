@@ -10,8 +10,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pl_privknn.comparison.run import Planner, runs_of
-from pl_privknn.comparison.spec import SpecError, comparison_of
-from pl_privknn.config import get, merged, put
+from pl_privknn.comparison.spec import comparison_of
+from pl_privknn.config import ConfigurationError, get, merged, put
 
 
 def sigma_of_gaussian(epsilon, delta, length):
@@ -74,13 +74,13 @@ def test_plans_that_pass_their_target_are_refused():
     comparison = comparison_of(document(methods=[method]))
     planner = Planner(comparison.base["data"])
     dear, cheap = list(runs_of(comparison))[:2]
-    with pytest.raises(SpecError, match=r"knn ε=0.5 .*costs ε="):
+    with pytest.raises(ConfigurationError, match=r"knn ε=0.5 .*costs ε="):
         planner.plan(dear)
     assert planner.plan(cheap).epsilon < 2
     # No σ up to 2 is enough for ε = 0.5.
     short = copy.deepcopy(KNN)
     short["calibrate"]["high"] = 2.0
-    with pytest.raises(SpecError, match="calibrate"):
+    with pytest.raises(ConfigurationError, match="calibrate"):
         planner.plan(next(runs_of(comparison_of(document(methods=[short])))))
 
 

@@ -10,11 +10,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from training_setup import Lit
 
 from pl_privknn.cli.main import main
-from pl_privknn.comparison.spec import SpecError
-from pl_privknn.comparison.trainings import made_data, made_training
-from pl_privknn.comparison.tuning import tuning_of
-from pl_privknn.comparison.tuning_run import TuningRun
-from pl_privknn.config import read_document
+from pl_privknn.comparison.tuning import TuningRun, tuning_of
+from pl_privknn.config import ConfigurationError, read_document
+from pl_privknn.planning import made_data, made_training
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
@@ -161,7 +159,7 @@ def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeyp
     ],
 )
 def test_settings_that_change_the_cost_or_can_t_be_are_refused(path, values, message):
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         tuning_of(document(), {path: values}, epsilon=4.0)
 
 
@@ -221,11 +219,11 @@ def test_candidates_of_any_module_cost_what_those_of_noisy_sgd_do(tmp_path):
     ],
 )
 def test_what_a_search_can_t_pay_for_is_refused(given, path, message):
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(ConfigurationError, match=message):
         tuning_of(given, {path: [1.0, 2.0]}, epsilon=4.0)
     if given is not document() and "callbacks" in given["trainer"]:
         more = [*given["trainer"]["callbacks"], {"class_path": "EMAWeightAveraging"}]
-        with pytest.raises(SpecError, match="leave other callbacks out"):
+        with pytest.raises(ConfigurationError, match="leave other callbacks out"):
             tuning_of(
                 {**given, "trainer": {**given["trainer"], "callbacks": more}}, {path: [1.0]}, epsilon=4.0
             )

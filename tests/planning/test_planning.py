@@ -241,14 +241,14 @@ def file(tmp_path):
 def test_the_command_prints_what_was_found_and_how_to_run_it(file, capsys):
     words = ["plan", file, "--epsilon", "1", "--num-classes", "10"]
     assert main([*words, "--set", "labeling.queries_per_round=20", "--set", "labeling.max_answers=9"]) == 0
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
     sigma = next(line.split()[1] for line in printed.splitlines() if "noise.init_args.sigma " in line)
     for change in (
         "labeling.queries_per_round=20",
         "labeling.max_answers=9",
         f"noise.init_args.sigma={sigma}",
     ):
-        assert change in printed.splitlines()[-1]
+        assert change in told.splitlines()[-1]
 
 
 def test_the_command_s_json_is_read_by_epsilon(file, tmp_path, capsys):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pl_privknn._checks import check_choice, check_int, check_non_negative, check_open_unit
+from pl_privknn._checks import at_most, check_choice, check_int, check_non_negative, check_open_unit
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.accounting.pld import Composition, Direction
 from pl_privknn.privacy.mechanisms.base import (
@@ -541,8 +541,8 @@ def _trade_off(charges: tuple[Charge, ...], delta: float, adjacency: Adjacency, 
 def attack_in_words(rates: Mapping[str, Any]) -> str:
     """One line of what :meth:`TradeOff.to_dict` says."""
     return (
-        f"{100 * rates['tpr_at_fpr_0.01']:.3g} % true at 1 % false positives (advantage {rates['advantage']:.3g}, "
-        f"Gaussian DP μ = {rates['gaussian_dp_mu']:.3g})"
+        f"{at_most(100 * rates['tpr_at_fpr_0.01'], 3)} % true at 1 % false positives (advantage "
+        f"{at_most(rates['advantage'], 3)}, Gaussian DP μ = {at_most(rates['gaussian_dp_mu'], 3)})"
     )
 
 

@@ -1,0 +1,121 @@
+"""Words of ``fit``, ``validate``, ``test`` and ``predict`` that need no torch: their short help, and plain mistakes.
+
+LightningCLI describes every option, which takes seconds. What stands here is the part that is asked for most;
+``--help-all`` has the rest, and a test compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pl_privknn.config import ConfigurationError, did_you_mean, read_document
+
+#: The commands, each in one line.
+COMMANDS = {
+    "fit": "train a student on privately released labels, or a model by DP-SGD",
+    "validate": "evaluate a checkpoint on public images",
+    "test": "evaluate a checkpoint on the test set",
+    "predict": "class probabilities for the test images",
+}
+#: Options of a configuration that the short help shows, by its headings.
+SHOWN: dict[str, dict[str, str]] = {
+    "what to run": {
+        "--config FILE": "YAML with any of the options below",
+        "--resume DIR": "go on with the run in this folder",
+        "--ckpt_path FILE": "a checkpoint of the student",
+        "--run_dir DIR": "folder of the run (runs/NAME/NUMBER)",
+        "--seed_everything N": "of weights, batches and chosen queries (0)",
+    },
+    "data": {
+        "--data CLASS": "as FashionMNISTDataModule",
+        "--data.ARGUMENT VALUE": "all of them: --data.help CLASS",
+    },
+    "student": {
+        "--model CLASS": "as VATStudent; NoisySGD has no teacher",
+        "--model.ARGUMENT VALUE": "all of them: --model.help CLASS",
+    },
+    "private labels": {
+        "--labeling.labeler CLASS": "teacher, as PrivateKNN, ReverseKNN, PATE",
+        "--labeling.labeler.ARGUMENT VALUE": "all: --labeling.labeler.help CLASS",
+        "--labeling.rounds N": "how often the teacher is asked",
+        "--labeling.queries_per_round N": "public examples that it is asked about",
+        "--labeling.budget.max_epsilon ε": "what would pass it is refused",
+        "--labeling.budget.delta δ": "of the guarantee",
+    },
+    "trainer": {
+        "--trainer.max_epochs N": "epochs (20)",
+        "--trainer.accelerator NAME": "cpu, gpu or auto",
+        "--trainer.logger CLASS": "as WandbLogger; metrics.csv is always there",
+    },
+}
+#: First words of all options, and keys of a configuration.
+SECTIONS = (
+    "data", "model", "labeling", "trainer", "seed_everything", "run_dir", "attach_ledger", "ckpt_path",
+    "weights_only", "verbose", "return_predictions",
+)  # fmt: skip
+_OTHERS = ("config", "resume", "help", "help-all", "print_config", "optimizer", "lr_scheduler")
+_STARTS = ("config", "c", "resume", "data", "model", "print_config")
+
+
+def short_help(command: str) -> str:
+    """The options that matter most, on one screen."""
+    lines = [f"usage: privknn {command} --config FILE [--OPTION VALUE ...]", "", f"{COMMANDS[command]}"]
+    for title, options in SHOWN.items():
+        lines += ["", f"{title}:", *(f"  {option:34} {text}" for option, text in options.items())]
+    more = (f"privknn {command} --help-all", f"privknn {command} --help trainer")
+    return "\n".join([*lines, "", f"all options:       {more[0]}", f"Lightning's alone: {more[1]}"])
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse what can be seen to be a mistake without knowing any class.
+
+    Args:
+        words: the command and its arguments.
+
+    Raises:
+        ConfigurationError: for an option or a section of a file that there is not, and where nothing is named to run.
+        FileNotFoundError: for a file or folder that is not there.
+    """
+    command, given = words[0], list(words[1:])
+    for word in given:
+        first = word[2:].partition("=")[0].partition(".")[0].rstrip("+")
+        if word.startswith("--") and first not in (*SECTIONS, *_OTHERS):
+            known = did_you_mean(first, (*SECTIONS, *_OTHERS), "options are")
+            raise ConfigurationError(
+                f"--{first}: there is no such option; {known}; see privknn {command} --help"
+            )
+    names = {word.lstrip("-").partition("=")[0].partition(".")[0] for word in given if word.startswith("-")}
+    if not names & {*_STARTS}:
+        resume = ", or --resume DIR" if command == "fit" else ""
+        raise ConfigurationError(
+            "nothing says what to run; give --config FILE, as in --config configs/digits_reverse_knn.yaml"
+            f"{resume}; see privknn {command} --help"
+        )
+    for file in files_of(given):
+        # jsonargparse reads configuration from the word itself too.
+        if file.endswith((".yaml", ".yml", ".json")) and not Path(file).is_file():
+            raise FileNotFoundError(
+                f"--config {file}: there is no such file; the package's own are configs/NAME.yaml"
+            )
+        document = read_document(file) if Path(file).is_file() else {}
+        for key in document if isinstance(document, dict) else ():
+            if key not in SECTIONS:
+                known = did_you_mean(str(key), SECTIONS, "sections are")
+                raise ConfigurationError(f"--config {file}: {key}: there is no such section; {known}")
+    for folder in values_of("resume", given):
+        if not (Path(folder) / "config.yaml").is_file():
+            raise FileNotFoundError(f"--resume {folder}: there is no config.yaml; give the folder of a run")
+
+
+def files_of(words: Sequence[str]) -> list[str]:
+    """The configurations that the words name."""
+    return [file for option in ("config", "c") for file in values_of(option, words)]
+
+
+def values_of(option: str, words: Sequence[str]) -> Iterator[str]:
+    """What the words give for an option."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.lstrip("-") == option and name.startswith("-"):
+            yield from [value] if equals else words[place + 1 : place + 2]
