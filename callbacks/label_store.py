@@ -564,7 +564,7 @@ class LabelRun:
                 accuracy is the mean over attributes.
             earlier: int64, public examples that had a label before the last round.
         """
-        guarantee, spent = self.reports(exact=False)
+        guarantee, spent = self.reports(exact=True)  # one ε everywhere: the summary's, from the first step on
         counts = self.store.counts()
         metrics = {
             "privacy/epsilon": guarantee.epsilon,

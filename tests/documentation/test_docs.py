@@ -47,7 +47,8 @@ def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):
     # The same code, shortened: fewer epochs and no progress bars.
     code = code.replace("epochs_per_round=12", "epochs_per_round=1").replace("max_epochs=24", "max_epochs=2")
     exec(code, {})
-    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(2.38, abs=0.2)
+    # The exact worst case, as in the summary; privacy loss distributions alone give 2.463.
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(2.3764, abs=1e-3)
 
 
 def test_counts_of_several_clients_are_released_once(tmp_path, monkeypatch, capsys):
