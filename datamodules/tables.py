@@ -19,10 +19,10 @@ from torch import Tensor
 from pl_privknn._checks import shape_text
 from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImages
 
-#: An array, or the path of a ``.npy``, ``.npz`` or ``.parquet`` file, with ``:member`` or ``:column`` behind it.
+#: An array, or the path of a file of numbers, with ``:member`` or ``:column`` behind it.
 ArrayOrPath = str | Path | np.ndarray | Tensor
 
-_KINDS = (".npy", ".npz", ".parquet")
+_KINDS = (".npy", ".npz", ".parquet", ".faiss")
 # Row groups that were read last stay in memory, up to so many bytes: small tables are read once.
 _KEPT_BYTES = 1 << 28
 # Looked through for values that are not finite: 16 MB at a time.
@@ -35,6 +35,7 @@ class Table:
 
     Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named as in
     ``data.npz:x``; of a ``.parquet`` file the column with that name, or the one named as in ``data.parquet:x``.
+    A ``.faiss`` file holds a flat index, whose vectors are taken in its order.
 
     Args:
         name: of the argument.
@@ -54,7 +55,7 @@ class Table:
         file, member = split_member(source)
         self.path, self.member = Path(file), member or name
         if self.path.suffix not in _KINDS:
-            raise ValueError(f"{self.named}: want a .npy, .npz or .parquet file")
+            raise ValueError(f"{self.named}: want a .npy, .npz, .parquet or .faiss file")
         if not self.path.is_file():
             raise FileNotFoundError(f"{self.named}: there is no such file, seen from {Path.cwd()}")
         if self._is_parquet and self.member not in (known := self.parquet(lambda f: f.schema_arrow.names)):
@@ -81,6 +82,8 @@ class Table:
                 raise ValueError(f"{self.named}: it is empty")
             rows = self.parquet(lambda file: file.metadata.num_rows)
             return (rows, self._lists(first.column(0)).shape[1])
+        if self.path.suffix == ".faiss":
+            return tuple(self.numbers().shape)
         with self._reading():
             if self.path.suffix == ".npy":
                 return tuple(np.load(self.path, mmap_mode="r", allow_pickle=False).shape)
@@ -106,6 +109,8 @@ class Table:
             if values.null_count or hasattr(values.type, "value_type"):
                 raise ValueError(f"{self.named}: want a number in each row of {self.member!r}")
             return self._tensor(values.to_numpy(zero_copy_only=False))
+        if self.path.suffix == ".faiss":
+            return self._flat_index()
         with self._reading():
             # "c": copy on write. The file is never changed, and torch gets memory that it may write to.
             mode = "c" if self.path.suffix == ".npy" else None
@@ -114,6 +119,34 @@ class Table:
                 with array as members:
                     array = members[self._chosen(members.files)]
         return self._tensor(array)
+
+    def _flat_index(self) -> Tensor:
+        import faiss
+
+        try:
+            index = faiss.read_index(str(self.path))
+        except RuntimeError:
+            raise ValueError(f"{self.named} can't be read as a FAISS index; use faiss.write_index") from None
+        if not isinstance(index, faiss.IndexFlat):
+            raise ValueError(
+                f"{self.named}: {type(index).__name__} does not hold the vectors as they are; want a flat index"
+            )
+        return self._tensor(index.reconstruct_n(0, index.ntotal))
+
+    def vectors(self) -> Tensor:
+        """Rows of floats, ``(n, d)``; of a Parquet file the lists of its column.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        if self._is_parquet:
+            return self._lists(self.parquet(lambda file: file.read([self.member]))[self.member])
+        table = self.numbers()
+        if table.ndim != 2 or not table.is_floating_point():
+            raise ValueError(
+                f"{self.named}: shape {shape_text(table.shape)}, {table.dtype}; want float of shape (n, d)"
+            )
+        return table
 
     def rows(self) -> ImageStore:
         """Rows of finite floats, each an image of d channels and one pixel.
@@ -125,11 +158,7 @@ class Table:
             store: ImageStore = ParquetRows(self)
             blocks: Any = store.blocks()  # type: ignore[attr-defined]
         else:
-            table = self.numbers()
-            if table.ndim != 2 or not table.is_floating_point():
-                raise ValueError(
-                    f"{self.named}: shape {shape_text(table.shape)}, {table.dtype}; want float of shape (n, d)"
-                )
+            table = self.vectors()
             store = TensorImages(table[:, :, None, None])
             blocks = table.split(max(1, _VALUES_AT_A_TIME // table.shape[1]))
         if not all(bool(torch.isfinite(block).all()) for block in blocks):

@@ -162,7 +162,7 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ({"test_labels": None}, "test_images and test_labels go together"),
         ({"val_labels": [0]}, "val_images and val_labels go together"),
         ({"public_images": None}, "public_images=None: a student needs"),
-        ({"private_images": "images.txt"}, "images.txt': want a .npy, .npz or"),
+        ({"private_images": "images.txt"}, "images.txt': want a .npy, .npz"),
         ({"task": "multilabel"}, r"private_labels: .*want whole numbers of shape \(n, 3\)"),
     ],
 )
@@ -520,3 +520,33 @@ def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
         data.private.check_same(lambda digest: digests.append(digest) or True)
     assert len(set(digests)) == 2
     assert {len(digest) for digest in digests} == {32}
+
+
+# ---------------------------------------------------------------------------- flat vectors
+
+
+def test_vectors_are_the_same_from_every_kind_of_file(tmp_path):
+    import faiss
+
+    rows = np.random.default_rng(0).random((23, 8)).astype(np.float32)
+    np.save(tmp_path / "a.npy", rows)
+    write_parquet(tmp_path / "a.parquet", rows, np.arange(23))
+    flat = faiss.IndexFlatIP(8)
+    flat.add(rows)
+    faiss.write_index(flat, str(tmp_path / "a.faiss"))
+    for source in (rows, tmp_path / "a.npy", f"{tmp_path}/a.parquet:x", tmp_path / "a.faiss"):
+        assert Table("x", source).vectors().tolist() == rows.tolist()
+        assert Table("x", source).shape() == (23, 8)
+    assert rows_of("x", tmp_path / "a.faiss").shape == (8, 1, 1)
+    cells = faiss.IndexIVFFlat(faiss.IndexFlatL2(8), 8, 2)
+    cells.train(rows)
+    faiss.write_index(cells, str(tmp_path / "b.faiss"))
+    (tmp_path / "c.faiss").write_bytes(b"no index")
+    for name, message in [
+        ("b", "IndexIVFFlat does not hold the vectors"),
+        ("c", "can't be read as a FAISS"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Table("x", tmp_path / f"{name}.faiss").vectors()
+    with pytest.raises(ValueError, match="want float of shape"):
+        Table("x", np.arange(4)).vectors()

@@ -3,9 +3,11 @@
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.ind_knn.engine import IndKNNSwitches
 from pl_privknn.labelers.ind_knn.labeler import IndKNN, RecordBudgets, Records, Similarity
+from pl_privknn.labelers.ind_knn.retrieval import Context, Retrieved, VoteRelease, smoothed_votes
 from pl_privknn.privacy.record_groups import RecordGroups
 
 __all__ = [
+    "Context",
     "IndKNN",
     "IndKNNParameters",
     "IndKNNSwitches",
@@ -13,5 +15,8 @@ __all__ = [
     "RecordBudgets",
     "RecordGroups",
     "Records",
+    "Retrieved",
     "Similarity",
+    "VoteRelease",
+    "smoothed_votes",
 ]

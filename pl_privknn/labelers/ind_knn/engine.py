@@ -19,6 +19,7 @@ from pl_privknn.labelers.ind_knn.algorithm import (
     PublicDensity,
     ask,
 )
+from pl_privknn.labelers.ind_knn.retrieval import Retrieved
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
 from pl_privknn.neighbors.search import reaching
 from pl_privknn.privacy.ledger import ChargesLedger
@@ -261,6 +262,37 @@ class IndKNNEngine:
             self.answered.delete(np.arange(known, len(self.answered)))
             raise
         return answers
+
+    def retrieve(
+        self, queries: Tensor, sigma: float, source: NoiseSource, ledger: ChargesLedger | None
+    ) -> list[Retrieved]:
+        """Find the neighbours of queries that can pay for a vote; what they pay is on disk when this returns.
+
+        Args:
+            queries: float features, shape ``(m, dimension)``.
+            sigma: deviation of the vote's noise.
+            source: of protective randomness.
+            ledger: as in :meth:`answer`.
+
+        Raises:
+            BudgetExceeded: as the ledger says; nothing was found.
+            PrivateStoreError: as in :meth:`answer`.
+        """
+        noise = self.budgets.pay_for(self.parameters.total, ledger, source)
+        vectors, table = unit_rows(queries), self.table
+        before, found = table.left[: len(table)].copy(), []
+        cost = float(self.parameters.costs(1 / sigma**2))
+        neighborhoods = self.neighborhoods(vectors, self._thresholds(vectors))
+        for query, (near, kappa) in enumerate(neighborhoods):
+            order = np.lexsort((table.ids[near], -kappa))
+            near, kappa = near[order], kappa[order]
+            able = table.left[near] >= cost
+            near, kappa = near[able], kappa[able]
+            table.left[near] -= cost
+            own, ids = noise.stream("retrieval", query), table.ids[near]
+            found.append(Retrieved(ids, table.labels[near], kappa, ids.copy(), sigma, self.num_classes, own))
+        self.budgets.vouch(ledger, self.pay(before))
+        return found
 
     def _answer_block(
         self, vectors: Tensor, thresholds: Floats, draws: Floats, answers: Answers, block: slice

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int, shape_text
+from pl_privknn._checks import check_int, check_positive, shape_text
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import ChargesLedger, check_table
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
@@ -138,18 +138,43 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             PrivateStoreError: if the budgets could not be written, or are not the latest; nothing is let out.
         """
         queries = self._features(x)
-        check_queries(queries, self.dimension)
         with self._turn:
-            engine = self._engine
-            if self.switches.density is not None and not len(engine.reference):
-                raise RuntimeError(
-                    "density: there are no public examples yet; call use_public(features) first"
-                )
+            engine = self._ready(queries)
             known = len(engine.answered)
             answers = engine.answer(queries, self.noise_source, self._ledger)
             self._keep("answers", engine.answered.vectors[known:], engine.answered.labels[known:])
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)
         return Predictions(labels, probabilities(answers.noisy), counts)
+
+    def retrieve(self, query: Tensor, sigma: float | None = None) -> Any:
+        """**Private.** Find the neighbours of a query that can still pay, for the curator, and book their charge.
+
+        Each has then paid for *one* vote with noise of deviation ``sigma``, :meth:`Retrieved.vote`, which may be let
+        out (:class:`~pl_privknn.labelers.ind_knn.retrieval.Retrieved` states the guarantee). The search is exact
+        unless ``hashing`` is chosen. Charges are on disk before this returns.
+
+        Args:
+            query: features of one query, float ``(dimension,)``, or of several, as in :meth:`predict`, which pay one
+                after another.
+            sigma: deviation of the noise on the numbers of votes; each neighbour pays 1/sigma². By default
+                :meth:`IndKNNParameters.sigma_of_votes`, for which the share of records near a query is taken from
+                ``density``, and is a third without it.
+
+        Returns:
+            a :class:`~pl_privknn.labelers.ind_knn.retrieval.Retrieved`, or a list of them for several queries.
+
+        Raises:
+            RuntimeError: as :meth:`predict`.
+            ValueError: as there, or if ``sigma`` is not above 0.
+            PrivateStoreError: as there; nothing is returned.
+        """
+        density = self.switches.density
+        share = 1 / 3 if density is None else density.neighbors / density.records
+        sigma = self.parameters.sigma_of_votes(share) if sigma is None else check_positive("sigma", sigma)
+        queries = self._features(query[None] if query.ndim == 1 else query)
+        with self._turn:
+            found = self._ready(queries).retrieve(queries, sigma, self.noise_source, self._ledger)
+        return found[0] if query.ndim == 1 else found
 
     # ------------------------------------------------------------------ for the owner of the data
 
@@ -333,6 +358,12 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         if self._engine.budgets.path is not None and len(vectors):
             with self._engine.budgets.writing() as db:
                 _put(db, name, vectors, labels, numbers)
+
+    def _ready(self, queries: Tensor) -> IndKNNEngine:
+        check_queries(queries, self.dimension)
+        if self.switches.density is not None and not len(self._engine.reference):
+            raise RuntimeError("density: there are no public examples yet; call use_public(features) first")
+        return self._engine
 
     def _features(self, x: Tensor) -> Tensor:
         if x.ndim != 4:

@@ -1,0 +1,241 @@
+"""Retrieval with a budget: what one record changes is paid for, once for each vote, before anything is handed out."""
+
+import importlib.util
+import os
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from forked import talking
+from ind_knn_setup import PARAMETERS, QUERIES, C, D, filled, left_of, new, rows
+from ledger_setup import needs_fork
+
+from pl_privknn.labelers import IndKNNPredictor
+from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity, smoothed_votes
+from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.mechanisms import GaussianDPStream
+from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
+
+
+def most(context):
+    return int(np.bincount(context.labels, weights=context.similarities).argmax())
+
+
+class ByNumber(SeededNoise):
+    """Draws the part of each record from its number, and no noise: the coupling of the privacy argument."""
+
+    def __init__(self, owners=(), seed=0):
+        super().__init__(seed)
+        self.owners, self.seed = owners, seed
+
+    def stream(self, *key):
+        return self
+
+    def integers(self, shape, below):
+        drawn = {number: np.random.default_rng((self.seed, number)).integers(below) for number in self.owners}
+        return torch.tensor([drawn[number] for number in sorted(self.owners)] + [0] * (shape - len(drawn)))
+
+    def rounded_normal(self, shape, sigma):
+        return torch.zeros(shape, dtype=torch.int64)
+
+
+def flighty(context):
+    """An answer that any record of a context may change at will."""
+    return hash(tuple(context.ids.tolist())) % C
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("switches", [IndKNNSwitches(), IndKNNSwitches(hashing=SignProjections(3, 2))])
+def test_what_one_record_changes_is_what_it_pays(seed, switches):
+    rng = np.random.default_rng(seed)
+    x, y = torch.randn(14, D, generator=torch.Generator().manual_seed(seed)), torch.arange(14) % C
+    parameters, sigma = IndKNNParameters(0.2, 4.0, 0.5, 0.2), float(rng.uniform(3, 6))
+    leaver = int(rng.integers(14))
+    both = []
+    for gone in ([], [leaver]):
+        predictor = new(parameters, switches=switches)
+        predictor.add(np.arange(14), x, y)
+        predictor.remove(gone)
+        both.append(predictor)
+    cost = 0.0
+    for query in torch.randn(25, D, generator=torch.Generator().manual_seed(seed + 100)):
+        found = [predictor.retrieve(query, sigma) for predictor in both]
+        difference = set(found[0].ids.tolist()) ^ set(found[1].ids.tolist())
+        assert difference <= {leaver}
+        assert leaver not in found[1].ids
+        for one in found:
+            one._noise = ByNumber(one.ids.tolist(), seed)
+        votes = [one.vote(flighty, contexts=4).noisy for one in found]
+        moved = float((votes[0] - votes[1]).double().square().sum())
+        assert moved <= (2 if difference else 0)
+        cost += moved / (2 * sigma**2)
+        left = [left_of(predictor) for predictor in both]
+        assert left[0].pop(leaver) <= parameters.budget - cost + 1e-9
+        assert left[0] == left[1]  # nobody else's budget depends on the record
+    assert cost > 0
+
+
+def test_neighbours_that_can_pay_are_found_nearest_first_and_pay_the_same():
+    predictor, sigma = filled(), 2.0  # 1/4 of 0.2 is too much for any
+    assert len(predictor.retrieve(QUERIES[0], sigma)) == 0
+    predictor, sigma = filled(), 4.0  # 1/16: three times
+    table = torch.nn.functional.normalize(rows(40)[0], dim=1)
+    cosines = table @ torch.nn.functional.normalize(QUERIES[0], dim=0)
+    expected = [i for i in cosines.argsort(descending=True).tolist() if cosines[i] >= PARAMETERS.threshold]
+    for turn in range(4):
+        found = predictor.retrieve(QUERIES[0], sigma)
+        assert found.ids.tolist() == (expected if turn < 3 else [])
+    found = filled().retrieve(QUERIES[0], sigma)
+    np.testing.assert_allclose(found.similarities, cosines[expected], atol=1e-6)
+    assert found.labels.tolist() == rows(40)[1][expected].tolist()
+    left = left_of(predictor)
+    assert all(left[i] == pytest.approx(0.2 - 3 / 16 * (i in expected)) for i in range(40))
+    # Several queries pay one after another, as if they were asked so.
+    together, apart = filled(), filled()
+    found = together.retrieve(QUERIES, sigma)
+    assert [one.ids.tolist() for one in found] == [apart.retrieve(q, sigma).ids.tolist() for q in QUERIES]
+    assert left_of(together) == left_of(apart)
+
+
+def test_the_stream_is_one_entry_together_with_predictions(tmp_path):
+    run = Ledger(tmp_path / "ledger.sqlite").run("users", [])
+    predictor = filled(ledger=run)
+    predictor.retrieve(QUERIES[0])
+    predictor.predict(QUERIES[:2])
+    predictor.retrieve(QUERIES[1])
+    (charge,) = run.ledger.report().charged
+    assert (charge.mechanism, charge.count) == (GaussianDPStream(PARAMETERS.total.mu), 1)
+
+
+def test_default_noise_lets_budgets_last_for_the_stated_queries():
+    parameters = IndKNNParameters.for_epsilon(2.0, threshold=0.4, sigma2=0.5, num_queries=600)
+    for switches, share in [(IndKNNSwitches(), 1 / 3), (IndKNNSwitches(PublicDensity(10, 200)), 0.05)]:
+        predictor = filled(parameters=parameters, switches=switches)
+        predictor.use_public(rows(30, seed=3)[0])
+        before, found = left_of(predictor), predictor.retrieve(rows(40)[0][0])
+        paid = before[found.ids[0]] - left_of(predictor)[found.ids[0]]
+        assert paid * 600 * share == pytest.approx(parameters.budget, rel=1e-9)
+
+
+def test_contexts_are_disjoint_and_asked_once():
+    found, seen = filled().retrieve(QUERIES[0], 4.0), []
+    found.vote(lambda context: seen.append(context) or 0, contexts=5)
+    assert sorted(np.concatenate([context.ids for context in seen])) == sorted(found.ids)
+    assert 1 < len(seen) <= 5
+    for context in seen:
+        assert (np.diff(context.similarities) <= 0).all()
+        assert context.labels.tolist() == rows(40)[1][context.ids].tolist()
+    with pytest.raises(RuntimeError, match="paid for one vote, which was released; retrieve again"):
+        found.vote(most)
+
+
+def test_no_answer_is_no_vote_and_a_failure_releases_nothing():
+    predictor = filled(noise_source=ByNumber())
+    for answer in (lambda _: None, lambda _: C, lambda _: -1, lambda _: "tech", lambda _: 1.0):
+        found = predictor.retrieve(QUERIES[0], 100.0)
+        found._noise = ByNumber(found.ids.tolist())
+        assert found.vote(answer).noisy.tolist() == [0] * C
+    found = predictor.retrieve(QUERIES[0], 100.0)
+    found._noise = ByNumber(found.ids.tolist())
+    with pytest.raises(ZeroDivisionError):
+        found.vote(lambda _: 1 // 0)
+    with pytest.raises(ValueError, match="contexts=0"):
+        found.vote(most, contexts=0)
+    released = found.vote(most, contexts=3)
+    assert 1 <= int(released.noisy.sum()) <= 3
+    assert released.label == int(released.noisy.argmax())
+
+
+def test_votes_have_the_stated_noise():
+    # 3,000 numbers of deviation 4: their mean and deviation are within 5 standard errors (error rate below 1e-5).
+    predictor = filled(parameters=IndKNNParameters(0.999999, 4.0, 0.5, 1e6), noise_source=SeededNoise(3))
+    draws = np.concatenate(
+        [found.vote(most).noisy.numpy() for found in predictor.retrieve(QUERIES[:1].repeat(1000, 1), 4.0)]
+    )
+    assert abs(draws.mean()) < 5 * 4 / np.sqrt(3000)
+    assert abs(draws.std() - np.sqrt(16 + 1 / 12)) < 5 * 4 / np.sqrt(6000)
+
+
+def test_charges_are_in_the_file_before_neighbours_are_handed_out(tmp_path):
+    with filled() as predictor:
+        predictor.save(tmp_path / "p")
+        found = predictor.retrieve(QUERIES[0], 4.0)
+        file = f"{(tmp_path / 'p' / FILE_NAME).as_uri()}?mode=ro"
+        with sqlite3.connect(file, uri=True) as db:
+            spent = dict(db.execute("SELECT id, spent FROM budgets WHERE spent > 0"))
+        assert set(spent) == set(found.ids.tolist())
+        left = left_of(predictor)
+        predictor.remove([found.ids[0]])
+        assert found.ids[0] not in predictor.retrieve(QUERIES[0], 4.0).ids
+    with IndKNNPredictor.open(tmp_path / "p", noise_source=SeededNoise(0)) as predictor:
+        predictor.add([found.ids[0]], *rows(1, seed=2))
+        assert left_of(predictor)[found.ids[0]] == left[found.ids[0]] < PARAMETERS.budget
+        with sqlite3.connect(file.replace("?mode=ro", ""), uri=True) as db:
+            db.execute("DROP TABLE calls")
+        with pytest.raises(PrivateStoreError):
+            predictor.retrieve(QUERIES[0], 4.0)
+
+
+@needs_fork
+def test_killed_while_retrieving_every_retrieval_was_paid_for(tmp_path):
+    parameters = IndKNNParameters(0.4, 20.0, 2.0, 2.0)
+    with filled(parameters=parameters, noise_source=SystemNoise()) as predictor:
+        predictor.save(tmp_path / "p")
+
+    def retrieve(say):
+        with IndKNNPredictor.open(tmp_path / "p") as predictor:
+            while True:
+                say(len(predictor.retrieve(QUERIES[0], 20.0)))
+
+    with talking(retrieve) as (child, said):
+        lines = [said.readline() for _ in range(20)]
+        os.kill(child, 9)
+        lines += said.readlines()
+    times = sum(line.endswith("\n") for line in lines)
+    with IndKNNPredictor.open(tmp_path / "p") as predictor:
+        paid = parameters.budget - min(left_of(predictor).values())
+    assert round(paid * 20.0**2) in (times, times + 1)
+    assert times >= 20
+
+
+def test_smoothed_votes_are_sums_over_near_queries():
+    predictor = filled(noise_source=SeededNoise(1))
+    released = [found.vote(most) for found in predictor.retrieve(QUERIES, 10.0)]
+    rows_, expected = QUERIES.numpy(), []
+    lengths = np.linalg.norm(rows_, axis=1)
+    for row, length in zip(rows_, lengths, strict=True):
+        near = np.argsort(-(rows_ @ row) / lengths / length)[:4]
+        expected.append(sum(released[i].noisy.numpy() for i in near))
+    np.testing.assert_array_equal(smoothed_votes(QUERIES, released, 4), expected)
+
+
+def test_bad_queries_cost_nothing():
+    predictor = filled()
+    for query, sigma, message in [
+        (QUERIES[0], 0.0, "sigma=0.0"),
+        (QUERIES[0, :4], None, "queries: shape"),
+        (QUERIES[0] * torch.nan, None, "queries: some are NaN"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            predictor.retrieve(query, sigma)
+    with pytest.raises(RuntimeError, match="no public examples"):
+        filled(switches=IndKNNSwitches(density=PublicDensity(2, 40))).retrieve(QUERIES[0])
+    assert list(left_of(predictor).values()) == pytest.approx([PARAMETERS.budget] * 40)
+    assert "ids" not in repr(predictor.retrieve(QUERIES[0]))
+
+
+def test_the_example_answers_from_private_articles(capsys):
+    path = Path(__file__).parents[3] / "examples" / "private_retrieval.py"
+    spec = importlib.util.spec_from_file_location("private_retrieval", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    # 100 queries of five topics: two thirds are far above the 0.23 of the largest topic (error rate below 1e-9).
+    accuracy = example.main(
+        ["--articles=300", "--queries=100", "--neighbors=40", "--contexts=20", "--epsilon=16"]
+    )
+    assert accuracy > 0.66
+    assert "100 queries to 200 private articles at ε = 16.00" in capsys.readouterr().out
