@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -10,6 +11,7 @@ import platform
 import subprocess
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,14 +187,10 @@ class RunReport(pl.Callback):
             "data": type(trainer.datamodule).__name__,  # type: ignore[attr-defined]
             "versions": _versions(trainer),
         }
-        self._write()
-        self._keep_pictures(trainer)
         self._ledger = getattr(spender_of(trainer, pl_module), "ledger", None)
-        self._bind()
-        self._log_results(trainer, "val")
-        log_queries(trainer, self.run_dir)
-        if self.show:
-            self.print_table()
+        self._finish(trainer, "val")
+        with result_stands("the log of the queries"):
+            log_queries(trainer, self.run_dir)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the run's folder, write there what the run is, and tell the loggers."""
@@ -263,10 +261,18 @@ class RunReport(pl.Callback):
             accuracies = self._judged.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
-        self._write()
-        self._keep_pictures(trainer)
-        self._bind()
-        self._log_results(trainer, "test")
+        self._finish(trainer, "test")
+
+    def _finish(self, trainer: pl.Trainer, part: str) -> None:
+        """Write, bind, log and print the summary; what fails of it takes nothing of the others."""
+        with result_stands("summary.json"):
+            self._write()
+        with result_stands("pictures for the report"):
+            self._keep_pictures(trainer)
+        with result_stands("the ledger's note of the run's files"):
+            self._bind()
+        with result_stands("a logger"):
+            self._log_results(trainer, part)
         if self.show:
             self.print_table()
 
@@ -351,6 +357,16 @@ class RunReport(pl.Callback):
         check_declared(self.summary, "summary")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(self.path, json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextlib.contextmanager
+def result_stands(what: str) -> Iterator[None]:
+    """Within, after a training that was paid for: an error becomes a warning, and the result is kept and shown."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())
+        rank_zero_warn(f"{what} failed ({type(error).__name__}: {said}); the training's result stands")
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

@@ -21,7 +21,13 @@ from pl_privknn._checks import check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
-from pl_privknn.callbacks.run_summary import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
+from pl_privknn.callbacks.run_summary import (
+    CHECKPOINT,
+    DurableCheckpointIO,
+    left_out_of,
+    result_stands,
+    usable_checkpoint,
+)
 from pl_privknn.cli.common import importable, mistake, shown_text, suggest
 from pl_privknn.cli.words import files_of, values_of
 from pl_privknn.config import ConfigurationError, known_classes, one_line
@@ -386,21 +392,32 @@ class PrivKNNCLI(LightningCLI):
             number = len(list(folder.glob("metrics.*.csv")))
             metrics.rename(folder / f"metrics.{number}.csv")
 
+    def fit(self, **kwargs: Any) -> None:
+        """Train; what fails once the training is over, such as a logger's last file, takes nothing of its result."""
+        try:
+            self.trainer.fit(**kwargs)
+        except Exception:
+            if not self.run_report.summary:
+                raise
+            with result_stands("what follows the training"):
+                raise
+
     def after_fit(self) -> None:
         """Test the last epoch's student, then print the table and, last, the run's folder."""
-        if self.trainer.fast_dev_run or self.trainer.interrupted:  # type: ignore[attr-defined]
+        trainer: Any = self.trainer
+        if trainer.fast_dev_run or (trainer.interrupted and not self.run_report.summary):
             return
         package = pl.package_of(self.trainer)
         tests = package.utilities.model_helpers.is_overridden(
             "test_step", self.model, package.LightningModule
         )
         if tests and isinstance(self.datamodule, PrivatePublicDataModule) and len(self.datamodule.test):
-            with _result_stands("the test"):
+            with result_stands("the test"):
                 self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         if self.trainer.is_global_zero:
             self.run_report.print_table()
             folder, files = Path(self._subconfig().run_dir), {}
-            with _result_stands("the report for the logger"):
+            with result_stands("the report for the logger"):
                 if self._subconfig().attach_ledger and (spender := spender_of(self.trainer, self.model)):
                     files = {"ledger.sqlite": spender.ledger.path, "report.html": write_report(folder)}
                 finish_wandb(self.trainer, self.run_report.summary, files)
@@ -409,19 +426,6 @@ class PrivKNNCLI(LightningCLI):
 
     def _subconfig(self) -> Namespace:
         return self.config.get(str(self.subcommand), self.config)
-
-
-@contextlib.contextmanager
-def _result_stands(what: str) -> Iterator[None]:
-    """What fails after a training that was paid for takes nothing of its result; it is told."""
-    try:
-        yield
-    except Exception as error:
-        said = " ".join(str(error).split())
-        print(
-            f"warning: {what} failed ({type(error).__name__}: {said}); the training's result stands",
-            file=sys.stderr,
-        )
 
 
 class _SaveRunConfig(SaveConfigCallback):

@@ -262,6 +262,11 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         self.teachers = teachers if teachers is not None else LinearTeachers()
         self.partitioner = partitioner if partitioner is not None else RandomPartition()
         self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
+        if isinstance(groups, list | tuple):
+            raise ValueError(
+                "groups: a list would stand in the run's config.yaml, which is public; give an array, or the path of a "
+                ".npy file"
+            )
         self.attributes, self.groups = attributes, groups
         if not self.partitioner.takes_groups and (groups is not None or attributes is not None):
             raise ValueError(

@@ -555,6 +555,11 @@ def check_trainer(trainer: Any, training: Any, clipping: str) -> None:
             f"profiler={type(trainer.profiler).__name__}: times of single steps tell how many records were drawn, "
             "which is private; leave the profiler out"
         )
+    if any(hasattr(part, "_wandb_hook_names") for part in trainer.lightning_module.modules()):
+        raise ValueError(
+            "wandb.watch: its hooks run at every pass of the network, and how many there are tells how many records "
+            "were drawn, which is private; call unwatch() before the training"
+        )
     for callback in trainer.callbacks:
         name = type(callback).__name__
         if name in _TRIALS:

@@ -190,6 +190,39 @@ def test_version_and_a_configuration_of_the_package(tmp_path, capsys):
     assert "no_such.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("failing", ["logger", "disk", "report"])
+def test_what_fails_after_a_training_takes_nothing_of_its_result(
+    failing, tmp_path, monkeypatch, capsys, recwarn
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "failing_logger.py").write_text(
+        "from pytorch_lightning.loggers import CSVLogger\n"
+        "class Failing(CSVLogger):\n"
+        "    def finalize(self, status):\n"
+        "        raise RuntimeError('the server is gone')\n"
+    )
+    words = ["--labeling.progress", "false", "--trainer.enable_progress_bar", "false", "--run_dir", "run"]
+
+    def broken(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    if failing == "logger":
+        words += ["--trainer.logger", "failing_logger.Failing", "--trainer.logger.save_dir", "logs"]
+    elif failing == "disk":
+        monkeypatch.setattr("pl_privknn.callbacks.run_summary.write_durably", broken)
+    else:
+        words += ["--attach_ledger", "true"]
+        monkeypatch.setattr("pl_privknn.cli.train.write_report", broken)
+    words += ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1"]
+    assert main(["fit", "--config", "configs/digits_reverse_knn.yaml", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "ε" in shown
+    assert "test accuracy" in shown
+    told = [str(each.message) for each in recwarn if "the training's result stands" in str(each.message)]
+    assert ("server is gone" if failing == "logger" else "No space left") in told[0]
+
+
 def test_a_module_without_a_test_step_trains_privately_and_states_epsilon(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from training_setup import Lit, fit, training
+from wandb.integration.torch import wandb_torch
 
 
 class Other(Lit):
@@ -113,6 +114,13 @@ def test_callbacks_that_wait_for_private_figures_are_refused(tmp_path, callbacks
 )
 def test_trainers_that_break_the_accounting_are_refused(tmp_path, options, message):
     check_refused(tmp_path, Lit(), message, **options)
+
+
+def test_a_module_that_wandb_watches_is_refused(tmp_path):
+    module = Lit()
+    history = wandb_torch.TorchHistory()
+    history.add_log_parameters_hook(next(module.children()))
+    check_refused(tmp_path, module, "unwatch")
 
 
 class Endless(IterableDataset):

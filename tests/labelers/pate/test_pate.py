@@ -222,7 +222,9 @@ def test_groups_change_one_vote_together(tmp_path):
     with pytest.raises(ValueError, match=r"gone\.npy"):
         fitted(groups=str(tmp_path / "gone.npy"))
     with pytest.raises(ValueError, match=r"groups: shape \(n,\)"):
-        fitted(groups=[1, 2, 3, 4, 5])
+        fitted(groups=torch.tensor([1, 2, 3, 4, 5]))
+    with pytest.raises(ValueError, match=r"a list would stand in the run's config\.yaml"):
+        PATE(5, aggregator=GNMAX(1.0), groups=[1, 2, 3, 4, 5])
 
 
 # ---------------------------------------------------------------------- broken and missing teachers
