@@ -264,8 +264,8 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
         if isinstance(groups, list | tuple):
             raise ValueError(
-                "groups: a list would stand in the run's config.yaml, which is public; give an array, or the path of a "
-                ".npy file"
+                "groups: a list would stand in the run's config.yaml, which is public; give an array, or the "
+                "path of a .npy file"
             )
         self.attributes, self.groups = attributes, groups
         if not self.partitioner.takes_groups and (groups is not None or attributes is not None):
