@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import math
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
@@ -210,57 +211,85 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
 
 
 def table() -> str:
-    """One line a method and ε."""
-    found = [one["results"] for one in entries("attacks").values()]
+    """One line a method: its stated ε, and what was found at each, one after another."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for one in entries("attacks").values():
+        rows.setdefault(one["results"]["method"], []).append(one["results"])
     lines = []
-    for one in sorted(found, key=lambda each: (each["method"], each["wanted"])):
-        honest, fault = one["honest"], one["half_noise"]
-        size = honest["canaries"] if honest["form"] == "one_run" else honest["runs"]
-        estimate = honest["epsilon_estimate"]
-        breach = honest["smallest_breach"]
-        cells = [
-            one["method"],
-            f"{honest['epsilon']:.2f}",
-            honest["released"],
-            f"{size:,} canaries" if honest["form"] == "one_run" else f"2 × {size:,} runs",
-            _cell(one, "epsilon_lower", size),
-            "–" if estimate is None else f"{estimate:.2f}" + ("" if honest["gaussian"] else " *"),
-            _cell(one, "epsilon_lower_labels", size),
-            "–" if breach is None else f"{breach:g}" if "breach_power" in honest else f"({breach:g})",
-            "–" if one["method"] in WHOLE_NUMBERS else "yes" if fault["violated"] else "no",
-        ]
-        lines.append(cells)
-    seen = ["bound from what is seen", "by way of μ", "from labels"]
-    header = ["method", "ε", "seen", "size", *seen, "smallest breach", "half the noise found"]
+    for method, found in sorted(rows.items()):
+        found.sort(key=lambda each: each["wanted"])
+        honest = [one["honest"] for one in found]
+        sizes = [one["canaries"] if one["form"] == "one_run" else one["runs"] for one in honest]
+        lines.append([
+            method,
+            honest[0]["released"],
+            "canaries" if honest[0]["form"] == "one_run" else "runs",
+            _joined(f"{one['epsilon']:.2f}" for one in honest),
+            _joined(_bound(one) for one in found),
+            f"{min(_least(one, size) for one, size in zip(found, sizes, strict=True)):.2f}",
+            _joined(_estimate(one) for one in honest),
+            _joined(_breach(one) for one in honest),
+            "–" if method in WHOLE_NUMBERS else _joined(
+                "yes" if one["half_noise"]["violated"] else "no" for one in found
+            ),
+        ])  # fmt: skip
+    header = [
+        "method",
+        "seen",
+        "form",
+        "ε",
+        "ε_lower",
+        "least to show",
+        "by way of μ",
+        "smallest breach",
+        "half the noise found",
+    ]
     return markdown(header, lines)
 
 
+def _joined(cells: Iterable[str]) -> str:
+    return " / ".join(cells)
+
+
+def _estimate(honest: dict[str, Any]) -> str:
+    estimate = honest["epsilon_estimate"]
+    return "–" if estimate is None else f"{estimate:.2f}" + ("" if honest["gaussian"] else "*")
+
+
+def _breach(honest: dict[str, Any]) -> str:
+    breach = honest["smallest_breach"]
+    return "–" if breach is None else f"{breach:g}" if "breach_power" in honest else f"({breach:g})"
+
+
 def faults_table() -> str:
-    """One line a method and fault, with a cell for each ε."""
+    """One line a method, one column a fault; attacks that found it at each ε, and the size that all of them found."""
     found = [one["results"] for one in entries("attack_faults").values()]
-    epsilons = sorted({one["epsilon"] for one in found})
-    rows: dict[tuple[str, str], dict[float, str]] = {}
-    for one in sorted(found, key=lambda each: (faulty.METHODS.index(each["method"]), each["fault"] != NONE)):
-        name = one["fault"] if one["size"] == 1 else f"{one['fault']}, {one['size']:g} times"
-        cell = f"{one['found']} of {one['of']}"
-        if one["fault"] == NONE:
-            name = "none"
-        elif one["size_found"] is None:
-            cell += "" if one["size"] == 1 else "; not at any size"
-        elif one["size_found"] != one["size"]:
-            cell += f"; all at {one['size_found']:g} times"
-        rows.setdefault((one["method"], name), {})[one["epsilon"]] = cell
-    lines = [[*who, *(cells.get(epsilon, "–") for epsilon in epsilons)] for who, cells in rows.items()]
-    return markdown(["method", "fault", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines)
+    columns = sorted({one["fault"] for one in found}, key=lambda fault: (fault != NONE, fault))
+    rows: dict[str, dict[str, list[str]]] = {}
+    for one in sorted(found, key=lambda each: (faulty.METHODS.index(each["method"]), each["epsilon"])):
+        cell = f"{one['found']}/{one['of']}"
+        if one["fault"] != NONE and one["size_found"] is None:
+            cell += "" if one["size"] == 1 else " (–)"
+        elif one["fault"] != NONE and one["size_found"] != one["size"]:
+            cell += f" ({one['size_found']:g}×)"
+        rows.setdefault(one["method"], {}).setdefault(one["fault"], []).append(cell)
+    lines = [
+        [method, *(", ".join(cells.get(fault, [])) for fault in columns)] for method, cells in rows.items()
+    ]
+    return markdown(["method", *columns], lines)
 
 
-def _cell(one: dict[str, Any], name: str, size: int) -> str:
-    honest = one["honest"]
-    if honest[name] is None:
-        return "–"
-    # Canaries of their own places are judged as so many runs, half of them on either side.
-    form, count = ("many_runs", size // 2) if one["method"].startswith("Ind-KNN") else (honest["form"], size)
-    return f"{honest[name]:.2f} ({least_shown(form, count, honest['delta']):.2f})"
+def _bound(one: dict[str, Any]) -> str:
+    """A lower bound, rounded down."""
+    return f"{math.floor(100 * one['honest']['epsilon_lower']) / 100:.2f}"
+
+
+def _least(one: dict[str, Any], size: int) -> float:
+    """The least ε that could show; canaries of their own places count as runs, half of them on either side."""
+    form, count = (
+        ("many_runs", size // 2) if one["method"].startswith("Ind-KNN") else (one["honest"]["form"], size)
+    )
+    return least_shown(form, count, one["honest"]["delta"])
 
 
 @functools.cache
