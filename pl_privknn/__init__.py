@@ -30,6 +30,8 @@ _PUBLIC = {
     "PrivateLabeler": "pl_privknn.callbacks.private_labeler",
     "PrivateRadius": "pl_privknn.labelers",
     "PrivateTraining": "pl_privknn.training",
+    "PublicFeatures": "pl_privknn.features",
+    "Recommendation": "pl_privknn.recommendation",
     "Release": "pl_privknn.labelers.base",
     "ReverseKNN": "pl_privknn.labelers.reverse_knn",
     "RunReport": "pl_privknn.callbacks.run_summary",
@@ -38,6 +40,7 @@ _PUBLIC = {
     "TimmFeatures": "pl_privknn.features",
     "UDAStudent": "pl_privknn.students",
     "VATStudent": "pl_privknn.students",
+    "recommend": "pl_privknn.recommendation",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -15,7 +15,7 @@ from pl_privknn.cli.audit import add_audit, add_check
 from pl_privknn.cli.common import CommandParser, mistake, shown_text
 from pl_privknn.cli.compare import add_compare, add_tune
 from pl_privknn.cli.privacy import add_epsilon, add_plan
-from pl_privknn.cli.publish import add_demo, add_export, add_init, add_report
+from pl_privknn.cli.publish import add_demo, add_export, add_init, add_report, fit_words
 from pl_privknn.cli.words import COMMANDS, check_words, short_help
 
 
@@ -59,6 +59,7 @@ def _run_training(words: list[str]) -> int:
         if word in ("--help", "-h") and words[place + 1 : place + 2] != ["trainer"]:
             print(short_help(words[0]))
             raise SystemExit(0)
+    words = fit_words(words)
     if not {"--help", "-h", "--help-all"} & {*words}:
         check_words(words)
     from pl_privknn.cli.train import run_training

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.cli.common import suggest, without_suggestions
+from pl_privknn.cli.common import CommandParser, suggest, without_suggestions
 
 #: Configurations of the demo, the best teacher for small data first.
 _DEMO = {"Reverse kNN": "digits_reverse_knn", "Private-kNN": "digits_private_knn"}
@@ -17,7 +18,16 @@ _DEMO = {"Reverse kNN": "digits_reverse_knn", "Private-kNN": "digits_private_knn
 
 def add_init(commands: Any) -> None:
     """Register ``privknn init`` with argparse's subparsers."""
-    parser = commands.add_parser("init", help="recommend a teacher for your data and write a configuration")
+    parser = commands.add_parser(
+        "init", help="recommend the best run for your data and write its configuration"
+    )
+    _add_recommended(parser)
+    parser.add_argument("--output", default="private_run.yaml", metavar="FILE", help="(private_run.yaml)")
+    parser.set_defaults(run=_init)
+
+
+def _add_recommended(parser: argparse.ArgumentParser) -> None:
+    """Options of ``init``, and of ``fit`` without a configuration."""
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="folder of images or arrays, or an .npz file"
     )
@@ -27,34 +37,71 @@ def add_init(commands: Any) -> None:
     )
     parser.add_argument("--delta", type=float, help="δ (a tenth of one over the records, or less)")
     parser.add_argument("--num-classes", type=int, help="where no test set tells them")
-    parser.add_argument("--teacher", choices=("reverse-knn", "private-knn"), help="this one")
-    parser.add_argument("--output", default="private_run.yaml", metavar="FILE", help="(private_run.yaml)")
-    parser.set_defaults(run=_init)
+    parser.add_argument("--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="this one")
 
 
 def _init(parsed: argparse.Namespace) -> int:
-    from pl_privknn._checks import check_int, check_positive
-    from pl_privknn.recommend import public_side, recommend
-
-    records = check_int("--private-records", parsed.private_records, minimum=10)
-    epsilon = check_positive("--epsilon", parsed.epsilon)
-    if parsed.num_classes is not None:
-        check_int("--num-classes", parsed.num_classes, minimum=2)
     output = Path(parsed.output)
     if output.exists():
         raise FileExistsError(f"--output {output} is there already; name another file")
-    side = public_side(parsed.data, parsed.num_classes)
-    delta = usual_delta(records) if parsed.delta is None else parsed.delta
-    found = recommend(side, epsilon=epsilon, delta=delta, records=records, teacher=parsed.teacher)
-    output.write_text(found.config, encoding="utf-8")
-    print(*found.reasons, sep="\n")
+    _check_writable("--output", output)
+    output.write_text(_recommended(parsed), encoding="utf-8")
     suggest(f"fit --config {output}")
     return 0
 
 
-def usual_delta(records: int) -> float:
-    """The power of ten that is at most a tenth of one over the number of records."""
-    return 10.0 ** math.floor(-math.log10(10 * records))
+def _recommended(parsed: argparse.Namespace) -> str:
+    """The configuration as YAML; its reasons are printed."""
+    from pl_privknn._checks import check_int, check_positive
+    from pl_privknn.recommendation import recommend
+
+    check_int("--private-records", parsed.private_records, 10, 10**9)
+    check_positive("--epsilon", parsed.epsilon)
+    if parsed.num_classes is not None:
+        check_int("--num-classes", parsed.num_classes, minimum=2)
+    found = recommend(
+        parsed.data,
+        epsilon=parsed.epsilon,
+        expected_records=parsed.private_records,
+        delta=parsed.delta,
+        teacher=parsed.teacher,
+        num_classes=parsed.num_classes,
+        progress=sys.stderr.isatty(),
+    )
+    print(*found.reasons, sep="\n", flush=True)
+    return found.to_yaml()
+
+
+def fit_words(words: list[str]) -> list[str]:
+    """Words of ``fit``, where ``--data PATH --epsilon E --private-records N`` become the recommended configuration.
+
+    It is written into the run's folder.
+    """
+    if words[0] != "fit" or not any(word.partition("=")[0] == "--private-records" for word in words):
+        return words
+    parser = CommandParser(prog="privknn fit", add_help=False, allow_abbrev=False)
+    _add_recommended(parser)
+    parser.add_argument("--run_dir")
+    parsed, others = parser.parse_known_args(words[1:])
+    if any(word.partition("=")[0] in ("--config", "-c", "--resume") for word in others):
+        raise ValueError("--private-records recommends a configuration; leave --config and --resume out")
+    from pl_privknn.cli.train import new_number
+
+    runs = Path("runs") / (Path(parsed.data).resolve().stem or "data")
+    _check_writable("--run_dir", Path(parsed.run_dir) if parsed.run_dir else runs)
+    text = _recommended(parsed)
+    folder = Path(parsed.run_dir) if parsed.run_dir else new_number(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "recommended.yaml"
+    config.write_text(text, encoding="utf-8")
+    return ["fit", "--config", str(config), "--run_dir", str(folder), *others]
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Refuse a place that can't be written to, before anything is computed."""
+    place = next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.exists())
+    if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(f"{option} {path}: {place} is no folder that can be written to")
 
 
 def add_report(commands: Any) -> None:

@@ -23,6 +23,7 @@ SHOWN: dict[str, dict[str, str]] = {
     "what to run": {
         "--config FILE": "YAML with any of the options below",
         "--resume DIR": "go on with the run in this folder",
+        "--data PATH --private-records N": "and --epsilon ε: the best run for them",
         "--ckpt_path FILE": "a checkpoint of the student",
         "--run_dir DIR": "folder of the run (runs/NAME/NUMBER)",
         "--seed_everything N": "of weights, batches and chosen queries (0)",

@@ -8,6 +8,7 @@ from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
 from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
+from pl_privknn.features.public import PublicFeatures, Resized
 from pl_privknn.features.scattering import Scattering
 from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
 
@@ -20,8 +21,10 @@ __all__ = [
     "JoinedFeatures",
     "PatchDictionary",
     "Pixels",
+    "PublicFeatures",
     "PublicKernelPCA",
     "PublicPCA",
+    "Resized",
     "Scattering",
     "SentenceFeatures",
     "TextExtractor",

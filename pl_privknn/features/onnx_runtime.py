@@ -104,7 +104,7 @@ def _exported(network: nn.Module, example: Tensor) -> bytes:
         torch.onnx.export(
             network,
             (torch.zeros_like(example),),
-            content,
+            content,  # type: ignore[arg-type] # a file by that name, or one that is open
             dynamo=False,
             opset_version=_OPSET,
             input_names=["inputs"],

@@ -1,4 +1,4 @@
-"""Settings found on stand-in data, against the labelers themselves; and a configuration for one's own arrays."""
+"""What is recommended for one's own data: rules, comparisons on public labels, and configurations that run."""
 
 import json
 from pathlib import Path
@@ -8,128 +8,249 @@ import pytest
 import torch
 import yaml
 from npm_digits import save_parts
+from PIL import Image
+from sklearn.decomposition import PCA
 
+import pl_privknn
+from pl_privknn import PublicFeatures, recommend
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.cli.main import main
-from pl_privknn.cli.publish import usual_delta
-from pl_privknn.config import read_document, write_yaml
-from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.labelers import PrivateKNN
+from pl_privknn.datamodules import DigitsDataModule, EmbeddingsDataModule
+from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
 from pl_privknn.planning import plan_of_config
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.recommend import digits, nearest_votes, search_settings
+from pl_privknn.recommendation import Setting, Sizes, answers, compare, usual_delta
 from pl_privknn.testing import FreeLedger
 
 
-@pytest.fixture(scope="module")
-def found():
-    """For as many records as scikit-learn's digits have."""
-    return search_settings("private-knn", epsilon=1.0, delta=1e-5, records=1000, public=500)
-
-
-def test_the_best_setting_does_with_the_labeler_what_the_search_says(found):
-    best, data = found[0], digits()
-    assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
-    section = best.labeling
-    stated = plan_of_config({"labeling": {**section, "budget": {"delta": 1e-5}}}, "here", num_classes=10)
-    assert 0.99 < account(stated.charges, delta=1e-5, exact=False).epsilon <= 1.0
-    asked, silent = section["queries_per_round"]
-    assert silent == 0
-    # The labeler that the configuration names, on all records of the stand-in, and the labels that a run would store.
-    o = section["labeler"]["init_args"]
-    sigma = o["noise"]["init_args"]["sigma"]
-    teacher = PrivateKNN(
-        o["k"],
-        sampling_rate=o["sampling_rate"],
-        noise=Gaussian(sigma),
-        release_counts=o["release_counts"],
-        noise_source=SeededNoise(1),
-    )
-    teacher.fit(data.private, data.private_labels, 10)
-    nothing = torch.full((len(data.public),), -1)
-    pool = PublicPool(nothing, nothing >= 0, lambda: data.public)
-    choose = ClusterSelection(**section["selection"]["init_args"])
-    selection = choose(pool, round(asked * len(data.public) / 500), torch.Generator().manual_seed(7))
-    scores = teacher.label(selection.query_features(data.public), FreeLedger()).scores
-    labels, _ = label_by_spread(selection.spread, scores, sigma)
-    right = float((labels == data.public_labels).double().mean())
-    # Clusters and noise of one seed: they differ by some hundredths from seed to seed.
-    assert right == pytest.approx(best.labels, abs=0.1)
-
-
-def test_votes_of_the_stand_in_are_those_of_its_neighbours():
-    torch.manual_seed(0)
-    private, labels = torch.randn(40, 3), torch.randint(0, 3, (40,))
-    queries = torch.randn(5, 3)
-    votes = nearest_votes(queries, private, labels)
-    for query in range(5):
-        nearest = (private - queries[query]).norm(dim=1).sort().indices[:7]
-        assert votes[query, 6].tolist() == torch.bincount(labels[nearest], minlength=3).tolist()
-
-
-def test_more_records_help_and_the_table_of_counts_wins_at_small_ones():
-    few, many = (
-        search_settings("reverse-knn", epsilon=0.1, delta=1e-6, records=records, public=500)[0]
-        for records in (1_000, 50_000)
-    )
-    assert many.labels > few.labels
-    assert few.labeling["queries_per_round"] <= many.labeling["queries_per_round"]
+def embeddings(counts, classes=4, width=24, seed=0):
+    """Parts of a table with classes around centres of their own: name to array."""
+    draw = np.random.default_rng(seed)
+    centres = draw.normal(size=(classes, width))
+    parts = {}
+    for part, count in counts.items():
+        labels = np.arange(count) % classes
+        noise = draw.normal(size=(count, width)) * 0.6
+        parts[f"{part}_embeddings"] = (centres[labels] + noise).astype(np.float32)
+        parts["public_truth" if part == "public" else f"{part}_labels"] = labels
+    return parts
 
 
 @pytest.fixture
-def arrays(tmp_path, monkeypatch):
+def table(tmp_path, monkeypatch):
+    """A folder of .npy files without public classes."""
     monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    parts = {"private": 60, "public": 80, "test": 20}
-    members = {
-        f"{part}_images": draw.integers(0, 255, (n, 12, 12), dtype=np.uint8) for part, n in parts.items()
-    }
-    members |= {f"{part}_labels": np.arange(parts[part]) % 10 for part in ("private", "test")}
-    np.savez("own.npz", **members)
+    parts = embeddings({"private": 600, "public": 120, "test": 100})
     Path("own").mkdir()
-    for name, array in members.items():
-        np.save(f"own/{name}.npy", array)
-    return members
+    for name, array in parts.items():
+        if name != "public_truth":
+            np.save(f"own/{name}.npy", array)
+    return parts
 
 
-@pytest.mark.long("own.npz")
-@pytest.mark.parametrize("path", ["own.npz", "own"])
-def test_init_writes_a_configuration_that_runs(path, arrays, capsys):
-    words = ["init", "--data", path, "--epsilon", "1", "--private-records", "60"]
-    assert main(words) == 0
+# The best teacher of a battery that the rules were not made from: two sizes a data set, on each side of the crossing.
+@pytest.mark.parametrize(
+    ("records", "epsilon", "classes", "teacher", "width"),
+    [
+        (300, 1.0, 10, "ReverseKNN", 30),
+        (1000, 0.5, 10, "ReverseKNN", 30),
+        (3000, 1.0, 10, "PreconditionedGradients", 100),
+        (10_000, 2.0, 10, "PreconditionedGradients", 300),
+        (1900, 1.0, 2, "PreconditionedGradients", 100),
+    ],
+)
+def test_votes_where_records_are_few_and_gradients_where_they_are_many(
+    records, epsilon, classes, teacher, width
+):
+    assert Sizes(records, epsilon, 1e-5, classes, 1000).rule() == Setting(teacher, width)
+
+
+def test_features_are_never_wider_than_a_third_of_the_public_examples():
+    assert Sizes(10_000, 2.0, 1e-5, 10, 120).rule().width == 40
+
+
+@pytest.mark.parametrize("teacher", ["ReverseKNN", "PreconditionedGradients"])
+def test_few_stand_ins_answer_as_many_copies_of_them_would(teacher):
+    """A table that holds each stand-in four times, asked by the labeler itself at the stated ε."""
+    parts = embeddings({"private": 100, "public": 80})
+    stand_in, labels = (torch.from_numpy(parts[f"private_{name}"]) for name in ("embeddings", "labels"))
+    public = torch.from_numpy(parts["public_embeddings"])
+    sizes = Sizes(400, 1.0, 1e-5, 4, 80)
+    soft, own = answers(Setting(teacher, 24), sizes, public, stand_in, labels, seed=3)
+    private, classes = stand_in.repeat(4, 1), labels.repeat(4)
+    if teacher == "ReverseKNN":
+        votes = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(3))
+        nothing = torch.full((80,), -1)
+        choose = ClusterSelection(ask="means", spread="kernel")
+        pool = PublicPool(nothing, nothing >= 0, lambda: public)
+        chosen = choose(pool, sizes.clusters, torch.Generator().manual_seed(3))
+        votes.fit(private, classes, 4)
+        release = votes.label(chosen.query_features(public), FreeLedger())
+        expected = label_by_spread(chosen.spread, release.scores, release.score_deviation)[1]
+        assert own is None
+    else:
+        sums = PreconditionedGradients(1.0, delta=1e-5, expected_records=400, noise_source=SeededNoise(3))
+        sums.fit_public(public)
+        sums.fit(private, classes, 4)
+        expected = sums.label(public, FreeLedger()).soft
+        torch.testing.assert_close(own(public).float(), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(soft, expected, atol=2e-3, rtol=0)
+
+
+def test_a_comparison_finds_the_teacher_that_noise_leaves_standing():
+    parts = embeddings({"public": 200})
+    public, truth = torch.from_numpy(parts["public_embeddings"]), torch.from_numpy(parts["public_truth"])
+    few = Sizes(100, 0.2, 1e-5, 4, 200)
+    votes, sums = Setting("ReverseKNN", 12), Setting("PreconditionedGradients", 12)
+    right = compare([votes, sums], few, public, public, truth)
+    assert right[votes].double().mean() > right[sums].double().mean() + 0.1
+    assert len(right[votes]) == 200
+
+
+def test_public_features_of_embeddings_are_their_principal_components():
+    torch.manual_seed(0)
+    public, others = torch.randn(50, 12, 1, 1), torch.randn(9, 12, 1, 1)
+    unit = torch.nn.functional.normalize(public.flatten(1), dim=1).double().numpy()
+    mapped = torch.nn.functional.normalize(others.flatten(1), dim=1).double().numpy()
+    analysis = PCA(5, svd_solver="full").fit(unit)
+    deviations = np.sqrt(analysis.explained_variance_ * 49 / 50)
+    expected = analysis.transform(mapped) / deviations**0.4
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    for width in (5, 3):
+        extractor = PublicFeatures(components=width)
+        extractor.fit_public(public)
+        found = extractor(others).double().numpy()
+        wanted = expected[:, :width] / np.linalg.norm(expected[:, :width], axis=1, keepdims=True)
+        np.testing.assert_allclose(np.abs(found), np.abs(wanted), atol=1e-4)
+        again = PublicFeatures(components=width)
+        again.load_state_dict(extractor.state_dict())
+        torch.testing.assert_close(again(others), extractor(others), atol=1e-5, rtol=0)
+
+
+def test_public_features_refuse_what_they_did_not_learn_from():
+    extractor = PublicFeatures(components=2)
+    with pytest.raises(RuntimeError, match="must learn from public images first"):
+        extractor(torch.rand(2, 5, 1, 1))
+    extractor.fit_public(torch.rand(9, 5, 1, 1))
+    with pytest.raises(ValueError, match="the public ones were"):
+        extractor(torch.rand(2, 6, 1, 1))
+
+
+def test_one_command_from_data_to_a_private_model(table, capsys):
+    words = ["fit", "--data", "own", "--epsilon", "1", "--private-records", "600"]
+    assert main([*words, "--trainer.max_epochs", "20", "--trainer.enable_progress_bar", "false"]) == 0
     printed = capsys.readouterr().out
-    assert "80 public examples, 10 classes, images 1×12×12" in printed
-    assert "labels right" in printed
-    text = Path("private_run.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# 80 public examples")
+    assert "120 public examples, 4 classes, embeddings of 24 numbers" in printed
+    assert "not known" in printed
+    folder = Path("runs/own/0")
+    assert printed.strip().endswith(str(folder))
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert 0.9 < summary["epsilon"] <= 1
+    assert summary["guarantee"] == "unconditional"
+    assert summary["mean_test_accuracy"] >= 0.9
+    assert main([*words, "--config", "x.yaml"]) == 2
+    assert "leave --config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0])  # on both sides of the crossing
+def test_init_writes_what_costs_no_more_than_epsilon_and_reads_nothing_private(epsilon, table, capsys):
+    words = ["init", "--data", "own", "--epsilon", str(epsilon), "--private-records", "600", "--output"]
+    assert main([*words, "one.yaml"]) == 0
+    text = Path("one.yaml").read_text(encoding="utf-8")
     config = yaml.safe_load(text)
-    stated = plan_of_config(config, "private_run.yaml")
-    assert stated.delta == usual_delta(60) == 1e-3
-    assert account(stated.charges, delta=1e-3, adjacency="add_remove", exact=False).epsilon <= 1.0
-    # Private records are not looked at: it says the same with files of other contents.
-    if path == "own":
-        np.save("own/private_images.npy", np.full_like(arrays["private_images"], 7))
-        np.save("own/private_labels.npy", arrays["private_labels"][::-1])
-        assert main([*words, "--output", "again.yaml"]) == 0
-        assert Path("again.yaml").read_text(encoding="utf-8") == text
-        return
-    assert main(["fit", "--config", "private_run.yaml", "--trainer.fast_dev_run", "true"]) == 0
-    assert main(words) == 2
+    stated = plan_of_config(config, "one.yaml")
+    assert stated.delta == usual_delta(600) == 1e-4
+    exact = account(stated.charges, delta=1e-4, adjacency="add_remove").epsilon
+    assert 0.9 * epsilon < exact <= epsilon
+    np.save("own/private_embeddings.npy", np.full_like(table["private_embeddings"], np.nan))
+    np.save("own/private_labels.npy", table["private_labels"][::-1])
+    assert main([*words, "two.yaml"]) == 0
+    assert Path("two.yaml").read_text(encoding="utf-8") == text
+    assert main([*words, "two.yaml"]) == 2
     assert "is there already" in capsys.readouterr().err
 
 
-def test_init_says_what_is_missing(arrays, tmp_path, capsys):
-    words = ["init", "--epsilon", "1", "--private-records", "60", "--data"]
-    assert main([*words, "nowhere"]) == 2
-    assert "there is no private_images" in capsys.readouterr().err
-    (tmp_path / "own" / "test_labels.npy").unlink()
-    assert main([*words, "own"]) == 2
-    assert "--num-classes" in capsys.readouterr().err
-    (tmp_path / "folder" / "public").mkdir(parents=True)
-    assert main([*words, "folder"]) == 2
-    assert "no images in public/" in capsys.readouterr().err
+def test_a_data_module_of_ones_own_arrays_is_recommended_for_and_trains(tmp_path):
+    import pytorch_lightning as pl
+
+    data = EmbeddingsDataModule(
+        **embeddings({"private": 600, "public": 120, "test": 100}), num_classes=4, batch_size=32
+    )
+    found = pl_privknn.recommend(data, epsilon=1.0, expected_records=600)
+    assert "data" not in found.config  # arrays can't be said in a configuration
+    assert found.expected is not None
+    student, labeling = found.build(data)
+    trainer = pl.Trainer(
+        max_epochs=10,
+        callbacks=[labeling],
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(student, data)
+    assert 0 < labeling.epsilon <= 1
+    assert trainer.test(student, data, verbose=False)[0]["test/accuracy"] >= 0.9
+
+
+def images(folder, counts, side=24):
+    draw = np.random.default_rng(0)
+    for part, count in counts.items():
+        (folder / part).mkdir(parents=True)
+        for number in range(count):
+            values = draw.integers(0, 255, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(values).save(folder / part / f"{number}.png")
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images(Path("own"), {"private/a": 3, "private/b": 3, "public": 8, "test/a": 2, "test/b": 2})
+    return Path("own")
+
+
+def test_a_folder_of_images_gives_its_size_and_classes(photos):
+    found = recommend(photos, epsilon=1.0, expected_records=1000)
+    assert found.config["data"]["init_args"]["image_size"] == 24
+    assert "8 public examples, 2 classes, images 3×24×24" in found.reasons[0]
+
+
+def refused(capsys, *words):
+    before = sorted(Path().rglob("*"))
+    assert main(["init", "--epsilon", "1", "--private-records", "1000", *words]) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert sorted(Path().rglob("*")) == before  # nothing is written
+    return error
+
+
+def test_bad_folders_get_one_line(photos, capsys):
+    assert "there is no private_images" in refused(capsys, "--data", "nowhere")
+    (photos / "test/b").rename(photos / "b")
+    assert "one class (a)" in refused(capsys, "--data", "own")
+    (photos / "b").rename(photos / "test/c")
+    images(photos / "public", {"a": 1, "b": 1})
+    assert "differ in their classes (b, c)" in refused(capsys, "--data", "own")
+    (photos / "test/c").rename(photos / "test/b")
+    (photos / "public/a/0.png").write_bytes(b"no image")
+    assert "is not a readable image" in refused(capsys, "--data", "own")
+    for file in photos.glob("public/**/*.png"):
+        file.unlink()
+    assert "there are no images in public/" in refused(capsys, "--data", "own")
+
+
+def test_bad_numbers_and_places_get_one_line(table, capsys):
+    assert "--private-records" in refused(capsys, "--data", "own", "--private-records", "3")
+    assert "fewer than 5 for each of 4" in refused(capsys, "--data", "own", "--private-records", "15")
+    assert "--private-records" in refused(capsys, "--data", "own", "--private-records", str(10**12))
+    Path("file").touch()
+    assert "can be written to" in refused(capsys, "--data", "own", "--output", "file/x.yaml")
+    np.save("own/public_truth.npy", np.zeros(120, dtype=np.int64))
+    assert "all public examples are of one class" in refused(capsys, "--data", "own")
+    Path("own/test_labels.npy").unlink()
+    Path("own/public_truth.npy").unlink()
+    assert "--num-classes" in refused(capsys, "--data", "own")
 
 
 @pytest.mark.parametrize(("records", "delta"), [(8000, 1e-5), (1000, 1e-4), (10_000, 1e-5), (60_000, 1e-6)])
@@ -138,32 +259,24 @@ def test_delta_is_at_most_a_tenth_of_one_over_the_records(records, delta):
     assert usual_delta(records) * records <= 0.1 + 1e-12
 
 
-def accuracy(teacher, records, data="."):
-    """Test accuracy of the recommended run at ε 1, with noise from a seed, so that it can be repeated."""
-    words = ["init", "--data", data, "--epsilon", "1", "--private-records", str(records)]
-    assert main([*words, "--teacher", teacher]) == 0
-    config = read_document("private_run.yaml")
-    source = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": 0}}
-    config["labeling"]["labeler"]["init_args"]["noise_source"] = source
-    Path("seeded.yaml").write_text(write_yaml(config), encoding="utf-8")
-    quiet = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]
-    assert main(["fit", "--config", "seeded.yaml", "--seed_everything", "0", "--run_dir", "run", *quiet]) == 0
+def accuracy(records, epsilon):
+    """Test accuracy of the run that is recommended for the arrays here, with the system's noise."""
+    words = ["fit", "--data", ".", "--epsilon", str(epsilon), "--private-records", str(records)]
+    assert main([*words, "--run_dir", "run", "--trainer.enable_progress_bar", "false"]) == 0
     summary = json.loads(Path("run/summary.json").read_text(encoding="utf-8"))
-    assert summary["epsilon"] <= 1
-    return summary["test_accuracy"]
+    assert summary["epsilon"] <= epsilon
+    return summary.get("mean_test_accuracy") or summary["test_accuracy"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("teacher", "least"), [("reverse-knn", 0.95), ("private-knn", 0.85)])
-def test_recommendations_on_real_digits(teacher, least, tmp_path, monkeypatch):
+def test_recommendations_on_real_digits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_parts(tmp_path)
-    assert accuracy(teacher, 8000) >= least
+    assert accuracy(8000, 0.5) >= 0.955
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("teacher", "least"), [("reverse-knn", 0.85), ("private-knn", 0.5)])
-def test_recommendations_on_the_digits_of_scikit_learn(teacher, least, tmp_path, monkeypatch):
+def test_recommendations_on_the_digits_of_scikit_learn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = DigitsDataModule()
     parts = {"private": data.load_private(), "public": data.load_public(), "test": data.load_test()}
@@ -171,4 +284,4 @@ def test_recommendations_on_the_digits_of_scikit_learn(teacher, least, tmp_path,
         np.save(f"{name}_images.npy", part.store.read(torch.arange(len(part))).numpy())
         if name != "public":
             np.save(f"{name}_labels.npy", part.labels.numpy())
-    assert accuracy(teacher, len(parts["private"])) >= least
+    assert accuracy(len(parts["private"]), 1.0) >= 0.94
