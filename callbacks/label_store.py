@@ -23,6 +23,7 @@ from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, counts_text, counts
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.mechanisms.base import guarantee_rank
 from pl_privknn.privacy.store import FolderLock, transaction
+from pl_privknn.privacy.units import Unit
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.datasets import PublicDataset
@@ -422,6 +423,7 @@ class RunTerms:
         delta: δ of the guarantee.
         max_epsilon: budget, or None.
         adjacency: neighbouring relation.
+        unit: unit of privacy.
         ledger_path: a ledger that several runs share, or None for the run's own.
         ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
         run_id: the run that a checkpoint belongs to, or None.
@@ -435,6 +437,7 @@ class RunTerms:
     delta: float
     max_epsilon: float | None
     adjacency: Adjacency
+    unit: Unit
     ledger_path: Path | None
     ledger_head_path: Path | None
     run_id: str | None
@@ -444,7 +447,7 @@ class RunTerms:
         """What a store of released labels must agree with."""
         # Charges without their marks: what those say of the noise is in the ledger, and never stops a resume.
         plan = [Charge(charge.mechanism, charge.count).to_record() for charge in self.plan]
-        names = ("delta", "adjacency", "public_examples", "public_digest", "num_classes")
+        names = ("delta", "adjacency", "unit", "public_examples", "public_digest", "num_classes")
         return {"plan": plan, **{name: getattr(self, name) for name in names}}
 
 
@@ -507,6 +510,7 @@ class LabelRun:
         ledger = Ledger(
             path,
             adjacency=terms.adjacency,
+            unit=terms.unit,
             delta=terms.delta,
             max_epsilon=terms.max_epsilon,
             head_path=terms.ledger_head_path,

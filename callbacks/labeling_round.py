@@ -26,10 +26,10 @@ from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor, extract_on, learn_publicly
 from pl_privknn.labelers.base import (
-    GroupsRecords,
     JoinsRuns,
     Labeler,
     MakesModel,
+    ProtectsPersons,
     RecognisesRecords,
     ShardedLabeler,
     StreamsRecords,
@@ -41,6 +41,7 @@ from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.redaction import redacted, terminal
 from pl_privknn.privacy.store import private_folder
+from pl_privknn.privacy.units import Unit, check_owners
 from pl_privknn.students.losses import TASKS
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ class LabelingRound:
         predict: the student's class probabilities of public images, or None.
         memory: where the table of private features is held, for teachers that need one.
         check: called before each batch is paid for; raises where the round must not go on. None in one process.
+        unit: unit of privacy.
     """
 
     labeler: Labeler
@@ -195,6 +197,7 @@ class LabelingRound:
     predict: Callable[[Tensor], Tensor] | None = None
     check: Callable[[], None] | None = None
     memory: FeatureStore = FeatureStore()
+    unit: Unit = "record"
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
 
@@ -341,8 +344,10 @@ class LabelingRound:
         if held_shard(labeler) is None and not len(data.private):
             raise ValueError("the data module's private set is empty; a teacher needs private records")
         rows = self._rows(data)
-        if isinstance(labeler, GroupsRecords):
-            labeler.private_groups = None if data.private_groups is None else data.private_groups[rows]
+        if isinstance(labeler, ProtectsPersons):
+            labeler.private_owners = None
+            if self.unit == "person":
+                labeler.private_owners = check_owners(data.private_groups, len(data.private))[rows]
         if isinstance(labeler, RecognisesRecords):
             labeler.private_ids = None if data.private_ids is None else data.private_ids[rows]
         if isinstance(labeler, StreamsRecords) and labeler.streams:
@@ -381,7 +386,9 @@ class LabelingRound:
     def _rows(self, data: PrivatePublicDataModule) -> Tensor:
         """Rows of the private set that this process holds."""
         rows, shard = torch.arange(len(data.private)), held_shard(self.labeler)
-        return rows if shard is None or data.private_in_shards else rows[shard.first :: shard.stride]
+        if shard is None or data.private_in_shards:
+            return rows
+        return rows[shard.first :: shard.stride] if shard.rows is None else shard.rows
 
     def _table(self, data: PrivatePublicDataModule, folder: Path) -> tuple[Tensor, Tensor]:
         """Features and labels of all private records; their digests go to the labeler."""

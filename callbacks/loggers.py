@@ -230,7 +230,8 @@ def name_of(label: int | list[int] | None, names: tuple[str, ...]) -> str | None
 
 
 _OF_LABELING = (
-    "rounds", "epochs_per_round", "queries_per_round", "max_answers", "delta", "max_epsilon", "adjacency", "retrain",
+    "rounds", "epochs_per_round", "queries_per_round", "max_answers", "delta", "max_epsilon", "adjacency", "unit",
+    "retrain",
 )  # fmt: skip
 _COLUMNS = ("example", "round", "state", "label", "truth", "right")
 

@@ -23,7 +23,14 @@ from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
-from pl_privknn.labelers.base import JoinsRuns, Labeler, MakesModel, ShardedLabeler, stated_plan
+from pl_privknn.labelers.base import (
+    JoinsRuns,
+    Labeler,
+    MakesModel,
+    ShardedLabeler,
+    check_protects,
+    stated_plan,
+)
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
@@ -32,6 +39,7 @@ from pl_privknn.privacy.mechanisms.base import Level, check_adjacency
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder
+from pl_privknn.privacy.units import Unit, check_owners
 from pl_privknn.training.private_training import leave_report
 
 #: Stands for the student's own backbone in a list of features.
@@ -52,6 +60,8 @@ class LabelingBudget(Budget):
         delta: δ of the guarantee.
         max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
             limit, the ε is only stated.
+        unit: unit of privacy, ``"record"`` or ``"person"``; a person's records are those that the data module's
+            ``private_groups`` ascribe to them.
         adjacency: neighbouring relation of the guarantee.
 
     Raises:
@@ -105,19 +115,25 @@ def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | Non
 
 
 def check_fits(
-    labeler: Labeler, adjacency: Adjacency, features: Sequence[RoundFeatures], queries: Sequence[int]
+    labeler: Labeler,
+    adjacency: Adjacency,
+    features: Sequence[RoundFeatures],
+    queries: Sequence[int],
+    unit: Unit = "record",
 ) -> None:
     """Refuse a labeler whose cost does not hold, or whose releases do not serve all rounds.
 
     Raises:
-        ValueError: for another adjacency than the labeler's; for rounds that ask about different features, two
-            extractors or a student that learns between them, of a labeler whose releases are about one kind.
+        ValueError: for an adjacency or a unit that the labeler does not keep; for rounds that ask about different
+            features, two extractors or a student that learns between them, of a labeler whose releases are about one
+            kind.
     """
     name = type(labeler).__name__
     if adjacency not in labeler.adjacencies:
         raise ValueError(
             f"adjacency={adjacency!r} is not among those of {name}: {', '.join(labeler.adjacencies)}"
         )
+    check_protects(labeler, unit)
     asking = [min(index, len(features) - 1) for index, count in enumerate(queries) if count]
     learns = STUDENT in _parts(features[asking[0]])
     if (
@@ -190,8 +206,8 @@ class _Probabilities(nn.Module):
 
 #: Teachers that take shards, in words.
 SHARDED = (
-    "PrivateKNN, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition "
-    "and no groups, or one of sums"
+    "PrivateKNN, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition, "
+    "or one of sums"
 )
 
 
@@ -231,6 +247,7 @@ def shard_of(
     group: ProcessGroup,
     sharded: bool,
     adjacency: Adjacency = "add_remove",
+    unit: Unit = "record",
 ) -> Shard | None:
     """Which private records this process reads; None where global rank 0 reads all. Each process calls it.
 
@@ -240,9 +257,11 @@ def shard_of(
         group: the processes.
         sharded: whether a process reads every so many-th record, where all are in every process.
         adjacency: neighbouring relation of the ledger.
+        unit: unit of privacy; a person lies in one shard.
 
     Raises:
-        ValueError: for shards that the labeler can't look at, or processes that hold different records.
+        ValueError: for shards that the labeler can't look at, processes that hold different records, or a person
+            whose records lie in several.
     """
     if group.size == 1 or not (sharded or data.private_in_shards):
         return None
@@ -263,11 +282,41 @@ def shard_of(
         )
     if not data.private_in_shards:
         data.private.check_same(group.agree)
+        if unit == "person":
+            owners = check_owners(data.private_groups, len(data.private))
+            rows = (owners % group.size == group.rank).nonzero().flatten()
+            return Shard(group, 0, 1, len(data.private), rows)
         return Shard(group, group.rank, group.size, len(data.private))
+    if unit == "person":
+        check_whole_persons(check_owners(data.private_groups, len(data.private)), group)
     counts = torch.zeros(group.size, dtype=torch.int64)
     counts[group.rank] = len(data.private)
     counts = group.sum(counts)
     return Shard(group, int(counts[: group.rank].sum()), 1, int(counts.sum()))
+
+
+def check_whole_persons(owners: torch.Tensor, group: ProcessGroup) -> None:
+    """Refuse shards that share a person; each process calls it.
+
+    Args:
+        owners: person of each of this process's records, int64 ``(n,)``. **Private**.
+        group: the processes.
+
+    Raises:
+        ValueError: where a person has records in two of them, in every process.
+    """
+    own = owners.unique()
+    sizes = torch.zeros(group.size, dtype=torch.int64)
+    sizes[group.rank] = len(own)
+    padded = torch.full((int(group.sum(sizes).max()),), -1, dtype=torch.int64)
+    padded[: len(own)] = own
+    persons = torch.cat([*group.gather(padded), owners[:0]])
+    persons = persons[persons >= 0]
+    if int(group.sum(torch.tensor([len(persons) - len(persons.unique())]))[0]):
+        raise ValueError(
+            "private_groups: a person has records in several shards, where each would count by itself; put all "
+            "records of a person into one process's file"
+        )
 
 
 def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
@@ -301,7 +350,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             only smooths earlier noisy counts anew (see ``selection``), which costs no privacy.
         max_answers: the most answers that all rounds may give together. The guarantee covers exactly this
             many, whatever happens. None: as many as there are queries.
-        budget: ε and δ, and the neighbouring relation.
+        budget: ε and δ, the unit of privacy and the neighbouring relation.
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
             ``"student"`` stands for the student's own backbone, and a list within the list for several kinds of
             features side by side. Default: HOG first, then the student.
@@ -357,7 +406,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
         self.queries_per_round = queries_of_rounds(queries_per_round, self.rounds)
-        self.delta, self.max_epsilon, self.adjacency = budget.delta, budget.max_epsilon, budget.adjacency
+        self.delta, self.max_epsilon = budget.delta, budget.max_epsilon
+        self.adjacency, self.unit = budget.adjacency, budget.unit
         self.max_answers = None if max_answers is None else check_int("max_answers", max_answers)
         self.features = features_of_rounds(features)
         if selection not in SELECTORS if isinstance(selection, str) else not callable(selection):
@@ -367,7 +417,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.retrain = check_switch("retrain", retrain)
         self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
         if labeler is not None:
-            check_fits(labeler, self.adjacency, self.features, self.queries_per_round)
+            check_fits(labeler, self.adjacency, self.features, self.queries_per_round, self.unit)
         self.released = check_choice("released", released, MODELS)
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
         self.seed = check_int("seed", seed, minimum=0)
@@ -439,6 +489,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             return
         self._group = ProcessGroup.of(trainer)
         self._place = self._folder(trainer)
+        if self.unit == "person":
+            check_owners(data.private_groups, len(data.private))
         self._group.shared(functools.partial(self._open, data))
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
@@ -528,6 +580,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             delta=self.delta,
             max_epsilon=self.max_epsilon,
             adjacency=self.adjacency,
+            unit=self.unit,
             ledger_path=self.ledger_path,
             ledger_head_path=self.ledger_head_path,
             run_id=None if self._loaded is None else self._loaded["run_id"],
@@ -558,7 +611,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         assert self.labeler is not None
         queries = self._queries(len(data.public))
         self.labeler.device = device_of(self.device, trainer.strategy.root_device)
-        shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency)
+        shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency, self.unit)
         if isinstance(self.labeler, ShardedLabeler):
             self.labeler.shard = shard
         if shard is not None:
@@ -574,6 +627,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             predict=functools.partial(probabilities_of, pl_module),
             check=self._group.check if self._group.size > 1 else None,
             memory=self.memory,
+            unit=self.unit,
         )
         if self._run is None:
             return labeling.follow(data, self._place)

@@ -312,9 +312,8 @@ class RunReport(pl.Callback):
         summary = self.summary
         rows = []
         if summary.get("epsilon") is not None:
-            rows.append(
-                ("ε", f"{at_most(summary['epsilon'])} at δ = {summary['delta']:g} ({summary['adjacency']})")
-            )
+            about = f"({summary['adjacency']}, a {summary['unit']})"
+            rows.append(("ε", f"{at_most(summary['epsilon'])} at δ = {summary['delta']:g} {about}"))
             rows.append(("guarantee", summary["guarantee"]))
             if summary["guarantee"] != "unconditional":
                 rows.append(

@@ -271,7 +271,7 @@ class Cost:
                             "out"
                         )
                     charges = labeling_plan(made, self.num_classes, lambda: self.public_examples)
-                    return Releases(tuple(charges), made.delta, made.adjacency)
+                    return Releases(tuple(charges), made.delta, made.adjacency, made.unit)
             if not places:
                 raise ConfigurationError(_NOTHING)
             training = self._made(document, places[0])
@@ -320,7 +320,8 @@ class Cost:
         )
         filled = free.filled(document, found.value)
         values = free.values(found.value)
-        return Plan(free.parameter, values, epsilon, found.report, found.charges, filled)
+        report = dataclasses.replace(found.report, unit=stated.unit or "record")
+        return Plan(free.parameter, values, epsilon, report, found.charges, filled)
 
     @functools.cached_property
     def num_classes(self) -> int:

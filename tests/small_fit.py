@@ -9,7 +9,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.students import SupervisedStudent
 
 
-def fit_student(folder, teacher, noise, private=300, public=60, **labeling):
+def fit_student(folder, teacher, noise, private=300, public=60, owners=None, **labeling):
     """Fit a student for an epoch on a teacher's answers about noisy copies of three images.
 
     Returns:
@@ -22,7 +22,12 @@ def fit_student(folder, teacher, noise, private=300, public=60, **labeling):
         labels = torch.arange(n) % 3
         return (centres[labels] + noise * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
 
-    data = ArraysDataModule(*draw(private), *draw(public), *draw(30), num_classes=3, batch_size=16)
+    class Owned(ArraysDataModule):
+        def setup(self, stage=None):
+            super().setup(stage)
+            self.private_groups = owners
+
+    data = Owned(*draw(private), *draw(public), *draw(30), num_classes=3, batch_size=16)
     callback = PrivateLabeler(
         teacher,
         **grouped(

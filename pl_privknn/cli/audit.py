@@ -45,6 +45,7 @@ def add_audit(commands: Any) -> None:
     audit.add_argument(
         "--adjacency", choices=["add_remove", "replace_one"], default=None, help="that has to be kept"
     )
+    audit.add_argument("--unit", choices=["record", "person"], default=None, help="likewise")
     group = audit.add_argument_group("empirical audits: lower bounds on ε that are measured")
     group.add_argument(
         "--empirical",
@@ -129,7 +130,9 @@ def run_audit(parsed: argparse.Namespace) -> int:
     if summary is not None and summary.is_file() and is_ledger(summary):
         summary, ledger = ledger, summary
     with reading(ledger):
-        report = audit_ledger(ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
+        report = audit_ledger(
+            ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency, unit=parsed.unit
+        )
         checks = [] if summary is None else _checked(summary, ledger)
     if parsed.export is not None:
         text = json.dumps(export_ledger(ledger), indent=2, ensure_ascii=False)
@@ -150,7 +153,9 @@ def _run_audit(parsed: argparse.Namespace, folder: Path) -> int:
     from pl_privknn.privacy.verification import export_ledger
     from pl_privknn.report.audit import audit_run
 
-    found = audit_run(folder, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency)
+    found = audit_run(
+        folder, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency, unit=parsed.unit
+    )
     if parsed.export is not None:
         text = json.dumps(export_ledger(found["ledger"]), indent=2, ensure_ascii=False)
         Path(parsed.export).write_text(text + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pl_privknn.privacy.verification import Releases
 
 _ADJACENCIES = ["add_remove", "replace_one"]
+_UNITS = ["record", "person"]
 
 
 def add_epsilon(commands: Any) -> None:
@@ -27,6 +28,7 @@ def add_epsilon(commands: Any) -> None:
     )
     parser.add_argument("--delta", type=float, default=None, help="δ, as 1e-5; by default the file's own")
     parser.add_argument("--adjacency", choices=_ADJACENCIES, default=None)
+    parser.add_argument("--unit", choices=_UNITS, default=None, help="of a bare list; others state their own")
     parser.add_argument(
         "--num-classes", type=int, default=None, help="for a configuration without a data section"
     )
@@ -58,10 +60,10 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
         check_int("--num-classes", parsed.num_classes, minimum=2)
     plans = [_plan_of(file, parsed.num_classes) for file in parsed.files]
     if not any(plans):
-        report = epsilon_of_files(parsed.files, parsed.delta, parsed.adjacency, exact)
+        report = epsilon_of_files(parsed.files, parsed.delta, parsed.adjacency, exact, parsed.unit)
     parts = [(file, plan or releases_of(file)) for file, plan in zip(parsed.files, plans, strict=True)]
     if any(plans):
-        report = total(parts, parsed.delta, parsed.adjacency, exact)
+        report = total(parts, parsed.delta, parsed.adjacency, exact, parsed.unit)
     charges = [charge for _, part in parts for charge in part.charges]
     stated = {"delta": report["delta"], "adjacency": report["adjacency"]}
     if parsed.bounds:
@@ -105,6 +107,9 @@ def add_plan(commands: Any) -> None:
         default=None,
         help="the setting to find, as in labeling.queries_per_round (the one that the teacher's class names)",
     )
+    parser.add_argument(
+        "--unit", choices=_UNITS, default=None, help="unit of privacy, in the configuration's place"
+    )
     parser.add_argument("--low", type=float, default=None, help="smallest value allowed")
     parser.add_argument("--high", type=float, default=None, help="largest value allowed")
     parser.add_argument(
@@ -134,6 +139,10 @@ def run_plan(parsed: argparse.Namespace) -> int:
         raise ValueError(f"{parsed.config} is no configuration; give one of a teacher or a private training")
     for path, value in values_set("--set", parsed.set).items():
         put(document, path, value)
+    if parsed.unit is not None:
+        where = "labeling.budget.unit" if "labeling" in document else "model.init_args.unit"
+        put(document, where, parsed.unit)
+        parsed.set.append(f"{where}={parsed.unit}")
     tied = values_set("--tie", parsed.tie)
     free = free_parameter(
         document, parsed.find, low=parsed.low, high=parsed.high, exact=parsed.exact, tied=tied

@@ -240,7 +240,9 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
         panels[1].set_title("the shaded range", fontsize=9.5, color=INK)
         panels[1].set_ylim(*crowd)
     for axes in panels:
-        axes.set_xlabel(f"ε at δ = {first['delta']:g} ({first['adjacency']})")
+        axes.set_xlabel(
+            f"ε at δ = {first['delta']:g} ({first['adjacency']}, a {first.get('unit', 'record')})"
+        )
     panels[0].set_ylabel("test accuracy", color=INK)
     figure.suptitle(title or first["comparison"], color=INK, fontsize=12)
     figure.canvas.draw()  # the heights of labels follow from the layout

@@ -107,13 +107,14 @@ RESULTS = "results"
 #: Columns of the CSV.
 COLUMNS = (
     "comparison", "method", "title", "kind", "target_epsilon", "seed", "epsilon", "epsilon_spent", "delta",
-    "adjacency", "guarantee", "reason", "label_accuracy", "queried", "answered", "test_accuracy", "val_accuracy",
-    "seconds", "starts",
+    "adjacency", "unit", "guarantee", "reason", "label_accuracy", "queried", "answered", "test_accuracy",
+    "val_accuracy", "seconds", "starts",
 )  # fmt: skip
 _OF_SUMMARY = (
-    "epsilon", "epsilon_spent", "delta", "adjacency", "guarantee", "reason", "label_accuracy", "queried", "answered",
-    "lost", "steps", "steps_planned", "noise_multiplier", "test_accuracy", "val_accuracy", "epochs", "seconds",
-    "student", "labeler", "data", "released", "student_test_accuracy", "head_test_accuracy", "mean_test_accuracy",
+    "epsilon", "epsilon_spent", "delta", "adjacency", "unit", "guarantee", "reason", "label_accuracy", "queried",
+    "answered", "lost", "steps", "steps_planned", "noise_multiplier", "test_accuracy", "val_accuracy", "epochs",
+    "seconds", "student", "labeler", "data", "released", "student_test_accuracy", "head_test_accuracy",
+    "mean_test_accuracy",
 )  # fmt: skip
 #: Why a run has no ε, by the kind of its method, where that isn't for want of noise.
 _WITHOUT_PRIVACY = {
@@ -195,6 +196,7 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         "seed": run.seed,
         "delta": comparison.delta,
         "adjacency": comparison.adjacency,
+        "unit": comparison.unit,
         **kept,
         "calibrated": calibrated,
         "noise_seeded": comparison.noise_seeded,
@@ -302,7 +304,11 @@ def _check_guarantee(run: Run, summary: dict[str, Any]) -> None:
     comparison, limit = run.comparison, run.epsilon
     if summary.get("epsilon") is None:
         raise ResultError(f"the run states no ε where ε={epsilon_text(limit)} was asked for")
-    for name, wanted in (("delta", comparison.delta), ("adjacency", comparison.adjacency)):
+    for name, wanted in (
+        ("delta", comparison.delta),
+        ("adjacency", comparison.adjacency),
+        ("unit", comparison.unit),
+    ):
         if summary.get(name) != wanted:
             raise ResultError(
                 f"the run counts at {name}={summary.get(name)!r}, the comparison at {wanted!r}; such figures "

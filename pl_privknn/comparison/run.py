@@ -126,6 +126,7 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
         values = {
             "budget.delta": comparison.delta,
             "budget.adjacency": comparison.adjacency,
+            "budget.unit": comparison.unit,
             "seed": seed,
             "progress": False,
         }
@@ -181,7 +182,12 @@ def _fill_in(
     where = "labeling.labeler" if method.labeling is not None else "model"
     if method.kind == "true_labels":
         return
-    values: dict[str, Any] = {"delta": comparison.delta, "adjacency": comparison.adjacency, "progress": False}
+    values: dict[str, Any] = {
+        "delta": comparison.delta,
+        "adjacency": comparison.adjacency,
+        "unit": comparison.unit,
+        "progress": False,
+    }
     if method.model is not None and epsilon < math.inf:
         values["max_epsilon"] = epsilon
     if comparison.noise_seeded:

@@ -14,8 +14,9 @@ from pl_privknn.config import ConfigurationError, put, read_document
 from pl_privknn.planning import FreeParameter
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.units import Unit, check_unit
 
-_TOP = ("name", "base", "delta", "adjacency", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
+_TOP = ("name", "base", "delta", "adjacency", "unit", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
 _BASE = ("data", "student", "trainer", "labeling")
 _METHOD = (
     "name", "title", "labeling", "model", "trainer", "student", "true_labels", "epsilon_to", "calibrate", "settings",
@@ -25,7 +26,17 @@ _CALIBRATE = ("parameter", "low", "high", "rising", "whole", "exact", "tied")
 _WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 #: What is the same for all methods and so belongs to no method.
-_SHARED = ("delta", "adjacency", "seed", "noise_source", "max_epsilon", "run_dir", "ledger_path", "state_dir")
+_SHARED = (
+    "delta",
+    "adjacency",
+    "unit",
+    "seed",
+    "noise_source",
+    "max_epsilon",
+    "run_dir",
+    "ledger_path",
+    "state_dir",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +80,7 @@ class Comparison:
         base: ``data``, ``student``, ``trainer`` and shared ``labeling`` settings.
         delta: δ of every run.
         adjacency: neighbouring relation of every run.
+        unit: unit of privacy of every run.
         noise_seeded: draw protective noise from seeds, for benchmarks; it protects nothing.
         seeds: one run each.
         epsilons: targets, ascending, ``math.inf`` last.
@@ -80,6 +92,7 @@ class Comparison:
     base: dict[str, Any]
     delta: float
     adjacency: Adjacency
+    unit: Unit
     noise_seeded: bool
     seeds: tuple[int, ...]
     epsilons: tuple[float, ...]
@@ -173,6 +186,7 @@ def comparison_of(document: Any) -> Comparison:
         base=base,
         delta=check_open_unit("delta", top["delta"]),
         adjacency=check_adjacency(top.get("adjacency", "add_remove")),
+        unit=check_unit(top.get("unit", "record")),
         noise_seeded=_switch("noise_seeded", top.get("noise_seeded", False)),
         seeds=_seeds(top.get("seeds", [0, 1, 2])),
         epsilons=epsilons,

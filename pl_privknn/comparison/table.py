@@ -160,7 +160,9 @@ def _notes(results: Sequence[Result], cells: Cells) -> str:
     first = results[0].values
     seeds = len({result.seed for result in results})
     counted = f"{seeds} seed{'' if seeds == 1 else 's, mean ± standard deviation'}"
-    parts = [f"Test accuracy at δ = {first['delta']:g} ({first['adjacency']}), {counted}."]
+    parts = [
+        f"Test accuracy at δ = {first['delta']:g} ({first['adjacency']}, a {first.get('unit', 'record')}), {counted}."
+    ]
     reached = [
         max(result.epsilon for result in here) / target
         for (_, target), here in cells.items()

@@ -18,6 +18,7 @@ from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.ledger import ChargesLedger, charge_and_draw
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.units import Unit
 
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
@@ -122,13 +123,15 @@ class Labeler(HasInitArguments, abc.ABC):
         """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
 
         See :func:`~pl_privknn.privacy.ledger.charge_and_draw`; the charge states this labeler's :attr:`adjacencies`
-        and whether its noise is cryptographic.
+        its unit of privacy, and whether its noise is cryptographic.
 
         Raises:
             BudgetExceeded: if the charge would pass the budget; nothing was drawn.
-            ValueError: where the ledger counts under another adjacency.
+            ValueError: where the ledger counts under another adjacency or unit.
         """
-        return charge_and_draw(ledger, self.noise_source, mechanism, count, key, self.adjacencies)
+        return charge_and_draw(
+            ledger, self.noise_source, mechanism, count, key, self.adjacencies, unit_of(self)
+        )
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -236,12 +239,37 @@ class StreamsRecords(Labeler):
         """
 
 
-class GroupsRecords(Labeler):
-    """A labeler whose guarantee can be for all records of one person (or other unit) together."""
+class ProtectsPersons(Labeler):
+    """A labeler whose guarantee can be for a person with all of their records.
 
-    #: The unit that each private record belongs to, int64 ``(n,)``, where the data module knows it; set before
+    Such a labeler looks at :attr:`private_owners` in each :meth:`Labeler.fit`. Where they are set, its sensitivities
+    are those of adding, removing or replacing a *person*, its coins are persons', and its charges state so; a ledger
+    of the other unit refuses them. Labelers that don't derive from this class are refused where the unit is a person.
+    """
+
+    #: The person of each private record, int64 ``(n,)``, numbers from 0; None where the unit is a record. Set before
     #: :meth:`Labeler.fit`. Private.
-    private_groups: Tensor | None = None
+    private_owners: Tensor | None = None
+
+    @property
+    def protects_persons(self) -> bool:
+        """Whether it can do so with these settings."""
+        return True
+
+
+def unit_of(labeler: Labeler) -> Unit:
+    """What one private table has more than its neighbour in the guarantee of a labeler, as it is now."""
+    protects = isinstance(labeler, ProtectsPersons) and labeler.private_owners is not None
+    return "person" if protects else "record"
+
+
+def check_protects(labeler: Labeler, unit: Unit) -> None:
+    """Raise ``ValueError`` where a labeler can't protect such a unit."""
+    if unit == "person" and not (isinstance(labeler, ProtectsPersons) and labeler.protects_persons):
+        raise ValueError(
+            f"unit='person': {type(labeler).__name__} with these settings protects single records alone; use "
+            "unit='record', or a teacher that protects persons, as PrivateKNN"
+        )
 
 
 class RecognisesRecords(Labeler):
@@ -346,7 +374,9 @@ class ShardedLabeler(Labeler):
         if self.shard is None:
             return super().charge_and_draw(ledger, mechanism, count, key)
         noted = _NotedRow(ledger)
-        noise = charge_and_draw(noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards)
+        noise = charge_and_draw(
+            noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards, unit_of(self)
+        )
         self.note_row(noted.row)
         return noise
 

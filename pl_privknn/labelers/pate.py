@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,8 +14,8 @@ from pl_privknn._checks import check_choice, check_int, check_open_unit, check_p
 from pl_privknn.labelers.attributes import Attributes, check_attribute_table, clip_attributes
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    GroupsRecords,
     HasCanaries,
+    ProtectsPersons,
     Release,
     ShardedLabeler,
     check_table,
@@ -48,6 +47,7 @@ from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.mechanisms.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
+from pl_privknn.privacy.units import check_owners
 
 #: One record is in one teacher, whose vote leaves one class and joins another.
 PATE_VOTES_L2 = math.sqrt(2.0)
@@ -191,7 +191,7 @@ class ConfidentGNMAX(Aggregator):
         super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), screening, **kwargs)
 
 
-class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
+class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
     """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
 
     The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
@@ -203,6 +203,8 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
     **Attributes.** A teacher's vote is the attribute vector that it gives to a query, clipped as in
     :class:`~pl_privknn.labelers.attributes.Attributes`; one vote that changes at will moves the sums as one that is
     replaced (:func:`~pl_privknn.labelers.attributes.swapped_vote_norms`), an abstention, a vote of zeros, included.
+
+    **Persons.** Where the unit of privacy is a person, all of a person's records go to one teacher.
 
     Teachers are private: kept in memory, left out of copies and pickles, and written nowhere. A resumed run trains
     them again, on a fresh partition; each batch of queries has its guarantee by itself, so that costs nothing.
@@ -216,17 +218,10 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
             threshold of 0.7, each times the number of teachers. Of attributes ``GNMAX`` or ``LNMAX``, by default
             ``GNMAX`` with σ = 0.2 times the number of teachers.
         attributes: labels are attributes and not classes.
-        groups: one whole number for each private record, in the data module's order, or the path of a
-            ``.npy`` file with them, or ``"data"`` for those of the data module. Records with the same number go
-            to the same teacher, and the guarantee is for all records of one number together (one person)
-            instead of for single records.
         on_failure: what a teacher does whose training breaks (an exception, weights that are not finite):
             ``"abstain"`` never votes, ``"raise"`` stops the run. If all of them break the run stops anyway.
         progress: show a progress bar during training.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
-
-    Attributes:
-        privacy_unit: ``"record"``, or ``"group"`` where ``groups`` are given.
 
     Raises:
         ValueError: for arguments out of range, or that don't suit attributes.
@@ -252,7 +247,6 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         aggregator: Aggregator | None = None,
         *,
         attributes: Attributes | None = None,
-        groups: Any = None,
         on_failure: str = "abstain",
         progress: bool = True,
         noise_source: NoiseSource | None = None,
@@ -262,18 +256,12 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         self.teachers = teachers if teachers is not None else LinearTeachers()
         self.partitioner = partitioner if partitioner is not None else RandomPartition()
         self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
-        if isinstance(groups, list | tuple):
-            raise ValueError(
-                "groups: a list would stand in the run's config.yaml, which is public; give an array, or the "
-                "path of a .npy file"
-            )
-        self.attributes, self.groups = attributes, groups
-        if not self.partitioner.takes_groups and (groups is not None or attributes is not None):
+        self.attributes = attributes
+        if not self.partitioner.takes_groups and attributes is not None:
             raise ValueError(
                 f"partitioner={type(self.partitioner).__name__} deals out single records by their classes; use "
-                "RandomPartition with groups or attributes"
+                "RandomPartition with attributes"
             )
-        self.privacy_unit = "record" if groups is None else "group"
         self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))
         self.progress = progress
         if attributes is not None:
@@ -294,7 +282,12 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
     @property
     def takes_shards(self) -> bool:
         """Whether each record's part is drawn by itself, so that it can be one of its own shard's teachers."""
-        return type(self.partitioner) is RandomPartition and self.groups is None and self.attributes is None
+        return type(self.partitioner) is RandomPartition and self.attributes is None
+
+    @property
+    def protects_persons(self) -> bool:
+        """Whether all records of a person can be dealt out together."""
+        return self.partitioner.takes_groups
 
     @property
     def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
@@ -307,12 +300,13 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         Attributes are ``(n, num_classes)``, 0 or 1.
 
         Raises:
-            ValueError: also if there are fewer records (or groups) than teachers.
+            ValueError: also if there are fewer records (or persons) than teachers.
             RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
         """
         (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
-        groups = resolve_groups(self.groups, self.private_groups)
-        trained = self._train(features, labels, num_classes, groups)
+        if self.private_owners is not None:
+            check_owners(self.private_owners, len(features))
+        trained = self._train(features, labels, num_classes)
         kinds = ", ".join(sorted(trained.failures))
         if bool((trained.failed | trained.empty).all()):
             raise RuntimeError(
@@ -327,9 +321,7 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         self._trained, self._num_classes = trained, num_classes
         self._fits += 1
 
-    def _train(
-        self, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None
-    ) -> TrainedTeachers:
+    def _train(self, features: Tensor, labels: Tensor, num_classes: int) -> TrainedTeachers:
         teachers, rank = self._own_teachers(), 0 if self.shard is None else self.shard.group.rank
         shown = self.progress and not rank
         with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
@@ -340,7 +332,7 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
                 num_classes=max(2, num_classes),
                 num_parts=teachers,
                 noise=self.noise_source.stream("partition", self._fits, *(("rank", rank) if rank else ())),
-                groups=groups,
+                groups=self.private_owners,
             )
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
@@ -481,9 +473,9 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         self._answered: list[Tensor] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings alone, no teachers and no votes; ``groups`` given as an array are a setting."""
+        """Settings alone, no teachers and no votes."""
         kept = dict(self.__dict__)
-        for name in ("_trained", "_asked", "_answered", "private_groups"):
+        for name in ("_trained", "_asked", "_answered", "private_owners"):
             kept.pop(name, None)
         return kept
 
@@ -495,35 +487,6 @@ class PATE(ShardedLabeler, GroupsRecords, HasCanaries):
         self._trained = None
         self._num_classes = 0
         self.forget_queries()
-
-
-def resolve_groups(groups: Any, private_groups: Tensor | None) -> Tensor | None:
-    """Group of each private record, from what a user said and what the data module knows.
-
-    Args:
-        groups: None, an array, the path of a ``.npy`` file, or ``"data"``.
-        private_groups: the data module's.
-
-    Raises:
-        ValueError: if the file can't be read, or the data module has no groups.
-    """
-    if groups is None:
-        return None
-    if isinstance(groups, str) and groups == "data":
-        if private_groups is None:
-            raise ValueError(
-                "groups='data': the data module has no private_groups; give an array or a .npy file"
-            )
-        return private_groups
-    if isinstance(groups, str | Path):
-        try:
-            groups = np.load(groups, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"groups={str(groups)!r} can't be read ({type(error).__name__}); give the path of a .npy "
-                "file with one whole number for each private record"
-            ) from None
-    return torch.as_tensor(groups)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -485,8 +485,7 @@ class ShardedNeighbors:
         """Candidates of all shards on process 0, ``(m, shards · k)``; empty elsewhere."""
         assert self._lists is not None
         squared, records = self._nearest.accepted(self._lists[rows], coins)
-        index = self.shard.first + self.shard.stride * records
-        packed = (index << _LABEL_BITS) | self._labels[records].long()
+        packed = (self.shard.index(records) << _LABEL_BITS) | self._labels[records].long()
         packed.masked_fill_(records < 0, _NOBODY)
         sent = torch.stack([squared.view(torch.int64), packed])
         parts = self.shard.group.gather(sent)

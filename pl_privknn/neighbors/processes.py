@@ -45,12 +45,18 @@ class Shard:
         first: global index of the first record.
         stride: step from a record's global index to that of the next.
         total: number of records of all shards.
+        rows: global index of each record where ``first`` and ``stride`` don't tell it, int64 ``(n,)``.
     """
 
     group: ProcessGroup
     first: int
     stride: int
     total: int
+    rows: Tensor | None = None
+
+    def index(self, records: Tensor) -> Tensor:
+        """Global indices of records of this shard; -1, nobody, has some negative one."""
+        return self.first + self.stride * records if self.rows is None else self.rows[records]
 
 
 class ProcessGroup:

@@ -34,6 +34,7 @@ from pl_privknn.privacy.store import (
     count_of,
     larger,
 )
+from pl_privknn.privacy.units import Unit, check_unit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -212,7 +213,7 @@ def make_report(
 
 def total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
     """The accountant's report."""
-    return account(charges, delta=delta, adjacency=balance.adjacency, exact=exact)
+    return account(charges, delta=delta, adjacency=balance.adjacency, exact=exact, unit=balance.unit)
 
 
 def _condition(balance: Balance, late: Sequence[int]) -> str:
@@ -242,6 +243,7 @@ class ChargesLedger(Protocol):
         *,
         noise: NoiseSource | None = None,
         adjacencies: Sequence[Adjacency] | None = None,
+        unit: Unit = "record",
     ) -> int:
         """Record ``count`` releases durably, or raise ``BudgetExceeded``; returns the row's position."""
         ...
@@ -254,6 +256,7 @@ def charge_and_draw(
     count: int,
     key: str,
     adjacencies: Sequence[Adjacency],
+    unit: Unit = "record",
 ) -> NoiseSource:
     """Pay for releases and get the noise for them.
 
@@ -265,15 +268,17 @@ def charge_and_draw(
         key: what the noise is for; a seeded source gives each key and row a stream of its own.
         adjacencies: neighbouring relations for which ``mechanism`` states its cost; a ledger of another one
             refuses the charge.
+        unit: unit of privacy for which it does so; likewise.
 
     Returns:
         the noise, after the charge is on disk.
 
     Raises:
         BudgetExceeded: if the charge would pass the budget; nothing was drawn.
-        ValueError: where the ledger counts under another adjacency.
+        ValueError: where the ledger counts under another adjacency or unit.
     """
-    return source.stream(key, ledger.charge(mechanism, count, noise=source, adjacencies=adjacencies))
+    row = ledger.charge(mechanism, count, noise=source, adjacencies=adjacencies, unit=unit)
+    return source.stream(key, row)
 
 
 class LedgerRun:
@@ -290,6 +295,7 @@ class LedgerRun:
         *,
         noise: NoiseSource | None = None,
         adjacencies: Sequence[Adjacency] | None = None,
+        unit: Unit = "record",
     ) -> int:
         """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
 
@@ -303,14 +309,15 @@ class LedgerRun:
                 guarantee of the ledger is none.
             adjacencies: neighbouring relations under which ``mechanism`` states its cost. A charge that leaves
                 this or ``noise`` out makes the ledger's guarantee conditional.
+            unit: unit of privacy under which it does so.
 
         Returns:
             position of the row, which no other charge will ever have.
 
         Raises:
             BudgetExceeded: if the charge would pass the budget; nothing was written.
-            ValueError: for a count that is not a whole number of at least 1, a ledger of an adjacency that is not
-                among ``adjacencies``, or a mechanism that is not defined under it.
+            ValueError: for a count that is not a whole number of at least 1, a ledger of another unit or of an
+                adjacency that is not among ``adjacencies``, or a mechanism that is not defined under it.
             OSError: if the disk refuses; nothing may be drawn then.
         """
         ledger = self.ledger
@@ -321,6 +328,11 @@ class LedgerRun:
                 f"adjacency={ledger.adjacency!r} of the ledger {ledger.path}: this charge ({mechanism.label}) states "
                 f"its cost under {' or '.join(map(repr, adjacencies))} only; use a ledger of that adjacency, or "
                 "parameters that hold under the ledger's. Nothing was charged and nothing was drawn"
+            )
+        if check_unit(unit) != ledger.unit:
+            raise ValueError(
+                f"unit={unit!r}: the ledger {ledger.path} counts by {ledger.unit}, and units are never composed; use "
+                f"a ledger of unit {unit!r}, or a teacher that protects a {ledger.unit}. Nothing was charged or drawn"
             )
         stated = {}
         if noise is not None and adjacencies is not None:
@@ -405,6 +417,7 @@ class Ledger:
     Args:
         path: the file, made if missing. It holds public facts only: parameters, counts, times.
         adjacency: neighbouring relation; a ledger has one for life.
+        unit: unit of privacy, ``"record"`` or ``"person"``; likewise.
         delta: δ of the budget.
         max_epsilon: the budget; None for no limit.
         allow_budget_change: write a visible budget row where ``delta`` or ``max_epsilon`` differ from those in
@@ -413,7 +426,7 @@ class Ledger:
             not hold the noted head is refused (:class:`~pl_privknn.privacy.store.HeadFile`).
 
     Raises:
-        ValueError: for another adjacency or budget than the ledger's, or a new budget that is already passed.
+        ValueError: for another adjacency, unit or budget than the ledger's, or a new budget that is already passed.
         LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
         FileNotFoundError: if it is missing although ``head_path`` has its head.
 
@@ -434,12 +447,13 @@ class Ledger:
         path: str | Path,
         *,
         adjacency: Adjacency = "add_remove",
+        unit: Unit = "record",
         delta: float = 1e-5,
         max_epsilon: float | None = None,
         allow_budget_change: bool = False,
         head_path: str | Path | None = None,
     ) -> None:
-        adjacency = check_adjacency(adjacency)
+        adjacency, unit = check_adjacency(adjacency), check_unit(unit)
         delta = check_open_unit("delta", delta)
         if max_epsilon is not None:
             max_epsilon = check_positive("max_epsilon", max_epsilon)
@@ -455,14 +469,15 @@ class Ledger:
                 f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, "
                 "or give a new ledger a head_path of its own"
             )
-        self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, **budget}))
+        self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, "unit": unit, **budget}))
         try:
             self._sync()
-            if self._balance.adjacency != adjacency:
-                raise ValueError(
-                    f"adjacency={adjacency!r}, but the ledger {self.path} counts under "
-                    f"{self._balance.adjacency!r}; use that, or another ledger: they are never composed"
-                )
+            for name, asked in (("adjacency", adjacency), ("unit", unit)):
+                if (known := getattr(self._balance, name)) != asked:
+                    raise ValueError(
+                        f"{name}={asked!r}, but the ledger {self.path} counts under {known!r}; use that, or another "
+                        "ledger: they are never composed"
+                    )
             if not self._has_budget(delta, max_epsilon):
                 if not allow_budget_change:
                     raise ValueError(
@@ -499,7 +514,7 @@ class Ledger:
 
     @classmethod
     def reopen(cls, path: str | Path) -> Self:
-        """Open an existing ledger for writing, with the adjacency and the budget that it has.
+        """Open an existing ledger for writing, with the adjacency, the unit and the budget that it has.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -507,7 +522,9 @@ class Ledger:
         """
         known = cls.open_readonly(path)
         known.close()
-        return cls(path, adjacency=known.adjacency, delta=known.delta, max_epsilon=known.max_epsilon)
+        return cls(
+            path, adjacency=known.adjacency, unit=known.unit, delta=known.delta, max_epsilon=known.max_epsilon
+        )
 
     def run(
         self,
@@ -576,6 +593,11 @@ class Ledger:
     def adjacency(self) -> Adjacency:
         """Neighbouring relation of every row."""
         return self._balance.adjacency
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of privacy of every row."""
+        return self._balance.unit
 
     @property
     def delta(self) -> float:

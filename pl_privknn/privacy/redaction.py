@@ -227,7 +227,7 @@ _LISTS: dict[Where, dict[str, str]] = {
     },
     # Keys of summary.json.
     "summary": {
-        **dict.fromkeys(("delta", "adjacency", "max_epsilon", "queried", "labeler"), _PUBLIC),
+        **dict.fromkeys(("delta", "adjacency", "unit", "max_epsilon", "queried", "labeler"), _PUBLIC),
         **dict.fromkeys(("epochs", "student", "data", "versions", "seconds"), _PUBLIC),
         **dict.fromkeys(("sampling_rate", "expected_batch_size", "max_grad_norm"), _PUBLIC),
         **dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld"), _PLAN),

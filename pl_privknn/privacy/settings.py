@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pl_privknn._checks import check_open_unit, check_path, check_positive
+from pl_privknn.privacy.units import Unit, check_unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Budget:
 
     Args:
         delta: δ of the guarantee.
+        unit: unit of privacy: ``"record"``, or ``"person"`` with all records that the data module's
+            ``private_groups`` ascribe to them.
         max_epsilon: budget of the ledger; a run whose worst case passes it raises ``BudgetExceeded`` at once. None:
             no limit, the ε is only stated.
 
@@ -23,9 +26,11 @@ class Budget:
 
     delta: float = 1e-5
     max_epsilon: float | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         check_open_unit("delta", self.delta)
+        check_unit(self.unit)
         if self.max_epsilon is not None:
             check_positive("max_epsilon", self.max_epsilon)
 

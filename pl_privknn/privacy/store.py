@@ -30,6 +30,7 @@ from pl_privknn.privacy.mechanisms.base import (
     check_adjacency,
     merged,
 )
+from pl_privknn.privacy.units import Unit, check_unit
 
 _FORMAT = 1
 _SCHEMA = f"""
@@ -455,6 +456,7 @@ class Balance:
         opened: whether the opening row was seen.
         origin: its hash, which tells this ledger from others.
         adjacency: neighbouring relation of everything.
+        unit: unit of privacy of everything.
         delta: δ of the budget in force.
         max_epsilon: the budget in force; None for none.
         order: Rényi order of the filter.
@@ -470,6 +472,7 @@ class Balance:
         self.opened = False
         self.origin = GENESIS
         self.adjacency: Adjacency = "add_remove"
+        self.unit: Unit = "record"
         self.delta = 0.0
         self.max_epsilon: float | None = None
         self.order = 2.0
@@ -506,7 +509,7 @@ class Balance:
                 raise ValueError("a ledger has one opening row, its first")
             if kind == "open":
                 self.opened, self.origin = True, body["hash"]
-                self.adjacency = check_adjacency(body["adjacency"])
+                self.adjacency, self.unit = check_adjacency(body["adjacency"]), check_unit(body["unit"])
                 self.order = float(body["filter_order"])
                 self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]
             elif kind == "budget":

@@ -16,6 +16,7 @@ from pl_privknn.privacy.ledger import Ledger, LedgerReport, counts_topic, make_r
 from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, Adjacency, Charge, Guarantee, check_adjacency
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.store import SQLITE_MAGIC, Balance, read_rows
+from pl_privknn.privacy.units import Unit, check_unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,18 +27,20 @@ class Releases:
         charges: the most that may be released.
         delta: δ, where the file states one.
         adjacency: neighbouring relation, where the file states one.
+        unit: unit of privacy, where the file states one.
     """
 
     charges: tuple[Charge, ...]
     delta: float | None = None
     adjacency: Adjacency | None = None
+    unit: Unit | None = None
 
 
 def read_releases(path: str | Path) -> Releases:
     """Read a list of records, or a mapping that holds one.
 
     A mapping has the records under ``releases`` (what ``privknn plan`` and ``privknn audit --export`` write) or
-    ``records`` (``privknn plan --json``), and may state ``delta`` and ``adjacency``.
+    ``records`` (``privknn plan --json``), and may state ``delta``, ``adjacency`` and ``unit``.
 
     Raises:
         ValueError: naming what is wrong with the file, or with which record.
@@ -58,11 +61,12 @@ def releases_in(document: Any, path: str | Path) -> Releases:
         )
     if len(names) > 1:
         raise ValueError(f"{path} has its records under both {' and '.join(names)}; leave one of them out")
-    delta, adjacency = document.get("delta"), document.get("adjacency")
+    delta, adjacency, unit = (document.get(name) for name in ("delta", "adjacency", "unit"))
     return Releases(
         tuple(read_records(document[names[0]])),
         None if delta is None else check_open_unit("delta", delta),
         None if adjacency is None else check_adjacency(adjacency),
+        None if unit is None else check_unit(unit),
     )
 
 
@@ -70,7 +74,11 @@ _NO_PARAMETERS = ("mechanism", "count", "guarantee", "reasons")
 
 
 def epsilon_of_file(
-    path: str | Path, delta: float | None = None, adjacency: Adjacency | None = None, exact: bool = True
+    path: str | Path,
+    delta: float | None = None,
+    adjacency: Adjacency | None = None,
+    exact: bool = True,
+    unit: Unit | None = None,
 ) -> dict[str, Any]:
     """ε of a JSON or YAML list of records, a plan, or a ledger (told apart by their content).
 
@@ -80,6 +88,7 @@ def epsilon_of_file(
         adjacency: neighbouring relation of a bare list of records, ``add_remove`` by default; others know their
             own.
         exact: also compute the exact worst case (seconds).
+        unit: unit of privacy, likewise; ``record`` by default.
 
     Returns:
         the fields of :class:`~pl_privknn.privacy.accounting.accountant.PrivacyReport`; for a ledger also
@@ -87,7 +96,7 @@ def epsilon_of_file(
         ``epsilon``, ``epsilon_spent``, and the records ``guaranteed`` and ``charged``.
 
     Raises:
-        ValueError: for a bad record, a missing δ, or an adjacency that is not the file's.
+        ValueError: for a bad record, a missing δ, or an adjacency or unit that is not the file's.
         LedgerCorrupt: for a ledger whose rows do not fit their hashes.
         FileNotFoundError: if there is no such file.
     """
@@ -95,10 +104,10 @@ def epsilon_of_file(
     if delta is not None:
         delta = check_open_unit("delta", delta)
     if not is_ledger(path):
-        return total([(path, read_releases(path))], delta, adjacency, exact)
+        return total([(path, read_releases(path))], delta, adjacency, exact, unit)
     ledger = Ledger.open_readonly(path)
     try:
-        _check_ledger_adjacency(ledger, adjacency)
+        _check_ledger(ledger, adjacency=adjacency, unit=unit)
         return _of_ledger(ledger, ledger.report(delta, exact=exact))
     finally:
         ledger.close()
@@ -109,6 +118,7 @@ def epsilon_of_files(
     delta: float | None = None,
     adjacency: Adjacency | None = None,
     exact: bool = True,
+    unit: Unit | None = None,
 ) -> dict[str, Any]:
     """ε of several files over the same private data together: ledgers, lists and plans, mixed as they come.
 
@@ -121,15 +131,16 @@ def epsilon_of_files(
         delta: δ of the total; may be left out where the files agree on one.
         adjacency: see :func:`epsilon_of_file`.
         exact: also compute the exact worst case (seconds).
+        unit: see :func:`epsilon_of_file`.
 
     Raises:
-        ValueError: where files count under different adjacencies, or δ is missing; and as
+        ValueError: where files count under different adjacencies or units, or δ is missing; and as
             :func:`epsilon_of_file`.
     """
     if len(paths) == 1:
-        return epsilon_of_file(paths[0], delta, adjacency, exact)
+        return epsilon_of_file(paths[0], delta, adjacency, exact, unit)
     parts = [(path, releases_of(path)) for path in paths]
-    return total(parts, delta, adjacency, exact)
+    return total(parts, delta, adjacency, exact, unit)
 
 
 def total(
@@ -137,17 +148,16 @@ def total(
     delta: float | None,
     adjacency: Adjacency | None,
     exact: bool,
+    unit: Unit | None = None,
 ) -> dict[str, Any]:
     """ε of named lists of releases together; see :func:`epsilon_of_files`."""
-    stated: dict[str | Path, Adjacency] = {
-        name: part.adjacency for name, part in parts if part.adjacency is not None
-    }
+    relations = {file: part.adjacency for file, part in parts if part.adjacency is not None}
     if adjacency is not None:
-        stated["adjacency="] = check_adjacency(adjacency)
-    if len(set(stated.values())) > 1:
-        found = ", ".join(f"{name}: {value}" for name, value in stated.items())
-        raise ValueError(f"adjacency: {found}; figures under different adjacencies are never composed")
-    chosen: Adjacency = next(iter(stated.values()), "add_remove")
+        relations["adjacency="] = check_adjacency(adjacency)
+    units = {file: part.unit or unit or "record" for file, part in parts}
+    if unit is not None:
+        units["unit="] = check_unit(unit)
+    by_relation, by_unit = _common("adjacency", relations, "add_remove"), _common("unit", units, "record")
     if delta is None:
         deltas = {part.delta for _, part in parts}
         if len(deltas) > 1 or None in deltas:
@@ -160,7 +170,14 @@ def total(
     if len(parts) > 1:
         charges = [charge.with_guarantee(Guarantee("conditional", (SEVERAL_FILES,))) for charge in charges]
     delta = check_open_unit("delta", delta)
-    return account(charges, delta=delta, adjacency=chosen, exact=exact).to_dict()
+    return account(charges, delta=delta, adjacency=by_relation, exact=exact, unit=by_unit).to_dict()
+
+
+def _common(name: str, stated: Mapping[str | Path, str], usual: str) -> Any:
+    if len(set(stated.values())) > 1:
+        found = ", ".join(f"{file}: {value}" for file, value in stated.items())
+        raise ValueError(f"{name}: {found}; figures under different ones are never composed")
+    return next(iter(stated.values()), usual)
 
 
 def audit_ledger(
@@ -169,6 +186,7 @@ def audit_ledger(
     head: str | None = None,
     exact: bool = True,
     adjacency: Adjacency | None = None,
+    unit: Unit | None = None,
 ) -> dict[str, Any]:
     """Check a ledger's hash chain and recompute its ε from the rows alone.
 
@@ -182,6 +200,7 @@ def audit_ledger(
         head: a head hash noted earlier: some row must carry it, or the ledger was rewritten or cut since.
         exact: also compute the exact worst case (seconds).
         adjacency: neighbouring relation that the ledger is expected to keep.
+        unit: unit of privacy that it is expected to keep.
 
     Returns:
         what :func:`epsilon_of_file` returns for a ledger; ``within_budget``: whether the guarantee keeps
@@ -190,7 +209,7 @@ def audit_ledger(
 
     Raises:
         LedgerCorrupt: if the rows do not fit, or ``head`` is unknown.
-        ValueError: if the ledger keeps another δ or adjacency than the expected one.
+        ValueError: if the ledger keeps another δ, adjacency or unit than the expected one.
         FileNotFoundError: if there is no such file.
     """
     path = _existing(path)
@@ -198,7 +217,7 @@ def audit_ledger(
         delta = check_open_unit("delta", delta)
     ledger = Ledger.open_readonly(path)
     try:
-        _check_ledger_adjacency(ledger, adjacency)
+        _check_ledger(ledger, adjacency=adjacency, unit=unit)
         if delta is not None and delta != ledger.delta:
             raise ValueError(
                 f"delta={delta!r}, but the ledger {path} keeps its budget at δ={ledger.delta!r}; "
@@ -253,9 +272,9 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
     """A ledger as plain JSON types, readable by :func:`epsilon_of_file`.
 
     Returns:
-        ``adjacency``, ``delta``, ``max_epsilon``, ``guarantee``, ``reason``, ``head``, ``rows``, ``releases``
-        (records of the most that all runs may release together, each with what weakens its guarantee) and ``runs``
-        (records ``guaranteed`` and ``charged`` of each).
+        ``adjacency``, ``unit``, ``delta``, ``max_epsilon``, ``guarantee``, ``reason``, ``head``, ``rows``,
+        ``releases`` (records of the most that all runs may release together, each with what weakens its guarantee)
+        and ``runs`` (records ``guaranteed`` and ``charged`` of each).
 
     Raises:
         LedgerCorrupt, FileNotFoundError: as :func:`audit_ledger`.
@@ -268,7 +287,7 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
     return {
         **{
             name: report[name]
-            for name in ("adjacency", "delta", "max_epsilon", "guarantee", "reason", "head", "rows")
+            for name in ("adjacency", "unit", "delta", "max_epsilon", "guarantee", "reason", "head", "rows")
         },
         "releases": [record for run in runs.values() for record in run["guaranteed"]],
         "runs": runs,
@@ -291,7 +310,7 @@ def releases_of(path: str | Path) -> Releases:
         charges = [
             charge for name in ledger.runs for charge in ledger.run_report(name, exact=False).guaranteed
         ]
-        return Releases(tuple(charges), ledger.delta, ledger.adjacency)
+        return Releases(tuple(charges), ledger.delta, ledger.adjacency, ledger.unit)
     finally:
         ledger.close()
 
@@ -311,11 +330,12 @@ def is_ledger(path: Path) -> bool:
         return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
 
 
-def _check_ledger_adjacency(ledger: Ledger, adjacency: Adjacency | None) -> None:
-    if adjacency is not None and adjacency != ledger.adjacency:
-        raise ValueError(
-            f"adjacency={adjacency!r}, but the ledger {ledger.path} counts under {ledger.adjacency!r}; leave it out"
-        )
+def _check_ledger(ledger: Ledger, **expected: str | None) -> None:
+    for name, value in expected.items():
+        if value is not None and value != (known := getattr(ledger, name)):
+            raise ValueError(
+                f"{name}={value!r}, but the ledger {ledger.path} counts under {known!r}; leave it out"
+            )
 
 
 def _existing(path: str | Path) -> Path:
@@ -329,7 +349,7 @@ def _existing(path: str | Path) -> Path:
 _COUNTED = ("queried", "answered", "refused", "lost")
 _REPORTED = (
     "epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact", "delta", "adjacency",
-    "guarantee", "reason", "conditional",
+    "unit", "guarantee", "reason", "conditional",
 )  # fmt: skip
 # Of two computations of one figure on different machines.
 _ROUNDING = 1e-6
@@ -377,7 +397,7 @@ def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = 
     }
     wanted = [*_REPORTED, "epsilon_spent", "max_epsilon", *(name for name in found if name in summary)]
     for name in dict.fromkeys(wanted):
-        if name in summary or name in ("epsilon_spent", "guarantee", "adjacency"):
+        if name in summary or name in ("epsilon_spent", "guarantee", "adjacency", "unit"):
             checks.append(_compared(name, summary.get(name), found.get(name)))
     unfounded = [n for n in _COUNTED if n in summary and n not in found]
     checks += [{"name": n, "stated": summary[n], "found": None, "agrees": None} for n in unfounded]

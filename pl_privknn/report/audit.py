@@ -14,6 +14,7 @@ from pl_privknn.config import read_document
 from pl_privknn.privacy.ledger import counts_topic, files_topic
 from pl_privknn.privacy.mechanisms.base import Adjacency
 from pl_privknn.privacy.store import read_rows
+from pl_privknn.privacy.units import Unit
 from pl_privknn.privacy.verification import audit_ledger, check_summary
 
 #: Where ``privknn export`` puts its files, in a run's folder.
@@ -105,6 +106,7 @@ def audit_run(
     head: str | None = None,
     exact: bool = True,
     adjacency: Adjacency | None = None,
+    unit: Unit | None = None,
 ) -> dict[str, Any]:
     """Recompute ε of a run from its ledger, and compare everything that leaves the run with what the ledger noted.
 
@@ -114,6 +116,7 @@ def audit_run(
         head: see there.
         exact: see there.
         adjacency: see there.
+        unit: see there.
 
     Returns:
         What :func:`~pl_privknn.privacy.verification.audit_ledger` returns; ``ledger``, its path; ``run``; ``checks``,
@@ -135,7 +138,7 @@ def audit_run(
             raise FileNotFoundError(
                 f"{folder}: there is no ledger, so nothing says what the run paid; restore it"
             )
-        report = audit_ledger(ledger, delta=delta, head=head, exact=exact, adjacency=adjacency)
+        report = audit_ledger(ledger, delta=delta, head=head, exact=exact, adjacency=adjacency, unit=unit)
         checks = check_summary(summary, ledger, exact) if summary else []
         if not exact and summary.get("epsilon_exact") is not None:  # those are not computed anew
             checks = [{**c, "agrees": None} if c["name"].startswith(_EXACT) else c for c in checks]

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from pl_privknn._checks import at_most, printable
-from pl_privknn.report.promise import percent, unit_of
+from pl_privknn.report.promise import percent
 
 #: What a run lets out, in words.
 RELEASED = {
@@ -34,9 +34,11 @@ _OWN: dict[str, tuple[str, ...]] = {
         "what the code of the network and its callbacks wrote elsewhere while it saw private records",
     ),
 }  # fmt: skip
+_SEVERAL = (
+    "several records of one person: k of them cost up to k·ε, at a larger δ (unit: person protects them all)"
+)
 #: What no figure here covers, whatever was released; docs/methods/privacy.md has more on each.
 EXCLUSIONS = (
-    "several records of one person, unless they are grouped: k records cost up to k·ε, at a larger δ",
     "settings that were chosen by looking at results on the same private records outside this ledger",
     "whoever can rewrite the ledger's file with all its hashes, unless its head was noted elsewhere",
 )
@@ -67,7 +69,8 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
         "privacy_definition": "(ε, δ)-differential privacy",
         "epsilon": promise["epsilon"],
         "delta": promise["delta"],
-        "unit_of_privacy": f"one record of the private set ({unit_of(promise['adjacency'])})",
+        "unit": promise["unit"],
+        "unit_of_privacy": f"one {promise['unit']} of the private set ({promise['protected']})",
         "adjacency": promise["adjacency"],
         "guarantee": promise["guarantee"],
         "reason": promise["reason"],
@@ -85,7 +88,11 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
         "attacker": {name: promise["attacker"][name] for name in ("right_guesses", "rates")},
         "tuning": "What is charged in this ledger is covered. Settings are public constants; this ledger can't tell "
         "whether they were chosen on the same private records elsewhere, and such runs have to be added to it.",
-        "known_exclusions": [*_OWN.get(kind, (_PUBLIC, _FLOATS)), *EXCLUSIONS],
+        "known_exclusions": [
+            *_OWN.get(kind, (_PUBLIC, _FLOATS)),
+            *([_SEVERAL] if promise["unit"] == "record" else []),
+            *EXCLUSIONS,
+        ],
         "ledger_head": facts["kept"]["head"],
         "versions": facts.get("versions", {}),
     }
@@ -122,7 +129,7 @@ def card_markdown(card: dict[str, Any]) -> str:
     lines += [
         f"| {_cell(m['mechanism'])} | {m['count']} | {_cell(m['parameters'])} |" for m in card["mechanisms"]
     ]
-    lines += ["", "## An attacker who knows everything but one record", ""]
+    lines += ["", "## An attacker who knows everything but one " + card["unit"], ""]
     lines += [
         f"* guesses right in at most {percent(card['attacker']['right_guesses'])} of cases (50 % is chance)"
     ]

@@ -18,7 +18,7 @@ from pl_privknn.comparison.table import (
 )
 from pl_privknn.config import write_yaml
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL
-from pl_privknn.report.promise import attacker, unit_of
+from pl_privknn.report.promise import attacker, protected
 
 
 def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
@@ -55,7 +55,7 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
             "together": together(results),
             "delta": first["delta"],
             "adjacency": first["adjacency"],
-            "unit": unit_of(first["adjacency"]),
+            "protected": protected(first["adjacency"], first.get("unit", "record")),
             "seeds": sorted({result.seed for result in results}),
             "attackers": [
                 {"epsilon": target, **attacker(target, first["delta"])}

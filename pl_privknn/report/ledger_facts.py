@@ -13,7 +13,7 @@ from pl_privknn.privacy.accounting.accountant import RATES, TradeOff, account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, merged
 from pl_privknn.privacy.verification import audit_ledger, parameters_text
-from pl_privknn.report.promise import in_words, unit_of
+from pl_privknn.report.promise import in_words, protected
 
 #: At how many rows ε is computed for the curve, and how many rows are listed.
 MOST_POINTS, MOST_ROWS = 12, 400
@@ -75,10 +75,10 @@ def promise_of(audit: dict[str, Any], trade_off: TradeOff) -> dict[str, Any]:
         ],
     }
     return {
-        **{name: audit[name] for name in ("epsilon", "delta", "adjacency", "guarantee", "reason")},
-        "unit": unit_of(audit["adjacency"]),
+        **{name: audit[name] for name in ("epsilon", "delta", "adjacency", "unit", "guarantee", "reason")},
+        "protected": protected(audit["adjacency"], audit["unit"]),
         "bounds": {name: audit[name] for name in _FIGURES if audit.get(name) is not None},
-        "words": in_words(attacker, audit["adjacency"]),
+        "words": in_words(attacker, audit["adjacency"], audit["unit"]),
         "attacker": attacker,
     }
 

@@ -8,14 +8,16 @@ from typing import Any
 from pl_privknn.privacy.accounting.accountant import RATES
 
 _UNITS = {
-    "add_remove": "one private record more or less",
-    "replace_one": "one private record replaced by another",
+    "add_remove": "one {} more or less",
+    "replace_one": "one {} replaced by another",
 }
+_BUT = {"record": "one", "person": "one person's"}
+_NAMES = {"record": "private record", "person": "person with all of their private records"}
 
 
-def unit_of(adjacency: str) -> str:
+def protected(adjacency: str, unit: str) -> str:
     """What is protected, in words."""
-    return _UNITS[adjacency]
+    return _UNITS[adjacency].format(_NAMES[unit])
 
 
 def true_positive_rate(fpr: float, epsilon: float, delta: float) -> float:
@@ -50,27 +52,28 @@ def attacker(epsilon: float, delta: float) -> dict[str, Any]:
     }
 
 
-def in_words(known: dict[str, Any], adjacency: str) -> list[str]:
+def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:
     """The promise for somebody outside the field, in a few sentences.
 
     Args:
         known: what an attacker reaches, see :func:`attacker`.
         adjacency: neighbouring relation.
+        unit: a record or a person.
     """
     at_one = next(r for r in known["rates"] if r["false_positive_rate"] == 0.01)["true_positive_rate"]
     question = (
-        "whether that record was among the private ones at all"
+        f"whether that {unit} was among the private ones at all"
         if adjacency == "add_remove"
-        else "which of two candidates that record was"
+        else f"which of two candidates that {unit} was"
     )
     return [
-        "Suppose that somebody knows every private record but one, all settings and the code, sees everything that "
-        f"was released, and has unlimited computing power. They want to find out {question}.",
+        f"Suppose that somebody knows every private record but {_BUT[unit]}, all settings and the code, sees "
+        f"everything that was released, and has unlimited computing power. They want to find out {question}.",
         f"If a coin had decided it, they would guess right in at most {percent(known['right_guesses'])} of cases. "
         "Without any release they guess right in 50 %.",
-        f"If they accept a false alarm for 1 in 100 records that were not there, they detect the record at most "
+        f"If they accept a false alarm for 1 in 100 {unit}s that were not there, they detect the {unit} at most "
         f"{percent(at_one)} of the time. Blind guessing detects it 1 % of the time.",
-        "This holds whatever the record is, for every record, and for anything that is made of the releases later.",
+        f"This holds whatever the {unit} is, for every {unit}, and for anything that is made of the releases later.",
     ]
 
 

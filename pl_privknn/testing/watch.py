@@ -30,6 +30,7 @@ from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_known
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
 from pl_privknn.privacy.store import NOISE_MARKS
+from pl_privknn.privacy.units import Unit
 from pl_privknn.testing.tables import InShards, SimulatedGroup, Table, in_shards, rows_of
 
 
@@ -72,6 +73,7 @@ class FreeLedger:
         *,
         noise: NoiseSource | None = None,
         adjacencies: Sequence[Adjacency] | None = None,
+        unit: Unit = "record",
     ) -> int:
         """Note ``count`` releases; see :class:`~pl_privknn.privacy.ledger.ChargesLedger`.
 
@@ -647,10 +649,11 @@ class WatchedLedger(FreeLedger):
         *,
         noise: NoiseSource | None = None,
         adjacencies: Sequence[Adjacency] | None = None,
+        unit: Unit = "record",
     ) -> int:
         """See :class:`~pl_privknn.testing.watch.FreeLedger`."""
         try:
-            row = super().charge(mechanism, count, noise=noise, adjacencies=adjacencies)
+            row = super().charge(mechanism, count, noise=noise, adjacencies=adjacencies, unit=unit)
         except BudgetExceeded:
             self.watch.events.append(Refused(mechanism))
             raise

@@ -12,7 +12,7 @@ from forked import in_group
 from ledger_setup import needs_fork
 
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
-from pl_privknn.callbacks.private_labeler import same_buffers, shard_of
+from pl_privknn.callbacks.private_labeler import check_whole_persons, same_buffers, shard_of
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     GNMAX,
@@ -26,7 +26,7 @@ from pl_privknn.labelers import (
     Screening,
     SufficientStatistics,
 )
-from pl_privknn.labelers.base import GroupsRecords, RecognisesRecords
+from pl_privknn.labelers.base import ProtectsPersons, RecognisesRecords
 from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.neighbors import PoissonNeighbors, processes
 from pl_privknn.neighbors.poisson import PoissonTotals
@@ -218,7 +218,6 @@ class Pretended:
     "teacher",
     [
         lambda: PATE(3, partitioner=ClassBalancedPartition()),
-        lambda: PATE(3, groups=torch.arange(9)),
         lambda: ReverseKNN(1, 1.0, trust="local"),
     ],
 )
@@ -286,7 +285,7 @@ def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_ref
     assert all(message.startswith("private set") for message in told([same, same[:11]]))
 
 
-class Recognising(PrivateKNN, GroupsRecords, RecognisesRecords):
+class Recognising(PrivateKNN, ProtectsPersons, RecognisesRecords):
     def record_digests(self, images, labels):
         return None
 
@@ -298,12 +297,40 @@ def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
     data.setup("fit")
     data.private_ids, data.private_groups = torch.arange(9) * 10, torch.arange(9) * 100
     teacher = Recognising(2, 1.0)
-    labeling = labeling_round.LabelingRound(teacher, torch.nn.Flatten(), None, 1, 1, 1, 0)
-    for shard, rows in ((None, list(range(9))), (Shard(Pretended(), 1, 2, 9), [1, 3, 5, 7])):
+    labeling = labeling_round.LabelingRound(teacher, torch.nn.Flatten(), None, 1, 1, 1, 0, unit="person")
+    for shard, rows in (
+        (None, list(range(9))),
+        (Shard(Pretended(), 1, 2, 9), [1, 3, 5, 7]),
+        (Shard(Pretended(), 0, 1, 9, torch.tensor([2, 7])), [2, 7]),
+    ):
         teacher.shard = shard
         labeling._fit_labeler(data, tmp_path, lambda what, done, total: None)
         assert teacher.private_ids.tolist() == [10 * row for row in rows]
-        assert teacher.private_groups.tolist() == [100 * row for row in rows]
+        assert teacher.private_owners.tolist() == [100 * row for row in rows]
+
+
+@needs_fork
+def test_a_person_lies_in_one_shard(tmp_path):
+    def member(rank):
+        dist.init_process_group("gloo")
+        group = ProcessGroup(rank, 2)
+
+        def work():
+            check_whole_persons(torch.tensor([[4, 1, 4], [2, 3, 0]][rank]), group)
+            check_whole_persons(torch.tensor([[], [2]][rank], dtype=torch.int64), group)
+            with pytest.raises(ValueError, match="records in several shards"):
+                check_whole_persons(torch.tensor([[4, 1, 4], [2, 1, 0]][rank]), group)
+            images = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+            data = ArraysDataModule(images, torch.arange(6) % 2, images, num_classes=2)
+            data.setup("fit")
+            data.private_groups = torch.tensor([4, 7, 4, 2, 9, 7])
+            shard = shard_of(PrivateKNN(2), data, group, True, unit="person")
+            assert shard.index(torch.arange(3)).tolist() == [[0, 2, 3], [1, 4, 5]][rank]
+            assert shard.total == 6
+
+        group.shared(work)
+
+    assert in_group(2, member) == [0, 0]
 
 
 def test_whole_tables_are_asked_for_where_there_is_a_shard_alone():

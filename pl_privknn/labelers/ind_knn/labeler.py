@@ -256,7 +256,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         budgets, shard = self._open_budgets(), self.shard
         rows, total = np.arange(len(labels)), len(labels)
         if shard is not None:
-            rows, total = shard.first + shard.stride * rows, shard.total
+            rows, total = shard.index(torch.from_numpy(rows)).numpy(), shard.total
         given = self.private_ids if self.ids is None else read_ids(self.ids, total)[rows]
         ids = budgets.recognise(
             None if given is None else read_ids(given, len(labels)),

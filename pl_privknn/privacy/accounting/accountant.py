@@ -35,6 +35,7 @@ from pl_privknn.privacy.mechanisms.base import (
     merged,
     weakest,
 )
+from pl_privknn.privacy.units import Unit, check_unit
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -56,6 +57,7 @@ class PrivacyReport:
             (see :class:`~pl_privknn.privacy.mechanisms.base.Guarantee`).
         reason: what weakens it, with the mechanisms that it belongs to; empty if unconditional.
         conditional: names of the conditional mechanisms.
+        unit: what one neighbouring table has more than the other, a record or a person.
 
     Example:
         >>> from pl_privknn.privacy import Charge, Gaussian, account
@@ -74,6 +76,7 @@ class PrivacyReport:
     guarantee: Level = "unconditional"
     reason: str = ""
     conditional: tuple[str, ...] = ()
+    unit: Unit = "record"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON types."""
@@ -125,6 +128,7 @@ def account(
     delta: float,
     adjacency: Adjacency = "add_remove",
     exact: bool = True,
+    unit: Unit = "record",
 ) -> PrivacyReport:
     """Total cost of ``charges`` at ``delta``.
 
@@ -135,9 +139,10 @@ def account(
         delta: target δ in (0, 1).
         adjacency: neighbouring relation of every charge; sensitivities are taken to be under it.
         exact: also compute the exact worst case where it applies (seconds).
+        unit: what sensitivities are about; it changes no figure.
 
     Raises:
-        ValueError: for a δ outside (0, 1), an unknown adjacency, or a mechanism that is not defined under it.
+        ValueError: for a δ outside (0, 1), an unknown adjacency or unit, or a mechanism that is not defined under it.
 
     Example:
         >>> from pl_privknn.privacy import Charge, Gaussian, account
@@ -146,7 +151,8 @@ def account(
     """
     delta = check_open_unit("delta", delta)
     adjacency = check_adjacency(adjacency)
-    return _account(tuple(merge_charges(charges)), delta, adjacency, exact)
+    report = _account(tuple(merge_charges(charges)), delta, adjacency, exact)
+    return dataclasses.replace(report, unit=check_unit(unit))
 
 
 @functools.lru_cache(maxsize=1024)

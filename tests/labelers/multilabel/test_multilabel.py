@@ -132,11 +132,8 @@ def test_changed_part_changes_one_teacher():
     assert float(distance.norm(dim=1).max()) <= swapped_vote_norms(2, 5)[1] + 1e-9
 
 
-def test_pate_groups_of_the_data_module():
+def test_pate_deals_out_persons():
     features, labels, _, _ = clusters()
-    pate = attribute_pate(5, LinearTeachers(steps=2), groups="data", progress=False)
-    with pytest.raises(ValueError, match="private_groups"):
-        pate.fit(features, labels, 5)
     dealt = []
 
     class Watched(LinearTeachers):
@@ -144,11 +141,10 @@ def test_pate_groups_of_the_data_module():
             dealt.append(parts)
             return super().train(features, labels, parts, *rest)
 
-    pate = attribute_pate(5, Watched(steps=2), groups="data", progress=False)
-    pate.private_groups = torch.arange(240) // 6
+    pate = attribute_pate(5, Watched(steps=2), progress=False)
+    pate.private_owners = torch.arange(240) // 6
     pate.fit(features, labels, 5)
     assert all(len(part.unique()) == 1 for part in dealt[0].split(6))
-    assert pate.privacy_unit == "group"
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])

@@ -6,7 +6,7 @@ import torch
 from pate_setup import FixedVotes, fitted, table
 from scipy import stats
 
-from pl_privknn.labelers.base import stated_plan
+from pl_privknn.labelers.base import check_protects, stated_plan, unit_of
 from pl_privknn.labelers.pate import GNMAX, LNMAX, PATE, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.pate_training import (
     ClassBalancedPartition,
@@ -201,30 +201,27 @@ def test_a_replaced_record_changes_one_teacher(partitioner):
         assert (histograms[0] - histograms[1]).double().norm(dim=1).max() <= math.sqrt(2) + 1e-12
 
 
-def test_groups_change_one_vote_together(tmp_path):
-    groups = torch.arange(300) // 6
-    np.save(tmp_path / "people.npy", groups.numpy())
+def test_a_persons_records_change_one_vote_together():
+    owners = torch.arange(300) // 6
     queries = table(200, seed=1)[0]
     features, labels = table()
-    features[groups == 5] = -20.0
+    features[owners == 5] = -20.0
     outcomes = {}
-    for name, given in {"tensor": groups, "path": str(tmp_path / "people.npy"), "none": None}.items():
-        first, second = fitted(groups=given), fitted(groups=given)
+    for name, given in {"person": owners, "record": None}.items():
+        first, second = fitted(), fitted()
+        first.private_owners = second.private_owners = given
         first.fit(*table(), 3)
         second.fit(features, labels, 3)
         changed = (first._trained.predict(queries) != second._trained.predict(queries)).any(dim=0)
         outcomes[name] = int(changed.sum())
-        assert first.privacy_unit == ("record" if given is None else "group")
-    assert outcomes["tensor"] == outcomes["path"] == 1
-    assert outcomes["none"] > 1
-    with pytest.raises(ValueError, match="deals out single records"):
-        PATE(5, aggregator=GNMAX(1.0), groups=groups, partitioner=GuidedPartition())
-    with pytest.raises(ValueError, match=r"gone\.npy"):
-        fitted(groups=str(tmp_path / "gone.npy"))
-    with pytest.raises(ValueError, match=r"groups: shape \(n,\)"):
-        fitted(groups=torch.tensor([1, 2, 3, 4, 5]))
-    with pytest.raises(ValueError, match=r"a list would stand in the run's config\.yaml"):
-        PATE(5, aggregator=GNMAX(1.0), groups=[1, 2, 3, 4, 5])
+        assert unit_of(first) == name
+    assert outcomes["person"] == 1
+    assert outcomes["record"] > 1
+    with pytest.raises(ValueError, match="unit='person': PATE"):
+        check_protects(PATE(5, aggregator=GNMAX(1.0), partitioner=GuidedPartition()), "person")
+    second.private_owners = torch.tensor([1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match=r"private_groups: must be int64 of shape \(n,\)"):
+        second.fit(features, labels, 3)
 
 
 # ---------------------------------------------------------------------- broken and missing teachers

@@ -28,7 +28,7 @@ from pl_privknn.privacy.store import (
 
 TERMS = RunTerms(
     plan=[Charge(G, 50)], public_examples=10, public_digest="these", num_classes=3, delta=1e-5, max_epsilon=None,
-    adjacency="add_remove", ledger_path=None, ledger_head_path=None, run_id=None, description={},
+    adjacency="add_remove", unit="record", ledger_path=None, ledger_head_path=None, run_id=None, description={},
 )  # fmt: skip
 
 

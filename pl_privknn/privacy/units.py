@@ -1,0 +1,87 @@
+"""The unit of privacy: a record, or a person with all of their records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pl_privknn._checks import check_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pl_privknn.privacy.noise import NoiseSource
+
+#: Of two neighbouring tables, one has a record more than the other, or all records of a person.
+Unit = Literal["record", "person"]
+UNITS: tuple[Unit, ...] = ("record", "person")
+
+
+def check_unit(unit: str) -> Unit:
+    """Return ``unit``, or raise ``ValueError`` where it is not one of :data:`UNITS`.
+
+    Example:
+        >>> check_unit("person")
+        'person'
+    """
+    return check_choice("unit", unit, UNITS)  # type: ignore[return-value]
+
+
+def check_owners(owners: Tensor | None, num_records: int) -> Tensor:
+    """Return the owner of each record, or raise ``ValueError`` where one has none.
+
+    Args:
+        owners: person of each record, int64 ``(n,)``, numbers from 0. **Private**.
+        num_records: n.
+    """
+    import torch
+
+    if owners is None:
+        raise ValueError(
+            "unit='person': nobody says who owns the private records; give the data module private_groups, or use "
+            "unit='record'"
+        )
+    if owners.dtype != torch.int64 or tuple(owners.shape) != (num_records,):
+        raise ValueError("private_groups: must be int64 of shape (n,), the person of each private record")
+    if bool((owners < 0).any()):
+        raise ValueError(
+            "private_groups: some records have no owner (a negative number); name one, or leave these records out"
+        )
+    return owners
+
+
+def persons_of(owners: Tensor) -> tuple[Tensor, Tensor]:
+    """Number persons from 0.
+
+    Args:
+        owners: person of each record, int64 ``(n,)``. **Private**.
+
+    Returns:
+        The number of each record's person, int64 ``(n,)``, and the owners in the order of these numbers.
+    """
+    persons, numbers = owners.unique(return_inverse=True)
+    return numbers, persons
+
+
+def records_drawn(owners: Tensor, most: int, noise: NoiseSource) -> Tensor:
+    """Rows of at most ``most`` records of each person, drawn without replacement by private coins.
+
+    Each record gets a random key of its own, and a person's records with the smallest keys are drawn, so who else is
+    in the table changes nothing.
+
+    Args:
+        owners: person of each record, int64 ``(n,)``. **Private**.
+        most: m, a public constant.
+        noise: source of the coins.
+
+    Returns:
+        Rows in the order of the table, int64. **Private**.
+    """
+    import torch
+
+    numbers, persons = persons_of(owners)
+    keys = noise.integers((len(owners),), 1 << 62)
+    order = keys.argsort(stable=True)
+    order = order[numbers[order].argsort(stable=True)]  # person by person, keys ascending
+    first = torch.searchsorted(numbers[order].contiguous(), torch.arange(len(persons)))
+    place = torch.arange(len(order)) - first[numbers[order]]
+    return order[place < most].sort().values
