@@ -760,11 +760,6 @@ def check_labeler(
     owner = make() if callable(make) else None
     if not isinstance(owner, Labeler):
         raise TypeError(f"labeler={labeler!r} must be a Labeler, or a function that makes one")
-    if getattr(owner, "privacy_unit", "record") != "record":
-        raise LabelerCheckError(
-            f"check_labeler({type(owner).__name__}): its guarantee is by group, and the tables have none; check it "
-            "without groups, where each record is a group of one"
-        )
     if num_records is None:
         num_records = 24 + 2 * max(int(getattr(owner, name, 0)) for name in ("k", "num_teachers"))
     records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
