@@ -287,11 +287,6 @@ def test_a_labeler_that_cannot_be_copied_is_made_by_a_function():
     assert check_labeler(lambda: Locked(5, 1.0)).labeler == "Locked"
 
 
-def test_groups_are_left_to_the_caller():
-    with pytest.raises(LabelerCheckError, match="by group"):
-        check_labeler(PATE(6, LINEAR, groups="data"))
-
-
 def test_tables_that_do_not_suit_the_labeler_are_named():
     with pytest.raises(LabelerCheckError, match=r"plan: raises ValueError.*num_records"):
         check_labeler(PrivateKNN(50, 1.0), num_records=40)
