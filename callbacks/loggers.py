@@ -41,7 +41,8 @@ class PublicPictures:
 
     Attributes:
         examples: int64 ``(n,)``, the public examples that are pictured, in the order in which they were asked.
-        images: uint8 ``(n, height, width, channels)``.
+        images: uint8 ``(n, height, width, channels)``; none of texts.
+        texts: their beginnings, one each, where the public examples are texts.
         truth: int64 ``(public,)``, or ``(public, attributes)``; -1 where it isn't known, empty where none is.
         class_names: names of the classes or attributes.
         confusion: int64 ``(classes, classes)``, the student's test images by truth (rows) and prediction; empty where
@@ -50,6 +51,7 @@ class PublicPictures:
 
     examples: NDArray[np.int64]
     images: NDArray[np.uint8]
+    texts: tuple[str, ...]
     truth: NDArray[np.int64]
     class_names: tuple[str, ...]
     confusion: NDArray[np.int64]
@@ -71,7 +73,8 @@ class PublicPictures:
                 raise ValueError(f"{size >> 20} MiB unpacked, of {_MOST_PICTURE_BYTES >> 20} at most")
             with np.load(path, allow_pickle=False) as stored:
                 parts = {name: stored[name] for name in stored.files}
-            return cls(**{**parts, "class_names": tuple(map(str, parts["class_names"]))})
+            words = {name: tuple(map(str, parts[name])) for name in ("texts", "class_names")}
+            return cls(**{**parts, **words})
         except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{path} can't be read as a run's pictures ({error}); take it away") from error
 
@@ -83,6 +86,7 @@ class PublicPictures:
             buffer,
             examples=self.examples,
             images=self.images,
+            texts=np.array(self.texts, dtype=str),
             truth=self.truth,
             class_names=np.array(self.class_names),
             confusion=self.confusion,
@@ -101,10 +105,12 @@ def pictures_of(
         confusion: see :class:`PublicPictures`.
     """
     examples = torch.tensor(list(dict.fromkeys(asked))[:MOST_PICTURES], dtype=torch.int64)
-    truth = data.public.truth
+    truth, texts = data.public.truth, data.public_texts(examples)
+    pictured = texts is None and len(examples) > 0
     return PublicPictures(
         examples=examples.numpy(),
-        images=_small(data.public.images(examples)) if len(examples) else np.zeros((0, 1, 1, 1), np.uint8),
+        images=_small(data.public.images(examples)) if pictured else np.zeros((0, 1, 1, 1), np.uint8),
+        texts=tuple(texts or ()),
         truth=(torch.empty(0, dtype=torch.int64) if truth is None else truth).cpu().numpy(),
         class_names=data.class_names,
         confusion=(torch.empty(0, 0, dtype=torch.int64) if confusion is None else confusion).cpu().numpy(),
@@ -158,7 +164,7 @@ class TestConfusion:
 
 @dataclasses.dataclass(frozen=True)
 class PicturedQuery:
-    """One query about a public example of which the run kept a picture.
+    """One query about a public example of which the run kept a picture, or the beginning of its text.
 
     Attributes:
         example: the public example.
@@ -167,7 +173,8 @@ class PicturedQuery:
         label: the released label for people; None where none was.
         truth: the public truth for people; None where it isn't known.
         right: whether both agree; None where one is missing.
-        image: uint8 ``(height, width)`` or ``(height, width, 3)``.
+        text: of the example; empty of a picture.
+        image: uint8 ``(height, width)`` or ``(height, width, 3)``; None of a text.
     """
 
     example: int
@@ -176,7 +183,8 @@ class PicturedQuery:
     label: str | None
     truth: str | None
     right: bool | None
-    image: NDArray[np.uint8]
+    text: str
+    image: NDArray[np.uint8] | None
 
     def plain(self) -> dict[str, Any]:
         """Everything but the picture."""
@@ -199,7 +207,9 @@ def pictured_queries(folder: Path) -> list[PicturedQuery]:
     finally:
         store.close()
     label_of = dict(zip(examples.tolist(), labels.tolist(), strict=True))
-    image_of = dict(zip(pictures.examples.tolist(), pictures.images, strict=True))
+    image_of: dict[int, Any] = dict(
+        zip(pictures.examples.tolist(), pictures.texts or pictures.images, strict=True)
+    )
     found = []
     for query in queries:
         if query.example not in image_of or query.state == "not asked":
@@ -207,7 +217,8 @@ def pictured_queries(folder: Path) -> list[PicturedQuery]:
         label = label_of.get(query.example) if query.state == "answered" else None
         known = len(pictures.truth) > 0 and bool((pictures.truth[query.example] >= 0).all())
         truth = pictures.truth[query.example].tolist() if known else None
-        image = image_of[query.example]
+        shown = image_of[query.example]
+        image = None if isinstance(shown, str) else shown
         found.append(
             PicturedQuery(
                 example=query.example,
@@ -216,7 +227,8 @@ def pictured_queries(folder: Path) -> list[PicturedQuery]:
                 label=name_of(label, pictures.class_names),
                 truth=name_of(truth, pictures.class_names),
                 right=None if label is None or truth is None else label == truth,
-                image=image[..., 0] if image.shape[-1] == 1 else image,
+                text=shown if isinstance(shown, str) else "",
+                image=image[..., 0] if image is not None and image.shape[-1] == 1 else image,
             )
         )
     return found
@@ -299,8 +311,13 @@ def log_trade_off(trainer: pl.Trainer, values: dict[str, float]) -> None:
 
 
 def log_queries(trainer: pl.Trainer, folder: Path) -> None:
-    """Log the queries with their public pictures and what was answered."""
-    if not (wanted := told(trainer)) or not (rows := pictured_queries(folder)):
+    """Log the queries with their public pictures and what was answered; no text is logged."""
+    rows = (
+        [row for row in pictured_queries(folder) if row.image is not None]
+        if (wanted := told(trainer))
+        else []
+    )
+    if not rows:
         return
     for logger in wanted:
         if _is(logger, "WandbLogger"):
@@ -345,7 +362,8 @@ def _tensorboard_table(writer: Any, rows: list[PicturedQuery], step: int) -> Non
     lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     lines += [f"| {' | '.join(str(row.plain()[name]) for name in _COLUMNS)} |" for row in rows]
     writer.add_text("queries", "\n".join(lines), step)
-    images = np.stack([row.image if row.image.ndim == 3 else row.image[..., None] for row in rows])
+    pictures = [np.asarray(row.image) for row in rows]
+    images = np.stack([picture if picture.ndim == 3 else picture[..., None] for picture in pictures])
     writer.add_images("queries", images, step, dataformats="NHWC")
 
 

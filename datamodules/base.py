@@ -169,6 +169,10 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """Images to predict; None (the default) predicts the test images."""
         return None
 
+    def public_texts(self, examples: Tensor) -> list[str] | None:
+        """Beginnings of public examples that are texts, for a report; None (the default) where they are images."""
+        return None
+
     # ------------------------------------------------------------------ the parts
 
     def setup(self, stage: str | None = None) -> None:

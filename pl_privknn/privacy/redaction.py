@@ -248,7 +248,7 @@ _LISTS: dict[Where, dict[str, str]] = {
         **dict.fromkeys(("promise", "planned"), _PLAN),
         **dict.fromkeys(("spent", "kept"), _CHARGES),
         "checks": "the summary's and the ledger's figures",
-        "answers": "released answers, with pictures and truth of public examples",
+        "answers": "released answers, with pictures or texts, and truth, of public examples",
         **dict.fromkeys(("student", "curves"), _JUDGED),
         "without_privacy": "accuracy of runs without a promise, which other files of the comparison hold",
         "comparison": "results of runs, each from its summary and its ledger",

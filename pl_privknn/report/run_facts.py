@@ -82,7 +82,10 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
         store.close()
     names = pictures.class_names if pictures is not None else ()
     truth = None if pictures is None or not len(pictures.truth) else torch.from_numpy(pictures.truth)
-    gallery = [{**one.plain(), "picture": _png(one.image)} for one in pictured_queries(folder)]
+    gallery = [
+        {**one.plain(), "picture": None if one.image is None else _png(one.image)}
+        for one in pictured_queries(folder)
+    ]
     asked = Counter(query.round + 1 for query in queries if query.state != "not asked")
     return {
         "counts": {**counts, "labelled": len(examples)},
