@@ -118,6 +118,10 @@ class TextDataModule(PrivatePublicDataModule):
         self._vectors = "list" in str(kind)
         self._embed: Any = None
         if self._vectors:
+            if features is not None:
+                raise ValueError(
+                    f"features: the column {text!r} holds vectors, which are taken as they are; leave it out"
+                )
             width = self._table_of_vectors("public", slice(0, 1)).shape[1]
         else:
             self._embed = WordLlamaFeatures() if features is None else features

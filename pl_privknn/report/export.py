@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import re
 import shutil
 import warnings
@@ -15,9 +16,11 @@ import torch
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_round import HEAD, load_head
+from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.callbacks.private_labeler import lasting_extractor
 from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest, note_files
 from pl_privknn.config import instantiate, known_classes
+from pl_privknn.features import WordLlamaFeatures
 from pl_privknn.report.audit import audited, mapping_of, reading
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
@@ -40,7 +43,11 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
 
     Returns:
         The model's file, which maps images, float ``(n, c, h, w)`` in 0 … 1, to probabilities, float
-        ``(n, classes)``; n is 1 in a file with a head or an extractor, whose features count images as they go.
+        ``(n, classes)``; n is 1 in a file with a head or an extractor, whose features count images as they go. Of
+        texts that :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration it maps
+        token numbers, int64 ``(1, t)``, and holds their tokenizer and the names of the classes:
+        ``tokenizer.json`` and ``classes.json``, among the ``extra_files`` of ``torch.export.load``, or the
+        ``custom_metadata_map`` of an ONNX session. Of other embeddings of d numbers, c is d and h and w are 1.
 
     Raises:
         FileNotFoundError: where the folder holds no finished run.
@@ -58,7 +65,12 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
         released = str(summary.get("released") or labeling.get("released") or "student")
         head = None if student is None or released == "student" else _head(run, labeling)
     output.mkdir(parents=True, exist_ok=True)
-    path = _weights(checkpoint, output) if student is None else _write(student, head, released, output, kind)
+    if student is None:
+        path = _weights(checkpoint, output)
+    else:
+        module = _Probabilities(student, head, released).eval()
+        path = output / ("model.pt2" if kind == "torch" else "model.onnx")
+        _write(module, _token_vectors(settings), run, path)
     shutil.copyfile(run / "summary.json", output / "summary.json")
     if audit is not None and card is not None:
         write_card(card, output)
@@ -128,39 +140,73 @@ class _Probabilities(torch.nn.Module):
         return found if self.released == "student" else (found + self.head(images)) / 2
 
 
-def _write(student: Any, head: Any, released: str, output: Path, kind: str) -> Path:
-    settings = student.hparams
-    shape = (int(settings["in_channels"]), int(settings["image_size"]), int(settings["image_size"]))
-    images = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
-    module = _Probabilities(student, head, released).eval()
-    whole = head is None and student.extractor is None
-    at_once = len(images) if whole else 1
-    batch = {"images": {0: torch.export.Dim("batch", min=1)}} if whole else None
+def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
+    """What turned a run's texts into vectors, where that can go into a file."""
+    section = ((settings.get("data") or {}).get("init_args") or {}).get("features")
+    named = section.get("class_path") if isinstance(section, dict) else section
+    if known_classes().get(str(named)) is not WordLlamaFeatures:
+        return None
+    return WordLlamaFeatures(**(section.get("init_args") or {} if isinstance(section, dict) else {}))
+
+
+class _OfTokens(torch.nn.Module):
+    """A model of mean token vectors, for the numbers of a text's tokens."""
+
+    table: torch.Tensor
+
+    def __init__(self, model: torch.nn.Module, table: torch.Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("table", table.half())  # as it came
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(self.table[tokens].float().mean(1)[:, :, None, None])
+        return found
+
+
+def _write(module: _Probabilities, text: WordLlamaFeatures | None, run: Path, path: Path) -> None:
+    """Write a model into a file, and compare what the file says."""
+    settings, generator = module.student.hparams, torch.Generator().manual_seed(0)
+    files: dict[str, str] = {}
+    if text is None:
+        shape = (int(settings["in_channels"]), int(settings["image_size"]), int(settings["image_size"]))
+        whole = module.head is None and module.student.extractor is None
+        parts = torch.rand(3, *shape, generator=generator).split(3 if whole else 1)
+        sizes = {"images": {0: torch.export.Dim("batch", min=1)}} if whole else None
+        model: torch.nn.Module = module
+    else:
+        parts = tuple(
+            torch.randint(len(text.table), (1, length), generator=generator) for length in (5, 300, 1)
+        )
+        sizes = {"tokens": {1: torch.export.Dim("length", min=1)}}
+        model = _OfTokens(module, text.table)
+        pictures = PublicPictures.read(run)
+        names = [] if pictures is None else pictures.class_names
+        files = {"tokenizer.json": text.tokenizer_json, "classes.json": json.dumps(names)}
     with torch.inference_mode(False), torch.no_grad():
-        wanted = module(images)
-        program = torch.export.export(module, (images[:at_once],), dynamic_shapes=batch)
-        path = output / ("model.pt2" if kind == "torch" else "model.onnx")
-        write = _through_torch if kind == "torch" else _through_onnx
-        said = write(program, path, images.split(at_once))
+        wanted = torch.cat([model(part) for part in parts])
+        program = torch.export.export(model, (parts[0],), dynamic_shapes=sizes)
+        write = _through_torch if path.suffix == ".pt2" else _through_onnx
+        said = write(program, path, parts, files)
     if not torch.allclose(said, wanted, atol=_TOLERANCE):
         path.unlink()
         raise RuntimeError(
             f"{path.name} differs from the model by {(said - wanted).abs().max():.2g}; not written"
         )
-    return path
 
 
-def _through_torch(program: Any, path: Path, parts: Sequence[Any]) -> Any:
+def _through_torch(program: Any, path: Path, parts: Sequence[Any], files: dict[str, str]) -> Any:
     """Write a program; what the file says of batches."""
     with warnings.catch_warnings():  # of memory that tensors share; a loss would show in what the file says
         warnings.filterwarnings("ignore", message="No complete tensor found in the group")
-        torch.export.save(program, path)
+        torch.export.save(program, path, extra_files=files)
     written = torch.export.load(path).module()
     return torch.cat([written(part) for part in parts])
 
 
-def _through_onnx(program: Any, path: Path, parts: Sequence[Any]) -> Any:
+def _through_onnx(program: Any, path: Path, parts: Sequence[Any], files: dict[str, str]) -> Any:
     """Write a program as ONNX; what the file says of batches."""
+    import onnx
     import onnxruntime
 
     # ONNX has no hypot.
@@ -174,6 +220,10 @@ def _through_onnx(program: Any, path: Path, parts: Sequence[Any]) -> Any:
         found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
         what = found[1] if found else "an operation of this model"
         raise RuntimeError(f"--format onnx: ONNX has nothing for {what}; use --format torch") from error
+    if files:
+        model = onnx.load(path)
+        onnx.helper.set_model_props(model, files)
+        onnx.save(model, path)
     session = onnxruntime.InferenceSession(str(path))
     name = session.get_inputs()[0].name
     return torch.cat([torch.from_numpy(session.run(None, {name: part.numpy()})[0]) for part in parts])

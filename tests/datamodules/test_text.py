@@ -150,6 +150,13 @@ def test_vectors_of_a_toolkit_are_taken_as_they_are(tmp_path):
     np.testing.assert_allclose(data.public.images().flatten(1).numpy(), table, atol=2e-3)
 
 
+def test_vectors_need_no_extractor(tmp_path):
+    with pytest.raises(
+        ValueError, match="features: the column 'text' holds vectors, which are taken as they are"
+    ):
+        module(folder(tmp_path / "data", public={"text": [[1.0]] * 6}))
+
+
 def test_a_function_sees_one_text_at_a_time(tmp_path):
     seen = []
     data = module(folder(tmp_path / "data"), features=lambda text: seen.append(text) or vector(text))
@@ -192,7 +199,11 @@ def test_a_class_without_private_records_is_told_to_nobody(tmp_path, capfd):
         ({"private": {"who": ["Ann", None] * 3}}, {}, "private: some records have no person; give it to them"),
         ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
         ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; want texts"),
-        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {}, ": want a list of equally many floats in each row"),
+        (
+            {"public": {"text": [[1.0], [1.0, 2.0]] * 3}},
+            {"features": None},
+            ": want a list of equally many floats in each row",
+        ),
         ({}, {"classes": ["one"]}, "num_classes=1 must be a whole number of at least 2"),
         ({}, {"longest": 0}, "longest=0 must be a whole number"),
         ({}, {"features": lambda text: 1.0}, "features: want a function that gives one vector"),

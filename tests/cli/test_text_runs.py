@@ -1,0 +1,109 @@
+"""A run on texts from the shell: training, report, export and audit, and what of the texts is in its files."""
+
+import csv
+import json
+
+import onnxruntime
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer
+
+from pl_privknn.cli import main
+
+SECRET, PERSON = "Karoline", "Annegret"
+TOPICS = {
+    "sport": "the team won the match with a late goal",
+    "money": "the bank raised rates and shares fell",
+}
+FEATURES = {"class_path": "PublicPCA", "init_args": {"components": 4, "extractor": "Pixels"}}
+
+
+def write_part(path, count, secret=""):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["body", "topic", "sender"])
+        for number in range(count):
+            topic = list(TOPICS)[number % 2]
+            said = f'{secret} <script>alert("{number}")</script> {TOPICS[topic]}, {number} times'
+            rows.writerow([said, topic, f"{PERSON} {number % 7}" if secret else ""])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "data").mkdir()
+    for part, count, secret in (("private", 120, SECRET), ("public", 40, ""), ("test", 20, "")):
+        write_part(folder / "data" / f"{part}.csv", count, secret)
+    columns = {"text": "body", "label": "topic", "person": "sender", "overlap": "ignore"}
+    teacher = {"class_path": "PreconditionedGradients", "init_args": {"epsilon": 50.0, "releases": 2}}
+    config = {
+        "data": {
+            "class_path": "TextDataModule",
+            "init_args": {"root": str(folder / "data"), **columns, "features": "WordLlamaFeatures"},
+        },
+        "model": {
+            "class_path": "SupervisedStudent",
+            "init_args": {"network": "linear_probe", "extractor": FEATURES},
+        },
+        "labeling": {
+            "labeler": teacher,
+            "rounds": 1,
+            "selection": "all",
+            "released": "head",
+            "features": [FEATURES],
+            "budget": {"delta": 1e-4},
+            "progress": False,
+        },
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "devices": 1, "enable_progress_bar": False},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    words = ["fit", "--config", str(folder / "run.yaml"), "--run_dir", str(folder / "runs" / "text")]
+    assert main([*words, "--trainer.logger", "TensorBoardLogger"]) == 0
+    assert main(["report", str(folder / "runs" / "text"), "--fast"]) == 0
+    assert main(["export", str(folder / "runs" / "text")]) == 0
+    return folder / "runs" / "text"
+
+
+def test_a_run_learns_from_texts(run):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["answered"] == 40
+    assert summary["test_accuracy"] == 1.0
+    assert main(["audit", str(run)]) == 0
+
+
+def test_no_file_holds_a_private_text_or_person_and_public_ones_are_in_the_report_alone(run):
+    files = [path for path in run.parent.rglob("*") if path.is_file()]
+    assert {"last.ckpt", "config.yaml", "pictures.npz", "report.html", "labels.sqlite"} <= {
+        file.name for file in files
+    }
+    for file in files:
+        content = file.read_bytes()
+        for word in (SECRET, PERSON):
+            assert all(word.encode(code) not in content for code in ("utf-8", "utf-32-le", "utf-16-le")), file
+        if file.name not in ("pictures.npz", "report.html"):
+            assert b"late goal" not in content, file
+
+
+def test_public_queries_are_shown_as_escaped_text(run):
+    page = (run / "report.html").read_text(encoding="utf-8")
+    shown = "&lt;script&gt;alert(&#34;8&#34;)&lt;/script&gt; the team won the match with a late goal, 8 times"
+    assert f"<q> {shown}</q>" in page
+    assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize("kind", ["torch", pytest.param("onnx", marks=pytest.mark.long)])
+def test_the_exported_file_takes_strings(run, kind, tmp_path):
+    if kind == "onnx":
+        assert main(["export", str(run), "--format", "onnx", "--output", str(tmp_path)]) == 0
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+        files, name = session.get_modelmeta().custom_metadata_map, session.get_inputs()[0].name
+        model = lambda tokens: torch.from_numpy(session.run(None, {name: tokens.numpy()})[0])  # noqa: E731
+    else:
+        files = {"tokenizer.json": "", "classes.json": ""}
+        model = torch.export.load(run / "export" / "model.pt2", extra_files=files).module()
+    tokenizer, names = Tokenizer.from_str(files["tokenizer.json"]), json.loads(files["classes.json"])
+    assert names == ["money", "sport"]
+    for topic, text in TOPICS.items():
+        tokens = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])
+        assert names[int(model(tokens).argmax())] == topic
