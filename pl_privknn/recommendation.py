@@ -35,9 +35,9 @@ from pl_privknn.datamodules.folder import SUFFIXES
 from pl_privknn.datamodules.tables import Table
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
+from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
-from pl_privknn.testing import FreeLedger
 
 #: Teachers that are recommended, and what they are called.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
@@ -118,6 +118,18 @@ def usual_delta(records: int) -> float:
 # ------------------------------------------------------------------------------- what a teacher would do
 
 
+class _NobodyPays:
+    """The ledger of answers about public records alone."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def charge(self, mechanism: Mechanism, count: int = 1, **_: Any) -> int:
+        """The number of the row that a ledger would have."""
+        self._rows += 1
+        return self._rows - 1
+
+
 def answers(
     setting: Setting,
     sizes: Sizes,
@@ -141,7 +153,7 @@ def answers(
     Returns:
         Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model, if it has one.
     """
-    share, source, ledger = len(private) / sizes.records, SeededNoise(seed), FreeLedger()
+    share, source, ledger = len(private) / sizes.records, SeededNoise(seed), _NobodyPays()
     if setting.teacher == "ReverseKNN":
         votes = ReverseKNN(epsilon=sizes.epsilon / share, noise_source=source)
         select = ClusterSelection(**_SELECTION)
