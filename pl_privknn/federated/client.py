@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import math
+import secrets
+import sqlite3
 from pathlib import Path
 
 import torch
@@ -18,7 +21,10 @@ from pl_privknn.labelers.reverse_knn_local import make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.private_store import PrivateStore
 
-_SCHEMA = "CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);"
+_SCHEMA = """
+CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);
+CREATE TABLE owner (key BLOB NOT NULL, digest BLOB NOT NULL);
+"""
 _WAIT = 600.0  # seconds, for another process of this node
 #: What rounding of a sum may take a total beyond a budget by.
 _ROUNDING = 1e-9
@@ -31,12 +37,23 @@ class AnsweredRounds:
     needed. What is spent is on disk before :meth:`spend` returns, and other processes wait meanwhile.
 
     Args:
-        path: an SQLite file, made if missing; see :class:`~pl_privknn.privacy.private_store.PrivateStore`. Whoever
-            deletes it, or puts back an older copy, forgets what was spent.
+        path: an SQLite file by its absolute path, made if missing; see
+            :class:`~pl_privknn.privacy.private_store.PrivateStore`. Whoever deletes it, or puts back an older copy,
+            forgets what was spent.
+        table: the bytes of the node's records. The file keeps a digest of them under a key of its own, and
+            refuses other records; None for a node without any.
+
+    Raises:
+        ValueError: for a relative path, which would name another file after each start elsewhere.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, table: bytes | None = None) -> None:
+        self.path, self._table = Path(path), table
+        if not self.path.is_absolute():
+            raise ValueError(
+                f"record={str(path)!r} is relative, so a start from another directory would forget what was spent; "
+                "give an absolute path"
+            )
 
     def spend(self, name: str, epsilon: float, budget: float) -> None:
         """Note an answer, before anything is drawn for it.
@@ -46,12 +63,26 @@ class AnsweredRounds:
             PrivateStoreError: if the file is no such record.
         """
         with self._opened() as store, store.writing() as db:
+            self._check_owner(db)
             known = dict(db.execute("SELECT name, epsilon FROM rounds"))
             if name in known:
                 raise Refused(f"round={name!r} was answered by this node; it answers a round once")
             if math.fsum([*known.values(), epsilon]) > budget * (1 + _ROUNDING):
                 raise Refused(f"epsilon={epsilon:g} would pass this node's own budget max_epsilon={budget:g}")
             db.execute("INSERT INTO rounds VALUES (?, ?)", (name, epsilon))
+
+    def _check_owner(self, db: sqlite3.Connection) -> None:
+        if self._table is None:
+            return
+        kept = db.execute("SELECT key, digest FROM owner").fetchone()
+        key = kept[0] if kept else secrets.token_bytes(32)
+        digest = hmac.digest(key, self._table, "sha256")
+        if kept is None:
+            db.execute("INSERT INTO owner VALUES (?, ?)", (key, digest))
+        elif not hmac.compare_digest(digest, kept[1]):
+            raise Refused(
+                f"record={str(self.path)!r} counts what other records spent; each node and table needs its own file"
+            )
 
     @property
     def spent(self) -> float:
@@ -79,7 +110,8 @@ class Client:
         extractor: the public extractor that was agreed upon, or a name for the features as they are.
         max_epsilon: the most that all answers together may cost a record, counted in pure ε of what this node sends,
             whoever mixes it.
-        record: a file that lasts; see :class:`~pl_privknn.federated.client.AnsweredRounds`. One for each node.
+        record: the absolute path of a file that lasts, one for each node and its records; see
+            :class:`~pl_privknn.federated.client.AnsweredRounds`.
         trust: the only kind of request that is answered: ``"local"`` or ``"shuffle"``.
         max_message_epsilon: the most that one answer may cost; by default ``max_epsilon``.
         shuffler_key: under ``"shuffle"``, the public key of the node that mixes, 32 bytes. Get it from whoever runs
@@ -132,7 +164,8 @@ class Client:
             self._features = images if isinstance(extractor, str) else extractor(images).cpu()
         check_table(self._features, labels, self.num_classes)
         self._labels = labels
-        self.answered = AnsweredRounds(record)
+        table = self._features.contiguous().numpy().tobytes() + labels.cpu().contiguous().numpy().tobytes()
+        self.answered = AnsweredRounds(record, table)
         self.noise_source = noise_source if noise_source is not None else default_noise()
 
     def answer(self, request: Request) -> bytes:

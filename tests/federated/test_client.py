@@ -191,3 +191,20 @@ def test_examples_of_docstrings_are_true(name):
     done = doctest.testmod(importlib.import_module(f"pl_privknn.federated.{name}"))
     assert done.attempted > 0
     assert done.failed == 0
+
+
+def test_the_record_is_one_file_wherever_the_node_starts_and_of_one_table(tmp_path, monkeypatch):
+    features, labels = records(0)
+    with pytest.raises(ValueError, match=r"record='answered.sqlite' is relative.*absolute path"):
+        Client(features, labels, CLASSES, NAME, max_epsilon=2.0, record="answered.sqlite")
+    record = tmp_path / "answered.sqlite"
+    first = Client(features, labels, CLASSES, NAME, max_epsilon=2.0, record=record)
+    first.answer(request())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = Client(features, labels, CLASSES, NAME, max_epsilon=2.0, record=record)
+    with pytest.raises(Refused, match="was answered by this node"):
+        again.answer(request())
+    other = Client(features[1:], labels[1:], CLASSES, NAME, max_epsilon=2.0, record=record)
+    with pytest.raises(Refused, match="counts what other records spent"):
+        other.answer(request(round="another"))
