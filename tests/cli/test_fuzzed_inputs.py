@@ -174,7 +174,7 @@ def run(words, capsys):
         assert printed.err.count("\n") == 1, (words, printed.err)
         assert len(printed.err) < 2000, words
     else:
-        assert printed.err == "", words
+        assert not printed.err or printed.err.startswith("Next: privknn "), words
     return status, printed.out
 
 

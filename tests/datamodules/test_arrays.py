@@ -1,7 +1,6 @@
 """Data modules of a user's own tables: arrays, .npy, .npz and Parquet files, folders of files, one file a process."""
 
 import itertools
-import sys
 import types
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from jsonargparse import ArgumentParser
 
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
-from pl_privknn.datamodules.tables import Table, dimension_of, numbers_of, rows_of
+from pl_privknn.datamodules.tables import Table, rows_of
 from pl_privknn.privacy.redaction import RedactedError
 
 # ---------------------------------------------------------------------------- images
@@ -118,19 +117,6 @@ def test_array_files_from_yaml(tmp_path, kind):
     assert torch.equal(data.public.truth, in_memory.public.truth)
 
 
-def test_other_modules_by_bare_names_and_linked_shapes(tmp_path):
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--data", type=pl.LightningDataModule)
-    parser.add_argument("--shape", type=tuple[int, int, int])
-    parser.link_arguments("data.image_shape", "shape", apply_on="instantiate")
-    words = ["--data=DigitsDataModule", "--data.image_size=12", "--data.eval_batch_size=9", "--data.seed=4"]
-    created = parser.instantiate_classes(parser.parse_args(words))
-    assert created.shape == (1, 12, 12)
-    assert (created.data.eval_batch_size, created.data.seed) == (9, 4)
-    words = ["--data=FashionMNISTDataModule", f"--data.root={tmp_path}", "--data.num_private=5"]
-    assert parser.instantiate_classes(parser.parse_args(words)).data.counts["num_private"] == 5
-
-
 BAD_FLOATS = np.full((9, 4, 5), 0.5)
 BAD_FLOATS[3, 2, 1] = 7.125
 NOT_NUMBERS = BAD_FLOATS.clip(0, 1)
@@ -170,54 +156,6 @@ def test_bad_arrays_are_refused_without_showing_a_value(changes, words):
     with pytest.raises(ValueError, match=words) as caught:
         ArraysDataModule(**array_arguments(**changes)).setup("fit")
     assert "7.125" not in str(caught.value)
-
-
-def test_bad_array_files_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"private_images='gone\.npy'"):
-        ArraysDataModule(**array_arguments(private_images="gone.npy"))
-    np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    np.save(tmp_path / "cut.npy", np.zeros((9, 4, 5), np.uint8))
-    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-10])
-    (tmp_path / "text.npz").write_bytes(b"no archive")
-    np.savez(tmp_path / "others.npz", a=np.zeros(2), b=np.zeros(2))
-    for name, words in [
-        ("pickled.npy", "can't be read"),
-        ("cut.npy", "can't be read"),
-        ("text.npz", "can't be read"),
-        ("others.npz", "it holds a, b and no array called 'private_images'"),
-    ]:
-        with pytest.raises(ValueError, match=f"private_images='.*{name}' .*{words}"):
-            ArraysDataModule(**array_arguments(private_images=tmp_path / name))
-
-
-@pytest.mark.parametrize("test_part", [True, False])
-def test_attributes_of_arrays(tmp_path, test_part):
-    arguments = array_arguments()
-    for name in ("private_labels", "public_truth", "test_labels"):
-        arguments[name] = np.stack(
-            [arguments[name] == 0, arguments[name] > 0, arguments[name] == 2], 1
-        ).astype(int)
-    np.save(tmp_path / "labels.npy", arguments["private_labels"])
-    arguments["public_truth"][2] = -1
-    if not test_part:
-        arguments["test_images"] = arguments["test_labels"] = None
-    data = ArraysDataModule(
-        **{**arguments, "private_labels": str(tmp_path / "labels.npy")}, task="multilabel"
-    )
-    data.setup("fit")
-    data.setup("test")
-    assert (data.task, data.public.task) == ("multilabel", "multilabel")
-    assert torch.equal(data.private.labels, torch.from_numpy(arguments["private_labels"]))
-    assert torch.equal(data.public.truth, torch.from_numpy(arguments["public_truth"]))
-    assert data.test.labels.shape == (5 if test_part else 0, 3)
-
-
-@pytest.mark.parametrize("kind", ["images", "embeddings"])
-def test_labels_of_public_records_are_called_truth(kind):
-    module = ArraysDataModule if kind == "images" else EmbeddingsDataModule
-    tables_given = {f"private_{kind}": np.zeros((3, 4)), f"public_{kind}": np.zeros((3, 4))}
-    with pytest.raises(TypeError, match=r"public_labels: .* are public_truth="):
-        module(**tables_given, private_labels=[0], public_labels=[0, 1, 0], num_classes=2)
 
 
 # ---------------------------------------------------------------------------- embeddings
@@ -289,31 +227,6 @@ def test_files_hold_what_one_array_holds(tmp_path, table, kind):
         assert torch.equal(classes, truth)
 
 
-def test_attributes_of_embeddings_are_rows_of_labels(tmp_path, table):
-    rows = np.eye(3, dtype=np.int64)[table[1]]
-    for number, some in enumerate(np.split(rows, [70])):
-        np.save(tmp_path / f"{number}.npy", some)
-    data = data_of(table[0], tmp_path, task="multilabel")
-    assert torch.equal(data.private.labels, torch.from_numpy(rows))
-    assert data.test.labels.shape == (0, 3)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        lambda arrow: arrow.list_(arrow.float32()),
-        lambda arrow: arrow.list_(arrow.float32(), D),
-        lambda arrow: arrow.large_list(arrow.float64()),
-    ],
-    ids=["float32", "fixed size", "large"],
-)
-def test_every_kind_of_list_is_read(tmp_path, table, kind):
-    write_parquet(tmp_path / "a.parquet", *table, kind)
-    store = rows_of("x", tmp_path / "a.parquet")
-    assert torch.equal(store.read(torch.arange(COUNT))[:, :, 0, 0], torch.from_numpy(table[0]).float())
-    assert torch.equal(numbers_of("y", tmp_path / "a.parquet"), torch.from_numpy(table[1]))
-
-
 @pytest.mark.parametrize("kept", [0, 3, None])
 def test_no_more_row_groups_are_in_memory_than_said(tmp_path, table, monkeypatch, kept):
     read, original = [], Table.group
@@ -339,57 +252,9 @@ def test_no_more_row_groups_are_in_memory_than_said(tmp_path, table, monkeypatch
         assert len(read) == 2 * groups
 
 
-def test_npy_files_of_a_folder_are_mapped_and_not_read(tmp_path, table, monkeypatch):
-    embeddings, _ = written(tmp_path / "parts", table, "npy folder")
-    load, modes = np.load, []
-
-    def noted(path, mmap_mode=None, **how):
-        modes.append(mmap_mode)
-        return load(path, mmap_mode=mmap_mode, **how)
-
-    monkeypatch.setattr(np, "load", noted)
-    assert dimension_of("x", embeddings) == D
-    assert len(rows_of("x", embeddings)) == COUNT
-    assert None not in modes
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"private_embeddings": np.zeros((COUNT, 5), np.float32)}, "private_embeddings: 5 numbers a record"),
-        ({"public_embeddings": SMALL[..., None]}, r"public_embeddings: shape \(n, 6, 1\)"),
-        ({"test_embeddings": SMALL}, "go together"),
-        ({"private_embeddings": np.full((COUNT, D), np.nan)}, "private_embeddings: some values are NaN"),
-        ({"private_embeddings": np.ones((COUNT, D), np.int64)}, "want float"),
-        ({"private_labels": [0, 1]}, "private_labels: not as many"),
-    ],
-)
-def test_bad_embeddings_are_refused(table, changes, words):
-    with pytest.raises(ValueError, match=words):
-        data_of(*table, **changes)
-
-
 def refused(words, source, read=rows_of):
     with pytest.raises(ValueError, match=words):
         read("x", source)
-
-
-def test_bad_files_and_folders_are_named(tmp_path, table):
-    rows, labels = table
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    refused(r"x='.*folder': want a folder of \.npy files, or one of \.parquet files; it holds none", folder)
-    np.save(folder / "a.npy", rows)
-    np.save(folder / "b.npy", rows[:, :4])
-    refused(r"x='.*folder': its files have rows of 4, 6 numbers; want one length", folder, dimension_of)
-    (folder / "b.npy").write_bytes(b"\x93NUMPY nonsense")
-    refused(r"x='.*b\.npy' can't be read", folder)
-    spoiled = rows.copy()
-    spoiled[5, 1] = np.nan
-    np.save(folder / "b.npy", spoiled)
-    refused(r"x='.*b\.npy': some values are NaN or infinite", folder)
-    write_parquet(folder / "c.parquet", rows, labels)
-    refused(r"it holds both", folder)
 
 
 def test_bad_parquet_files_are_named(tmp_path, table):
@@ -419,16 +284,6 @@ def test_bad_parquet_files_are_named(tmp_path, table):
         ("broken.parquet", r"broken\.parquet' can't be read"),
     ]:
         refused(words, f"{tmp_path}/{name}")
-
-
-def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ImportError, match=r"pip install 'pl-privknn\[parquet\]', or write a"):
-        data_of(f"{tmp_path}/a.parquet:x", [0])
-    with pytest.raises(FileNotFoundError, match=r"b\.parquet"):
-        data_of(f"{tmp_path}/b.parquet:x", [0])
 
 
 # ---------------------------------------------------------------------------- a file for each process
@@ -486,23 +341,6 @@ def test_shards_that_are_missing_empty_doubled_or_left_over_are_named(tmp_path):
             shard_of(tmp_path, rank)
 
 
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        ({"private_labels": np.arange(5) % 2}, "go together; name both with {rank}"),
-        (
-            {"private_embeddings": "a-{rank}-{part}.npy"},
-            r"private_embeddings='a-{rank}-{part}.npy': want {rank}",
-        ),
-        ({"private_embeddings": "a-{rank:x}}.npy"}, "want {rank}"),
-    ],
-)
-def test_names_that_do_not_fit_are_refused(tmp_path, named, said):
-    write_shards(tmp_path, [5, 8])
-    with pytest.raises(ValueError, match=said):
-        shard_of(tmp_path, **named)
-
-
 def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
     data = shard_of(tmp_path, **TABLE)
 
@@ -523,30 +361,3 @@ def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------- flat vectors
-
-
-def test_vectors_are_the_same_from_every_kind_of_file(tmp_path):
-    import faiss
-
-    rows = np.random.default_rng(0).random((23, 8)).astype(np.float32)
-    np.save(tmp_path / "a.npy", rows)
-    write_parquet(tmp_path / "a.parquet", rows, np.arange(23))
-    flat = faiss.IndexFlatIP(8)
-    flat.add(rows)
-    faiss.write_index(flat, str(tmp_path / "a.faiss"))
-    for source in (rows, tmp_path / "a.npy", f"{tmp_path}/a.parquet:x", tmp_path / "a.faiss"):
-        assert Table("x", source).vectors().tolist() == rows.tolist()
-        assert Table("x", source).shape() == (23, 8)
-    assert rows_of("x", tmp_path / "a.faiss").shape == (8, 1, 1)
-    cells = faiss.IndexIVFFlat(faiss.IndexFlatL2(8), 8, 2)
-    cells.train(rows)
-    faiss.write_index(cells, str(tmp_path / "b.faiss"))
-    (tmp_path / "c.faiss").write_bytes(b"no index")
-    for name, message in [
-        ("b", "IndexIVFFlat does not hold the vectors"),
-        ("c", "can't be read as a FAISS"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Table("x", tmp_path / f"{name}.faiss").vectors()
-    with pytest.raises(ValueError, match="want float of shape"):
-        Table("x", np.arange(4)).vectors()

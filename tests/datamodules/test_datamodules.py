@@ -1,9 +1,5 @@
 """Evaluation sets and the parts of a data module, and the digits."""
 
-import subprocess
-import sys
-
-import numpy as np
 import pytest
 import torch
 from datamodule_setup import (
@@ -18,13 +14,11 @@ from datamodule_setup import (
     numbered,
     trainer,
 )
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from pl_privknn.datamodules import (
     DigitsDataModule,
     PrivatePublicDataModule,
-    PublicDataset,
-    TensorImages,
 )
 from pl_privknn.datamodules.datasets import fixed_shuffle
 
@@ -65,24 +59,6 @@ def test_own_validation_and_prediction_sets(tmp_path):
     assert torch.cat(runner.predict(model, module)).tolist() == [4000, 4001, 4002]
 
 
-def test_without_truth_and_test_set_nothing_is_evaluated(tmp_path):
-    module, model = make_data(truth=False, test_images=None, test_labels=None), Recorder()
-    module.setup("fit")
-    assert (module.val_dataloader(), module.test_dataloader(), module.predict_dataloader()) == ([], [], [])
-    assert len(module.test) == 0
-    module.public.set_labels([0], [0])
-    trainer(tmp_path, epochs=1).fit(model, module)
-    assert len(model.labeled[0]) == 5
-    assert model.evaluated == {"val": [], "test": []}
-
-
-def test_setup_again_keeps_labels(data):
-    data.public.set_labels([1], [1])
-    for stage in ("fit", "validate", "test", "predict", None):
-        data.setup(stage)
-    assert data.public.labeled_indices.tolist() == [1]
-
-
 def test_private_images_come_in_batches_and_in_order(data):
     images, labels = zip(*data.private_batches(8), strict=True)
     assert [len(part) for part in images] == [8, 8, 8, 6]
@@ -92,24 +68,6 @@ def test_private_images_come_in_batches_and_in_order(data):
     assert images[0].dtype == torch.float32
     image, label = data.private[4]
     assert (int(number_of(image)), label) == (1004, 1)
-
-
-def test_parts_work_with_an_ordinary_loader(data):
-    images, labels = next(iter(DataLoader(data.test, batch_size=5)))
-    assert number_of(images).tolist() == list(range(2000, 2005))
-    assert labels.tolist() == [0, 1, 2, 0, 1]
-    assert number_of(next(iter(DataLoader(data.public, batch_size=3)))).tolist() == [0, 1, 2]
-
-
-def test_public_images_by_any_kind_of_index(data):
-    public = data.public
-    assert number_of(public.images([5, 1])).tolist() == [5, 1]
-    assert number_of(public.images(slice(2, 4))).tolist() == [2, 3]
-    assert number_of(public.images(torch.arange(PUBLIC) == 7)).tolist() == [7]
-    assert len(public.images()) == PUBLIC
-    assert public.images([]).shape == (0, 1, 1, 2)
-    with pytest.raises(IndexError, match="mask of another length"):
-        public.images(torch.tensor([True, False]))
 
 
 def test_overlap_of_public_and_test_images():
@@ -155,21 +113,6 @@ def test_bad_options_are_named(arguments, words):
         make_data(**arguments)
 
 
-def test_a_module_that_lacks_a_part_says_which():
-    module = PrivatePublicDataModule(num_classes=2, image_shape=(1, 4, 4))
-    with pytest.raises(NotImplementedError, match="load_private"):
-        module.setup("fit")
-    with pytest.raises(RuntimeError, match=r'setup\("fit"\)'):
-        module.train_dataloader()
-    with pytest.raises(ValueError, match="the public set is empty"):
-        make_data(public_images=numbered(0, 0), public_truth=None).setup("validate")
-
-
-def test_truth_must_fit():
-    with pytest.raises(ValueError, match="public_truth: not as many labels as images"):
-        PublicDataset(TensorImages(numbered(0, 3)), 2, torch.tensor([0, 1]))
-
-
 class Pairs(PrivatePublicDataModule):
     """Ordinary data sets of ``(x, y)``, of one and of another kind of item."""
 
@@ -204,20 +147,6 @@ def test_ordinary_data_sets_of_pairs(tmp_path):
     assert unlabeled.public.truth is None
 
 
-@pytest.mark.parametrize(
-    ("public", "shape", "words"),
-    [
-        ([], (1, 1, 2), "the public set is empty"),
-        ([(torch.zeros(1, 1, 2), 0), torch.zeros(1, 1, 2)], (1, 1, 2), "items that are no"),
-        ([(torch.zeros(1, 1, 2), 3)], (1, 1, 2), "some labels lie outside"),
-        ([(torch.zeros(1, 1, 2), 0)], (1, 2, 2), "image_shape="),
-    ],
-)
-def test_ordinary_data_sets_that_do_not_fit(public, shape, words):
-    with pytest.raises(ValueError, match=words):
-        Pairs(public, shape).setup("fit")
-
-
 # ---------------------------------------------------------------------------- digits
 
 
@@ -240,36 +169,3 @@ def test_digits_split_is_fixed_and_complete():
     )
     assert labels.tolist() == source.target[order].tolist()
     assert module.count_overlaps() == {"public/test": 0, "private/public": 0, "private/test": 0}
-
-
-def test_enlarged_digits_suit_histograms_of_gradients():
-    from skimage.feature import hog
-
-    module = DigitsDataModule()
-    module.setup("fit")
-    assert module.image_shape == (1, 20, 20) == tuple(module.private.images().shape[1:])
-
-    def features(part):
-        vectors = [hog(image[0], 9, (4, 4), (2, 2)) for image in part.images().numpy()]
-        return torch.from_numpy(np.stack(vectors))
-
-    nearest = torch.cdist(features(module.public), features(module.private)).argmin(1)
-    accuracy = (module.private.labels[nearest] == module.public.truth).float().mean()
-    assert accuracy > 0.97
-
-
-@pytest.mark.parametrize("arguments", [{"num_private": 1500}, {"image_size": 4}, {"num_public": 0}])
-def test_digits_refuse_splits_that_do_not_work(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        DigitsDataModule(**arguments)
-
-
-@pytest.mark.long
-def test_import_adds_nothing_heavy_to_that_of_lightning():
-    code = (
-        "import sys, pytorch_lightning; before = set(sys.modules); import pl_privknn.datamodules; "
-        "heavy = {'torchvision', 'sklearn', 'PIL', 'matplotlib', 'skimage'}; "
-        "sys.exit(str(heavy & (set(sys.modules) - before) or ''))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.stderr.strip() == ""

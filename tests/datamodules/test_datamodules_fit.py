@@ -78,12 +78,6 @@ def test_a_resumed_run_goes_on_with_the_order_of_an_unbroken_one(tmp_path):
             assert torch.equal(left, right)
 
 
-def test_replaced_samplers_are_noticed(tmp_path, data):
-    data.public.set_labels([1, 2], [0, 1])
-    with pytest.raises(RuntimeError, match="overfit_batches"):
-        trainer(tmp_path, overfit_batches=2).fit(Recorder(), data)
-
-
 def test_checkpoints_hold_nothing_of_the_data(tmp_path, data):
     data.public.set_labels([1, 2], [0, 1])
     stopped = trainer(tmp_path, epochs=1)

@@ -103,17 +103,6 @@ def test_public_class_folders_are_truth_and_optional_parts_are_used(folders):
     assert len(without.test) == 0
 
 
-def test_folders_train_with_workers(folders):
-    root, _ = folders
-    data = ImageFolderDataModule(root, (6, 8), batch_size=2, num_workers=1)
-    data.setup("fit")
-    data.public.set_labels([0, 2], [1, 0])
-    batch = next(iter(data.train_dataloader()))[0]
-    images, labels = batch["labeled"]
-    for image, label in zip(images, labels.tolist(), strict=True):
-        torch.testing.assert_close(image, data.public.images([0 if label else 2])[0])
-
-
 def test_folder_mistakes_say_what_to_do(folders, tmp_path):
     root, _ = folders
     with pytest.raises(FileNotFoundError, match="no folder 'private' there; want private/<class>"):
@@ -165,10 +154,3 @@ def test_broken_images_are_named_unless_they_are_private(folders):
     assert caught.value.__suppress_context__
     for secret in ("dog", "d.png"):
         assert secret not in str(caught.value)
-
-
-def test_one_file_in_public_and_test_is_noticed(folders):
-    root, _ = folders
-    shutil.copy(root / "public" / "v.png", root / "test" / "cat" / "copy.png")
-    with pytest.raises(ValueError, match="test image 0 is public image 1"):
-        ImageFolderDataModule(root).setup("fit")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from datamodule_setup import CLASSES, PUBLIC, loaded, make_data, number_of, numbered
+from datamodule_setup import CLASSES, PUBLIC, loaded, make_data, numbered
 from torch.utils.data.distributed import DistributedSampler
 
 from pl_privknn.datamodules import NoLabeledExamplesError, TensorImages
@@ -143,15 +143,6 @@ def test_unlabeled_ranks_share_one_permutation():
         assert [list(sampler) for sampler in samplers] == parts
 
 
-def test_few_unlabeled_images_are_one_batch_of_equal_size_on_all_ranks():
-    view = Batches(TensorImages(numbered(0, 7)))
-    parts = [list(UnlabeledSampler(view, 8, 3, rank)) for rank in range(3)]
-    assert [len(part) for part in parts] == [3, 3, 3]
-    assert {index for part in parts for index in part} == set(range(7))
-    lone = [list(UnlabeledSampler(Batches(TensorImages(numbered(0, 1))), 8, 3, r)) for r in range(3)]
-    assert lone == [[0], [0], [0]]
-
-
 def test_labeled_ranks_cycle_evenly_over_what_is_labeled_now():
     table = LabelTable(50, CLASSES)
     labeled = torch.tensor([4, 8, 15, 16, 23, 42, 49])
@@ -174,31 +165,6 @@ def test_labeled_ranks_cycle_evenly_over_what_is_labeled_now():
     table.labels.fill_(-1)
     with pytest.raises(NoLabeledExamplesError, match="lower its threshold"):
         list(sampler)
-
-
-def test_lengths_do_not_depend_on_labels(data):
-    loader = data.train_dataloader()
-    lengths = [len(part) for part in loader.flattened]
-    assert lengths == [5, 5]
-    data.public.set_labels([1], [1])
-    assert [len(part) for part in loader.flattened] == [5, 5]
-    batches = [batch for batch, _, _ in loader]
-    assert len(batches) == 5
-    assert {len(batch["labeled"][0]) for batch in batches} == {4}
-    assert sorted(torch.cat([number_of(batch["unlabeled"]) for batch in batches]).tolist()) == list(
-        range(PUBLIC)
-    )
-    assert batches[0]["labeled"][1].dtype == torch.int64
-    assert batches[0]["unlabeled"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_without_labels_says_what_to_do(workers):
-    module = make_data(num_workers=workers)
-    module.setup("fit")
-    iterator = iter(module.train_dataloader())  # makes no noise before the first batch
-    with pytest.raises(NoLabeledExamplesError, match="set_labels"):
-        next(iterator)
 
 
 def test_samplers_stay_in_place_under_several_processes(data):

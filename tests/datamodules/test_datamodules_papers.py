@@ -131,46 +131,6 @@ def test_attributes_of_fashion_mnist_are_learnt_from_answers(config, words, tmp_
     assert 0 < summary["label_accuracy"] <= 1
 
 
-def test_features_of_a_first_stage_on_public_data(written, tmp_path, monkeypatch):
-    from pl_privknn.features import CheckpointFeatures
-    from pl_privknn.students import SupervisedStudent
-
-    root, _ = written
-    monkeypatch.chdir(tmp_path)
-    config = {
-        "data": {
-            "class_path": "CIFAR100DataModule",
-            "init_args": {"root": str(root), "train_on_truth": True, "num_test": 20},
-        },
-        "model": {
-            "class_path": "SupervisedStudent",
-            "init_args": {
-                "network": "cifar_cnn", "ema_decay": 0.9, "normalization": {"mean": [0.5] * 3, "std": [0.2] * 3},
-            },
-        },
-        "trainer": {
-            "max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "enable_progress_bar": False,
-            "enable_model_summary": False, "log_every_n_steps": 1,
-        },
-    }  # fmt: skip
-    (tmp_path / "stage.yaml").write_text(yaml.safe_dump(config))
-    assert main(["fit", "--config", "stage.yaml", "--run_dir", "stage"]) == 0
-    checkpoint = tmp_path / "stage" / "checkpoints" / "last.ckpt"
-    images = torch.rand(5, 3, 32, 32)
-    student = SupervisedStudent.load_from_checkpoint(checkpoint, map_location="cpu").eval()
-    with torch.no_grad():
-        expected = student.features(images)
-    found = CheckpointFeatures(checkpoint, batch_size=2)(images)
-    torch.testing.assert_close(found, expected)
-    unit = CheckpointFeatures(checkpoint, normalize=True)(images)
-    torch.testing.assert_close(unit.norm(dim=1), torch.ones(5))
-    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
-        CheckpointFeatures(tmp_path / "none.ckpt")(images)
-    torch.save({"state_dict": {}}, tmp_path / "bad.ckpt")
-    with pytest.raises(ValueError, match="is no checkpoint of a student"):
-        CheckpointFeatures(tmp_path / "bad.ckpt")(images)
-
-
 def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkeypatch):
     import timm
 
@@ -199,23 +159,3 @@ def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkey
     )
     table.setup("fit")
     assert sizes(table) == [60, 15, 5]
-
-
-def test_pixels_are_the_values_themselves():
-    from pl_privknn.features import Pixels
-
-    images = torch.rand(4, 2, 3, 3)
-    assert torch.equal(Pixels()(images), images.reshape(4, 18))
-    torch.testing.assert_close(Pixels(normalize=True)(images).norm(dim=1), torch.ones(4))
-
-
-@pytest.mark.parametrize("name", ["linear_probe", "mlp"])
-def test_dense_networks_take_embeddings(name):
-    from pl_privknn.networks import build_network
-
-    network = build_network(name, num_classes=4, in_channels=7, image_size=1)
-    vectors = torch.rand(3, 7, 1, 1)
-    assert network(vectors).shape == (3, 4)
-    torch.testing.assert_close(network(vectors), network.classifier(network.features(vectors)))
-    if name == "linear_probe":
-        assert torch.equal(network.features(vectors), vectors.flatten(1))

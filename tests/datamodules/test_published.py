@@ -23,7 +23,6 @@ from scipy.io import savemat
 from pl_privknn.datamodules import (
     CelebADataModule,
     CIFAR10DataModule,
-    CIFAR100DataModule,
     DamagedFileError,
     FashionMNISTAttributesDataModule,
     FashionMNISTDataModule,
@@ -149,39 +148,6 @@ def test_mnist_reads_what_torchvision_reads(tmp_path, arrays):
     assert torch.equal(data.private.labels, reference.targets)
 
 
-def test_mnist_choices_are_fixed_and_seeded(tmp_path, arrays):
-    write_idx(tmp_path, arrays)
-    fit, again = loaded(MNISTDataModule, tmp_path), loaded(MNISTDataModule, tmp_path, stage="test")
-    assert torch.equal(fit.test.images(), again.test.images())
-    other = loaded(MNISTDataModule, tmp_path, split_seed=1)
-    assert not torch.equal(fit.public.images(), other.public.images())
-    few = [loaded(MNISTDataModule, tmp_path, num_private=7, num_public=4) for _ in range(2)]
-    assert torch.equal(few[0].private.images(), few[1].private.images())
-    assert set(as_bytes(few[0].private.images())) < set(as_bytes(fit.private.images()))
-    assert torch.equal(few[0].public.images(), fit.public.images(slice(4)))
-    assert torch.equal(few[0].test.images(), fit.test.images())
-    for arguments, words in (
-        ({"num_private": 21}, "num_private=21: there are 20 such images"),
-        ({"num_public": 7}, "num_public=7: there are 6 such images"),
-        ({"num_private": 0}, "num_private=0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            loaded(MNISTDataModule, tmp_path, **arguments)
-
-
-def test_mnist_files_that_are_missing_are_named(tmp_path, arrays):
-    write_idx(tmp_path, arrays)
-    (tmp_path / FILES[0]).unlink()
-    data = loaded(MNISTDataModule, tmp_path, stage="test")  # needs no training file
-    assert len(data.test) == 5
-    with pytest.raises(FileNotFoundError, match=f"{FILES[0]} .*download=True"):
-        data.setup("fit")
-    with pytest.raises(FileNotFoundError) as caught:
-        loaded(MNISTDataModule, tmp_path / "nowhere")
-    for words in (FILES[0], "MNISTDataModule(root=", "MNIST/raw", "download=True"):
-        assert words in str(caught.value)
-
-
 def test_fashion_mnist_falls_back_to_the_system_package(tmp_path, arrays, monkeypatch):
     system, root = tmp_path / "system", tmp_path / "root"
     monkeypatch.setattr(FashionMNISTDataModule, "system_folders", (system,))
@@ -197,15 +163,6 @@ def test_fashion_mnist_falls_back_to_the_system_package(tmp_path, arrays, monkey
     (root / "FashionMNIST" / "raw" / FILES[1]).unlink()
     with pytest.raises(FileNotFoundError, match=FILES[1]):
         loaded(FashionMNISTDataModule, root)
-
-
-def test_fashion_mnist_of_the_system_package(tmp_path):
-    if not FashionMNISTDataModule.system_folders[0].is_dir():
-        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
-    data = loaded(FashionMNISTDataModule, tmp_path)
-    assert sizes(data) == [60000, 5000, 5000]
-    assert data.private.labels.bincount().tolist() == [6000] * 10
-    assert (data.public.truth.bincount() + data.test.labels.bincount()).tolist() == [1000] * 10
 
 
 def test_downloads_only_on_request(tmp_path, arrays, monkeypatch):
@@ -268,23 +225,6 @@ def test_damaged_idx_files_are_refused_by_name(tmp_path, data, words):
         loaded(MNISTDataModule, tmp_path, stage="test")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({FILES[1]: np.zeros(19, np.uint8)}, r"20 images .* 19 labels"),
-        ({FILES[0]: np.zeros((20, 27, 28), np.uint8)}, r"\(27, 28\) .*want 2 or more of \(28, 28\)"),
-        ({FILES[1]: np.full(20, 77, np.uint8)}, "num_classes=10"),
-        ({FILES[2]: np.zeros((1, 28, 28), np.uint8), FILES[3]: np.zeros(1, np.uint8)}, "2 or more"),
-    ],
-)
-@pytest.mark.parametrize("kind", [FashionMNISTDataModule, FashionMNISTAttributesDataModule])
-def test_idx_files_that_do_not_fit_are_refused(tmp_path, arrays, changes, words, kind):
-    write_idx(tmp_path, {**arrays, **changes})
-    with pytest.raises(ValueError, match=words) as caught:
-        loaded(kind, tmp_path)
-    assert "77" not in str(caught.value).replace(str(tmp_path), "")
-
-
 # Written out once more by class, independently of the table by attribute.
 OF_CLASSES = {
     "T-shirt/top": {"upper_body", "sleeves", "closed_front"},
@@ -321,20 +261,6 @@ def test_fashion_attributes_are_those_of_the_classes(tmp_path, arrays):
     assert data.private_groups is None
 
 
-def test_fashion_attributes_may_be_chosen_and_records_grouped(tmp_path, arrays):
-    write_idx(tmp_path, arrays)
-    chosen = {"attributes": ["bag", "legs"], "num_private": 18, "records_per_group": 4}
-    data = loaded(FashionMNISTAttributesDataModule, tmp_path, **chosen)
-    assert data.attribute_names == ("bag", "legs")
-    assert data.private.labels.shape == (18, 2)
-    assert torch.bincount(data.private_groups).tolist() == [4] * 4 + [2]
-    assert data.private_groups.tolist() != sorted(data.private_groups.tolist())
-    with pytest.raises(ValueError, match="attributes: 'hat'"):
-        FashionMNISTAttributesDataModule(attributes=["bag", "hat"])
-    with pytest.raises(ValueError, match="records_per_group"):
-        FashionMNISTAttributesDataModule(records_per_group=0)
-
-
 # ---------------------------------------------------------------------------- SVHN
 
 
@@ -357,23 +283,6 @@ def test_svhn_split(written):
     assert set(as_bytes(without.private.images())) <= set(labels_by_image(*contents["svhn"]["train"]))
     everything = loaded(SVHNDataModule, root, **{**SVHN_SMALL, "num_test": None}, stage="test")
     assert len(everything.test) == 25
-
-
-def test_svhn_asks_for_the_published_files(written, tmp_path):
-    root, _ = written
-    data = SVHNDataModule(root)
-    assert data.counts == {"num_private": None, "num_public": 25_000, "num_test": 1_000}
-    assert data.private_files == ("train", "extra")
-    with pytest.raises(ValueError, match="num_public=25000: there are 50 such images"):
-        data.setup("test")
-    with pytest.raises(FileNotFoundError, match=r"SVHNDataModule\(root=.*missing in .*SVHN.*download=True"):
-        loaded(SVHNDataModule, tmp_path)
-    (tmp_path / "SVHN").mkdir()
-    whole = (root / "SVHN" / "test_32x32.mat").read_bytes()
-    for kept in (0, 60, -3):
-        (tmp_path / "SVHN" / "test_32x32.mat").write_bytes(whole[:kept])
-        with pytest.raises(FileNotFoundError, match="cut off or altered; pass download=True"):
-            loaded(SVHNDataModule, tmp_path, stage="test", **SVHN_SMALL)
 
 
 # ---------------------------------------------------------------------------- CIFAR
@@ -405,32 +314,6 @@ def test_cifar10_splits(written, split, counts, parts):
         assert public <= in_test_file if split == "train_test" else not public & in_test_file
     other = loaded(CIFAR10DataModule, root, split=split, split_seed=1, stage="test", **counts)
     assert split == "pretraining" or not torch.equal(data.test.images(), other.test.images())
-
-
-@pytest.mark.parametrize(
-    ("split", "published_sizes"),
-    [
-        ("private_knn", (30_000, 29_000, 1_000)),
-        ("reverse_knn", (29_000, 30_000, 1_000)),
-        ("train_test", (50_000, 9_000, 1_000)),
-        ("pretraining", (0, 50_000, 10_000)),
-    ],
-)
-def test_cifar10_default_sizes_are_the_papers(split, published_sizes):
-    parts = CIFAR10DataModule(split=split).rows(50_000, 10_000)
-    assert tuple(len(parts[name]) for name in ("private", "public", "test")) == published_sizes
-    rows = torch.cat(list(parts.values()))
-    assert len(rows.unique()) == len(rows)
-
-
-def test_cifar100_is_a_public_first_stage(written):
-    root, _ = written
-    data = loaded(CIFAR100DataModule, root, train_on_truth=True)
-    assert sizes(data) == [0, 200, 120]
-    assert data.num_classes == 100
-    assert torch.equal(data.public.labels, data.public.truth)
-    guided = loaded(CIFAR100DataModule, root, split="train_test", num_public=90, num_test=10)
-    assert sizes(guided) == [200, 90, 10]
 
 
 class _Harm:
@@ -477,44 +360,6 @@ def test_celeba_split_and_attributes(written):
     torch.testing.assert_close(data.public.images([0])[0], expected)
     lazy = loaded(CelebADataModule, root, stage="test", **CELEBA_SMALL)
     assert not bool(lazy.test.store.store._cached.any())
-
-
-def test_celeba_options(written):
-    root, contents = written
-    _, values = contents["celeba"]
-    chosen = {"attributes": ["Smiling", "Bald"], "num_private": 15, "num_test": 7, "include_validation": True}
-    two = loaded(CelebADataModule, root, **chosen, **CELEBA_SMALL)
-    assert sizes(two) == [15, 20, 7]
-    rows = [int(file_of(two.private, row)[:6]) - 1 for row in range(15)]
-    assert two.private.labels.tolist() == values[rows][:, [31, 4]].tolist()
-    assert two.private_groups.tolist() == [1000 + row % 10 for row in rows]
-    with pytest.raises(ValueError, match="'Grumpy' is not one of"):
-        CelebADataModule(root, attributes=["Grumpy", "Bald"])
-    with pytest.raises(ValueError, match="num_public=31: there are 30 such images"):
-        loaded(CelebADataModule, root, num_public=31, stage="test")
-
-
-def test_celeba_damage_is_refused_by_name(written, tmp_path):
-    root, _ = written
-    folder = tmp_path / "celeba"
-    shutil.copytree(root / "celeba", folder)
-    data = {"root": tmp_path, **CELEBA_SMALL}
-    for name in ("list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"):
-        before = (folder / name).read_text()
-        (folder / name).write_text(before[:-30])
-        with pytest.raises(FileNotFoundError, match=r"CelebADataModule\(root=.*altered; put the lists"):
-            loaded(CelebADataModule, **data)
-        (folder / name).write_text(before)
-    picture = folder / "img_align_celeba" / "000003.jpg"
-    picture.write_bytes(picture.read_bytes()[:300])
-    with pytest.raises(ValueError, match=r"000003\.jpg is not a readable image"):
-        loaded(CelebADataModule, **data).private.images()
-    picture.unlink()
-    with pytest.raises(FileNotFoundError, match=r"img_align_celeba: 1 of 40 images .* 000003\.jpg"):
-        loaded(CelebADataModule, **data)
-    shutil.rmtree(folder / "img_align_celeba")
-    with pytest.raises(FileNotFoundError, match=r"files are missing in .*img_align_celeba there"):
-        loaded(CelebADataModule, **data)
 
 
 # ---------------------------------------------------------------------------- Market-1501

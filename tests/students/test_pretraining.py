@@ -8,7 +8,7 @@ import torch
 
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import CheckpointFeatures
-from pl_privknn.students import SimCLRStudent, Student
+from pl_privknn.students import SimCLRStudent
 from pl_privknn.students.pretraining import contrastive_loss
 
 SMALL = {"network": "small_cnn", "num_classes": 10, "in_channels": 1, "image_size": 20}
@@ -60,19 +60,3 @@ def test_training_reads_no_label_and_leaves_a_checkpoint_of_features(tmp_path):
     torch.testing.assert_close(CheckpointFeatures(checkpoint)(images), student.features(images).detach())
     # A floor that neither chance (0.1) nor a checkpoint read wrongly reaches.
     assert neighbour_accuracy(CheckpointFeatures(checkpoint), data) > 0.85
-
-
-def test_a_network_without_features_is_refused():
-    with pytest.raises(TypeError, match="features"):
-        SimCLRStudent(network=torch.nn.Linear(2, 2))
-
-
-def test_arguments_of_labels_are_taken_and_stay_in_checkpoints_unread():
-    student = SimCLRStudent(**SMALL, augment="weak", task="multilabel", loss={"label_smoothing": 0.1})
-    assert not isinstance(student, Student)
-    assert student.hparams["loss"]["label_smoothing"] == 0.1
-    assert (student.hparams["augment"], student.hparams["task"]) == ("weak", "multilabel")
-    assert not hasattr(student, "label_loss")
-    assert not hasattr(student, "val_accuracy")
-    with pytest.raises(TypeError, match="nonsense"):
-        SimCLRStudent(**SMALL, nonsense=1)

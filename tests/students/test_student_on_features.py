@@ -1,6 +1,5 @@
 """Students whose network sees frozen features in place of images."""
 
-import copy
 import math
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG, CachedFeatures, PublicPCA
-from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.networks import Normalization
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
 
@@ -66,31 +64,6 @@ def test_students_learn_the_digits_on_features(tmp_path, kind):
     assert quiet.validate(student, data, verbose=False)[0]["val/accuracy"] > 0.8
 
 
-def test_reinitialize_leaves_what_was_learned_from_public_images(tmp_path):
-    student, data = make(), labelled_digits()
-    trainer(tmp_path).fit(student, data)
-    before, weights = copy.deepcopy(student.whitening.state_dict()), student.network.encoder[1].weight.clone()
-    student.reinitialize()
-    assert not torch.equal(student.network.encoder[1].weight, weights)
-    torch.testing.assert_close(student.whitening.state_dict(), before, rtol=0, atol=0)
-
-
-def test_features_stay_in_full_precision():
-    student = make(extractor=HOG())
-    student.whitening = PublicWhitening(student.whitening.in_features).fit(HOG()(torch.rand(20, 1, 20, 20)))
-    images = torch.rand(4, 1, 20, 20)
-    wanted = student.normalize(images)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(student.normalize(images), wanted, rtol=0, atol=0)
-
-
-def test_a_module_of_ones_own_sees_vectors():
-    student = make(network=nn.Linear(12, 10))
-    student.whitening.fitted.fill_(True)
-    student.extractor.fit_public(torch.rand(30, 1, 20, 20))
-    assert student(torch.rand(3, 1, 20, 20)).shape == (3, 10)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -103,14 +76,6 @@ def test_a_module_of_ones_own_sees_vectors():
 def test_what_does_not_fit_is_refused(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make(**settings)
-
-
-def test_without_public_images_training_is_refused(tmp_path):
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(torch.rand(4, 1, 20, 20), torch.arange(4))
-    )
-    with pytest.raises(ValueError, match="train with a data module"):
-        trainer(tmp_path).fit(make(), loader)
 
 
 def test_mixup_mixes_vectors_and_asks_the_extractor_about_images_alone(tmp_path):

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from grouped import grouped
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.utilities import CombinedLoader
 from student_setup import STUDENTS, held_out, loaders, shuffled_digits, trainer
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_privknn.networks import build_network
@@ -42,12 +40,6 @@ def test_training_logs_and_predicts(student, digits, tmp_path):
     assert torch.allclose(probabilities.sum(dim=1), torch.ones(797), atol=1e-5)
     accuracy = (probabilities.argmax(dim=1) == digits[1][1000:]).float().mean().item()
     assert results["test/accuracy"] == pytest.approx(accuracy, abs=1e-6)
-
-
-@pytest.mark.parametrize("student", STUDENTS)
-def test_fast_dev_run(student, digits, tmp_path):
-    module = student(image_size=8, network="mnist_cnn")
-    trainer(tmp_path, fast_dev_run=True).fit(module, loaders(digits), held_out(digits))
 
 
 def test_supervised_student_learns_the_digits(digits, tmp_path):
@@ -132,16 +124,6 @@ def test_a_module_as_network_stays_out_of_the_hyperparameters(tmp_path, digits):
     assert torch.equal(loaded.eval()(digits[0][:5]), module.eval()(digits[0][:5]))
 
 
-@pytest.mark.parametrize("student", STUDENTS)
-def test_mixed_precision_and_soft_labels(student, digits, tmp_path):
-    module = student(image_size=8, ema_decay=0.9)
-    run = trainer(tmp_path, precision="bf16-mixed")
-    run.fit(module, loaders(digits, soft=True), held_out(digits))
-    assert torch.isfinite(run.callback_metrics["train/loss"])
-    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
-    assert run.predict(module, held_out(digits))[0].dtype == torch.float32
-
-
 @pytest.mark.parametrize(("student", "part"), [(VATStudent, "vat"), (FixMatchStudent, "consistency")])
 def test_every_weight_gets_a_gradient_of_each_part_under_autocast(student, part):
     module = student(image_size=8, **({"threshold": 0.05} if student is FixMatchStudent else {}))
@@ -150,73 +132,6 @@ def test_every_weight_gets_a_gradient_of_each_part_under_autocast(student, part)
         parts = module.objective(images, labels, torch.rand(16, 1, 8, 8))
     gradients = torch.autograd.grad(parts[part], list(module.network.parameters()))
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
-
-
-def test_one_hot_labels_train_as_hard_ones_do(digits, tmp_path):
-    networks = []
-    for soft in (False, True):
-        torch.manual_seed(1)
-        module = SupervisedStudent(image_size=8, loss={"label_smoothing": 0.1})
-        trainer(tmp_path).fit(module, loaders(digits, soft=soft))
-        networks.append(module.state_dict())
-    assert all(torch.allclose(networks[0][name], networks[1][name], atol=1e-5) for name in networks[0])
-
-
-def test_examples_without_a_label_do_not_count():
-    module = SupervisedStudent(image_size=8, network=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    x, y = torch.rand(6, 1, 8, 8), torch.tensor([3, -1, 5, -1, 0, 9])
-    known = y >= 0
-    assert torch.allclose(module.objective(x, y)["supervised"], F.cross_entropy(module(x[known]), y[known]))
-    assert module.objective(x, torch.full((6,), -1))["supervised"] == 0
-
-
-@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
-def test_labels_the_student_doubts_weigh_less(progress, monkeypatch):
-    module = SupervisedStudent(
-        image_size=8,
-        network=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
-        loss={"confidence_weighting": 2.0},
-    )
-    monkeypatch.setattr(SupervisedStudent, "progress", progress)
-    x, y = torch.rand(6, 1, 8, 8), torch.tensor([3, 1, 5, -1, 0, 9])
-    p = module(x).softmax(dim=1).double()
-    rows = [0, 1, 2, 4, 5]
-    given = p[rows, y[rows]]
-    weights = given.detach() ** (2 * progress)
-    want = (weights * -given.log()).sum() / weights.sum()
-    assert module.objective(x, y)["supervised"].item() == pytest.approx(want.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("student", STUDENTS)
-def test_batches_may_come_without_unlabelled_images(student, digits, tmp_path):
-    module = student(image_size=8)
-    pairs = DataLoader(TensorDataset(digits[0][:64], digits[1][:64]), 32)
-    trainer(tmp_path).fit(module, pairs)
-    trainer(tmp_path).fit(module, CombinedLoader({"labeled": pairs}, "max_size_cycle"))
-
-
-def test_other_batches_are_refused():
-    module = SupervisedStudent(image_size=8)
-    with pytest.raises(ValueError, match=r"keys \['unlabeled'\]: want 'labeled'"):
-        module.training_step({"unlabeled": torch.rand(2, 1, 8, 8)}, 0)
-    with pytest.raises(ValueError, match="type Tensor: want a pair"):
-        module.training_step(torch.rand(2, 1, 8, 8), 0)
-
-
-def test_constants_normalise_inside_the_student():
-    module = SupervisedStudent(
-        image_size=8, in_channels=2, normalization={"mean": [0.2, 0.4], "std": [0.5, 2.0]}
-    ).eval()
-    images = torch.rand(3, 2, 8, 8)
-    by_hand = torch.stack([(images[:, 0] - 0.2) / 0.5, (images[:, 1] - 0.4) / 2.0], dim=1)
-    assert torch.allclose(module(images), module.network(by_hand), atol=1e-5)
-    assert torch.allclose(module.features(images), module.network.features(by_hand), atol=1e-5)
-
-
-def test_features_need_a_network_that_has_them():
-    module = SupervisedStudent(network=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    with pytest.raises(TypeError, match="Sequential has no features"):
-        module.features(torch.rand(2, 1, 8, 8))
 
 
 def test_weak_views_of_labelled_images(monkeypatch):
@@ -228,22 +143,6 @@ def test_weak_views_of_labelled_images(monkeypatch):
         )
         module.training_step((images, torch.zeros(16, dtype=torch.int64)), 0)
         assert torch.equal(seen["x"], images) == (augment == "none")
-
-
-def test_annealing_leaves_out_what_is_learnt(digits, tmp_path):
-    module = UDAStudent(
-        image_size=8, annealing="linear", network=nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    )
-    logits = torch.tensor([[9.0] + [0.0] * 9, [0.0] * 10, [0.05] + [0.0] * 9])
-    labels = torch.tensor([0, 0, 1])
-    # Outside a training the schedule is at its start: only labels with at most 1/10 are trained on.
-    want = F.cross_entropy(logits[1:], labels[1:])
-    assert module.supervised(logits, labels).item() == pytest.approx(want.item(), rel=1e-5)
-    progress = []
-    step = module.training_step
-    module.training_step = lambda *args: progress.append(module.progress) or step(*args)
-    trainer(tmp_path, max_epochs=2).fit(module, loaders(digits))
-    assert progress == pytest.approx([step / 8 for step in range(8)])
 
 
 def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics():
@@ -266,32 +165,6 @@ def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics
     # Labelled, weak and strong pass: rows, gradient, batches that the running statistics have seen.
     assert calls == [(8, True, 1), (24, False, 2), (24, True, 2)]
     assert parts["consistency"].requires_grad
-
-
-def test_what_teaches_is_seen_whole():
-    module = FixMatchStudent(
-        image_size=8, cutout=0, magnitude=0, augmentation={"cutout": 0.5, "shift": 0, "cutout_fill": 1.0}
-    )
-    images, seen = torch.full((16, 1, 8, 8), 0.5), []
-    logits = module.logits
-    module.logits = lambda x: seen.append(x) or logits(x)
-    module.training_step({"labeled": (images, torch.zeros(16, dtype=torch.int64)), "unlabeled": images}, 0)
-    labelled, weak, _strong = seen
-    assert bool((labelled == 1).flatten(1).any(dim=1).all())
-    assert torch.equal(weak, images)
-
-
-def test_alignment_follows_the_labels():
-    module = FixMatchStudent(image_size=8, num_classes=3, alignment=True, threshold=0.5)
-    for _ in range(600):
-        module.supervised(torch.zeros(4, 3), torch.tensor([0, 0, 0, -1]))
-    assert module.label_mean[0] > 0.99
-    weak = torch.log(torch.tensor([[0.3, 0.4, 0.3]]))
-    losses, confident = module.consistency(weak, torch.zeros(1, 3))
-    assert confident.all()
-    strong = torch.tensor([[5.0, 0.0, 0.0]])
-    losses, _ = module.consistency(weak, strong)
-    assert losses.item() == pytest.approx(F.cross_entropy(strong, torch.tensor([0])).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -40,17 +40,6 @@ def test_average_follows_its_recursion():
     assert not any(parameter.requires_grad for parameter in average.parameters())
 
 
-def test_tied_weights_are_averaged_once():
-    shared = nn.Linear(2, 2, bias=False)
-    network = nn.Sequential(shared, shared)
-    average = EMA(network, decay=0.05)
-    start = shared.weight.detach().clone()
-    with torch.no_grad():
-        shared.weight.add_(1.0)
-    average.update(network)
-    assert torch.allclose(average.network[0].weight, 0.05 * start + 0.95 * shared.weight, atol=1e-6)
-
-
 def test_the_average_serves_evaluation_and_the_network_training(digits, tmp_path):
     module = SupervisedStudent(image_size=8, ema_decay=0.9)
     trainer(tmp_path).fit(module, loaders(digits))
@@ -66,14 +55,6 @@ def test_the_average_serves_evaluation_and_the_network_training(digits, tmp_path
     module.eval()
     with torch.no_grad():
         assert torch.equal(module(images), module.network(images))
-
-
-def test_the_average_moves_once_per_optimizer_step(digits, tmp_path):
-    module = SupervisedStudent(image_size=8, ema_decay=0.9)
-    run = trainer(tmp_path, accumulate_grad_batches=2, max_epochs=3)
-    run.fit(module, loaders(digits, unlabeled=384))
-    assert run.global_step == 9  # 6 batches an epoch
-    assert module.ema.updates == 9
 
 
 @pytest.mark.parametrize("network", ["small_cnn", "module"])
@@ -126,15 +107,6 @@ def test_retraining_restarts_optimizer_and_schedule(schedule_epochs, totals, dig
     assert retrain.moments == 0
 
 
-def test_a_second_training_has_a_schedule_of_its_own(digits, tmp_path):
-    module, rates = SupervisedStudent(image_size=8, optimization={"lr": 0.1}), []
-    for _ in range(2):
-        retrain = Retrain(epoch=1)
-        trainer(tmp_path, max_epochs=3, callbacks=[retrain]).fit(module, loaders(digits))
-        rates.append(retrain.rates)
-    assert rates[0] == rates[1]
-
-
 def test_the_start_of_the_schedule_survives_a_resume(digits, tmp_path):
     whole, rest = Retrain(epoch=1), Retrain(epoch=1)
     arguments = {"image_size": 8, "lr": 0.1}
@@ -148,23 +120,6 @@ def test_the_start_of_the_schedule_survives_a_resume(digits, tmp_path):
     )
     assert len(rest.rates) == 8
     assert rest.rates == pytest.approx(whole.rates[12:])
-
-
-def test_parameters_that_nobody_draws_are_named():
-    class Token(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.token = nn.Parameter(torch.zeros(3))
-
-    module = SupervisedStudent(network=nn.Sequential(nn.Flatten(), nn.Linear(4, 2), Token()), num_classes=2)
-    with pytest.raises(ValueError, match=r"no reset_parameters\(\) draws parameter '2.token'"):
-        module.reinitialize()
-
-
-def test_schedules():
-    assert [lr_factor("none", step, 10, 2) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
-    assert [lr_factor("linear", step, 4, 0) for step in range(6)] == pytest.approx([1, 0.75, 0.5, 0.25, 0, 0])
-    assert lr_factor("cosine", 5, 10, 0) == pytest.approx(0.5)
 
 
 def test_one_cycle_is_that_of_torch():
@@ -185,19 +140,6 @@ def test_one_cycle_is_that_of_torch():
     assert [lr_factor("one_cycle", step, total, 0) for step in range(total + 1)] == pytest.approx(
         want, abs=1e-9
     )
-
-
-def test_a_training_follows_one_cycle(digits, tmp_path):
-    retrain = Retrain(epoch=9)
-    module = SupervisedStudent(image_size=8, optimization={"lr": 0.1, "scheduler": "one_cycle"})
-    trainer(tmp_path, max_epochs=2, callbacks=[retrain]).fit(module, loaders(digits))
-    assert retrain.rates == pytest.approx([0.1 * lr_factor("one_cycle", step, 8, 0) for step in range(8)])
-    assert retrain.rates[0] == pytest.approx(0.1 / 25)
-
-
-def test_one_cycle_has_its_own_rise():
-    with pytest.raises(ValueError, match=r"warmup_steps=3: scheduler='one_cycle'"):
-        SupervisedStudent(image_size=8, optimization={"scheduler": "one_cycle", "warmup_steps": 3})
 
 
 def test_decay_leaves_biases_and_norms_alone():
@@ -223,11 +165,6 @@ def test_decay_leaves_biases_and_norms_alone():
     assert all(
         torch.equal(value, before[n]) for n, value in module.network.named_parameters() if n not in matrices
     )
-
-
-def test_a_schedule_without_an_end_is_refused(digits, tmp_path):
-    with pytest.raises(ValueError, match=r"set max_epochs or max_steps, or the student's schedule_epochs"):
-        trainer(tmp_path, max_epochs=-1).fit(SupervisedStudent(image_size=8), loaders(digits))
 
 
 @pytest.mark.parametrize(
