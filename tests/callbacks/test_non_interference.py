@@ -36,7 +36,6 @@ from pl_privknn.labelers import (
     SklearnTeachers,
     SufficientStatistics,
 )
-from pl_privknn.privacy import redaction
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.redaction import UndeclaredError
@@ -276,18 +275,6 @@ def test_the_summary_holds_declared_keys_alone(tmp_path):
     with pytest.raises(UndeclaredError, match=r"summary: 'records' is not declared"):
         report._write()
     assert not any(tmp_path.iterdir())
-
-
-def test_figures_of_ones_own_are_declared_with_what_they_are_made_of(monkeypatch):
-    monkeypatch.setattr(redaction, "_LISTS", {"metrics": {}, "summary": {}})
-    with pytest.raises(ValueError, match="made_of=' '"):
-        redaction.declare("labels/entropy", " ")
-    with pytest.raises(UndeclaredError, match="labels/entropy"):
-        redaction.check_declared(["labels/entropy"])
-    redaction.declare("labels/entropy", "released answers")
-    redaction.check_declared(["labels/entropy"])
-    with pytest.raises(UndeclaredError):
-        redaction.check_declared(["labels/entropy"], "summary")
 
 
 def test_a_page_holds_declared_parts_alone(tmp_path, monkeypatch):

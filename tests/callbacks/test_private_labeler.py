@@ -210,18 +210,6 @@ def test_other_privacy_parameters_in_the_same_folder_are_refused(tmp_path):
         fit(tmp_path, callback(OracleLabeler(sigma=10.0)))
 
 
-def test_missing_run_folder_or_ledger_is_refused(tmp_path):
-    trainer, _, _ = fit(tmp_path / "run", callback(), epochs=2)
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    ledger = tmp_path / "run" / "ledger.sqlite"
-    ledger.rename(tmp_path / "moved.sqlite")
-    with pytest.raises(FileNotFoundError, match="ledger"):
-        fit(tmp_path / "x", callback(), ckpt_path=tmp_path / "a.ckpt")
-    (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(FileNotFoundError, match="run folder"):
-        fit(tmp_path / "x", callback(), ckpt_path=tmp_path / "a.ckpt")
-
-
 def test_two_runs_share_one_ledger(tmp_path):
     shared = tmp_path / "shared.sqlite"
     one = callback(ledger_path=shared)
@@ -248,15 +236,6 @@ def test_run_report(tmp_path):
     assert (summary["queried"], summary["answered"], summary["lost"]) == (20, 16, 0)
     assert 0 <= summary["test_accuracy"] <= 1
     assert dict(report.table())["answered"] == "16 of 20 queries"
-
-
-def test_student_without_a_labeler(tmp_path):
-    data = make_data()
-    data.setup("fit")
-    data.public.set_labels(torch.arange(20), data.public.truth[:20])
-    report = RunReport()
-    fit(tmp_path, PrivateLabeler(None), data=data, callbacks=[report], epochs=1)
-    assert report.summary["guarantee"] == "none"
 
 
 def test_bad_arguments_are_named():

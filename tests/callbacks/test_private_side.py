@@ -225,8 +225,3 @@ def test_an_interrupt_stays_one_and_leaves_its_past_behind():
     with pytest.raises(KeyboardInterrupt) as caught:
         redacted(interrupted)
     assert CANARY not in everything_of(caught.value)[0]
-
-
-def test_results_pass():
-    assert redacted(divmod, 7, 2) == (3, 1)
-    assert redacted(sorted, [1, 2], reverse=True) == [2, 1]

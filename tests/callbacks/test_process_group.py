@@ -13,18 +13,6 @@ from pl_privknn.neighbors import processes
 from pl_privknn.neighbors.processes import ProcessGroup
 
 
-def test_one_process_waits_for_nobody():
-    group = ProcessGroup()
-    assert group.shared(lambda: 7) == 7
-    group.check()
-    group.close()
-
-
-def test_processes_that_nothing_joins_are_refused():
-    with pytest.raises(ValueError, match=r"devices: 2 processes .* use strategy='ddp'"):
-        ProcessGroup(0, 2)
-
-
 def run(folder, parts, patience=60.0):
     """Each process does its part of one round; what became of it is in a file a process."""
 

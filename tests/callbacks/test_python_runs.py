@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,21 +49,6 @@ def labeling(**files):
     )
 
 
-def test_seconds_of_a_run_hold_its_first_round(tmp_path, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("pl_privknn.callbacks.run_summary.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    labeler = labeling(run_dir=tmp_path / "mine")
-    fit = labeler.labeler.fit
-
-    def slow(*words):
-        clock[0] += 100.0
-        fit(*words)
-
-    monkeypatch.setattr(labeler.labeler, "fit", slow)
-    run(tmp_path, student(), small_data(), labeler)
-    assert json.loads((tmp_path / "mine" / "summary.json").read_text())["seconds"] == 100.0
-
-
 def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_its_own(tmp_path, capsys):
     folder, module, data = tmp_path / "mine", student(), small_data()
     trainer = run(tmp_path, module, data, labeling(run_dir=folder))
@@ -83,14 +67,6 @@ def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_it
     assert "ReverseKNN" in page.read_text()
     assert main(["fit", "--resume", str(folder)]) == 2
     assert "data.private_images" in capsys.readouterr().err
-
-
-def test_a_report_of_ones_own_is_the_only_one(tmp_path, capsys):
-    mine = RunReport(show=False)
-    trainer = run(tmp_path, student(), small_data(), labeling(), mine)
-    assert [part for part in trainer.callbacks if isinstance(part, RunReport)] == [mine]
-    assert mine.path == tmp_path / "summary.json"
-    assert "best attack" not in capsys.readouterr().out
 
 
 def test_private_training_leaves_the_same(tmp_path):
@@ -116,11 +92,6 @@ def test_private_training_leaves_the_same(tmp_path):
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written["trainer"]["callbacks"][0]["init_args"]["expected_records"] == 60
     assert "model" not in written
-
-
-def test_fast_dev_run_leaves_nothing(tmp_path):
-    run(tmp_path, student(), small_data(), labeling(), fast_dev_run=True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_fit_in_the_folder_goes_on_with_its_labels(tmp_path):
@@ -194,11 +165,6 @@ def test_no_data_is_kept_of_arguments():
         "public_images",
         "test_images",
     ]
-
-
-def test_a_class_without_arguments_still_takes_none():
-    with pytest.raises(TypeError, match="Plain"):
-        type("Plain", (HasInitArguments,), {})(1)
 
 
 def test_groups_and_parts_are_written_as_yaml_says_them():

@@ -9,9 +9,8 @@ from noisy_sgd_setup import make_data
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.labeling_round import load_head
-from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
-from pl_privknn.labelers import PreconditionedGradients, ReverseKNN, SufficientStatistics
+from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.students import SupervisedStudent
 
@@ -58,39 +57,6 @@ def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
     assert summary["head_test_accuracy"] > 0.8
 
 
-def test_of_attributes_each_model_has_the_mean_of_their_accuracies(tmp_path):
-    classes = make_data()
-    arrays = {}
-    for part, labels in (("private", "labels"), ("public", "truth"), ("test", "labels")):
-        images, y = classes._sources[f"{part}_images"], classes._sources[f"{part}_{labels}"]
-        arrays |= {
-            f"{part}_images": images,
-            f"{part}_{labels}": torch.stack([y, images[:, 0, 0, 0] > 0.5], 1).long(),
-        }
-    data = ArraysDataModule(**arrays, num_classes=2, task="multilabel")
-
-    def teacher():
-        return PreconditionedGradients(
-            noise_multiplier=0.5, expected_records=90, releases=3, task="multilabel"
-        )
-
-    student, data, summary = run(tmp_path, teacher(), PublicPCA(Pixels(), 6), "mean", data, task="multilabel")
-    head = load_head(tmp_path, teacher(), PublicPCA(Pixels(), 6))
-    images, truth = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
-    student.eval()
-    with torch.no_grad():
-        models = {"student": student(images).sigmoid(), "head": head(images)}
-    models["mean"] = (models["student"] + models["head"]) / 2
-    for name, probabilities in models.items():
-        each = [
-            float(((found > 0.5) == (y == 1))[y >= 0].double().mean())
-            for found, y in zip(probabilities.T, truth.T, strict=True)
-        ]
-        assert summary[f"{name}_test_accuracy"] == pytest.approx(sum(each) / 2, abs=1e-6)
-    assert summary["test_accuracy"] == summary["mean_test_accuracy"]
-    assert summary["head_test_accuracy"] > 0.7
-
-
 def test_a_resumed_run_has_its_head(tmp_path):
     features = PublicPCA(Pixels(), 6)
     _, _, first = run(
@@ -101,19 +67,3 @@ def test_a_resumed_run_has_its_head(tmp_path):
     )
     assert second["head_test_accuracy"] == first["head_test_accuracy"]
     assert second["epsilon_spent"] == first["epsilon_spent"]
-
-
-def test_without_lasting_features_or_a_model_there_is_no_head(tmp_path):
-    for name, labeler, features in (
-        ("votes", ReverseKNN(1, 4.0), Pixels()),
-        ("student", SufficientStatistics(noise_multiplier=0.5), ["student"]),
-    ):
-        *_, summary = run(tmp_path / name, labeler, features)
-        assert not (tmp_path / name / "head.pt").exists()
-        assert summary["test_accuracy"] is not None
-        assert "head_test_accuracy" not in summary
-
-
-def test_what_is_released_is_named():
-    with pytest.raises(ValueError, match="released='teacher'"):
-        PrivateLabeler(released="teacher")

@@ -11,8 +11,6 @@ import wandb
 from PIL import Image
 from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 from report_setup import QUERIES, small_run
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from wandb_files import finished_run
 
 
@@ -100,32 +98,3 @@ def test_the_table_of_queries_holds_public_pictures_and_released_answers(logged,
         shown = np.array(Image.open(files[picture["path"]]).convert("L"))
         public = (data.public.images([example])[0, 0] * 255).round().numpy().astype(np.uint8)
         assert np.array_equal(shown, public)
-
-
-def test_tensorboard_has_the_same(logged):
-    folder, callback, *_ = logged
-    summary = json.loads((folder / "summary.json").read_text())
-    whole = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0, "tensors": 0}).Reload()
-    spent = [event.value for event in whole.Scalars("tradeoff/epsilon_spent")]
-    accuracy = whole.Scalars("tradeoff/val_accuracy")
-    assert len(spent) == len(accuracy) == 2
-    assert [event.step for event in accuracy] == [
-        event.step for event in whole.Scalars("tradeoff/epsilon_spent")
-    ]
-    assert whole.Scalars("tradeoff/epsilon")[0].value == pytest.approx(callback.epsilon)
-    assert "queries" in " ".join(whole.Tags()["tensors"])
-    assert any(tag.startswith("queries") for tag in whole.Tags()["images"])
-    for part in ("val", "test"):
-        row = EventAccumulator(str(folder / "tb" / f"result_{part}")).Reload()
-        content = row.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-        settings = HParamsPluginData.FromString(content).session_start_info.hparams
-        assert settings["noise.gaussian.sigma"].number_value == 4.0
-        assert settings["labeler"].string_value == "PrivateKNN"
-        assert row.Scalars("epsilon")[0].value == pytest.approx(summary["epsilon"])
-        assert row.Scalars(f"{part}_accuracy")[0].value == pytest.approx(
-            summary[f"{part}_accuracy"], abs=1e-6
-        )
-
-
-def test_no_warning_that_nobody_can_act_on(logged):
-    assert not [text for text in logged[3] if "LeafSpec" in text or "log_every_n_steps" in text]

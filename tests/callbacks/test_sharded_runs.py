@@ -12,7 +12,7 @@ from forked import in_group
 from ledger_setup import needs_fork
 
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
-from pl_privknn.callbacks.private_labeler import check_whole_persons, same_buffers, shard_of
+from pl_privknn.callbacks.private_labeler import check_whole_persons, shard_of
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     GNMAX,
@@ -331,27 +331,6 @@ def test_a_person_lies_in_one_shard(tmp_path):
         group.shared(work)
 
     assert in_group(2, member) == [0, 0]
-
-
-def test_whole_tables_are_asked_for_where_there_is_a_shard_alone():
-    teacher = PrivateKNN(2, 1.0)
-    teacher.shard = Shard(Pretended(), 1, 2, 9)
-    teacher.fit(torch.rand(4, 2), torch.arange(4) % 2, 2)
-    with pytest.raises(RuntimeError, match="needs the whole private table"):
-        teacher.exact_votes(torch.rand(1, 2))
-
-
-def test_a_network_has_the_buffers_of_the_first_process():
-    module = torch.nn.BatchNorm1d(2)
-    module.running_mean.fill_(3.0)
-
-    class Telling:
-        def broadcast(self, values):
-            assert torch.equal(values["running_mean"], torch.full((2,), 3.0))
-            return {**values, "running_mean": torch.tensor([1.0, 2.0])}
-
-    same_buffers(module, Telling())
-    assert module.running_mean.tolist() == [1.0, 2.0]
 
 
 def test_seeded_coins_of_shards_differ():

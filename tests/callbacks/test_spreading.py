@@ -17,7 +17,7 @@ from pl_privknn.callbacks.selection import (
     mean_features,
     spread_scores,
 )
-from pl_privknn.labelers.base import Release, merge
+from pl_privknn.labelers.base import Release
 
 
 def _points(n, d=3, seed=0):
@@ -63,36 +63,6 @@ def test_deviation_is_that_of_the_sums():
     assert torch.allclose(draws.std(dim=(0, 2)), spread_scores(spread, torch.zeros(6, 2), 7.0)[1], rtol=0.05)
 
 
-def test_narrow_kernels_take_over_the_nearest_query_and_units_do_not_matter():
-    examples, centres = _points(40), _points(7, seed=1)
-    scores = torch.randn(7, 3, generator=torch.Generator().manual_seed(2)).double() * 50
-    narrow = label_by_spread(kernel_spread(examples, centres, 1e-3), scores, 1.0)[0]
-    nearest = torch.cdist(examples, centres).argmin(dim=1)
-    assert torch.equal(narrow, scores.argmax(dim=1)[nearest])
-    one, other = kernel_spread(examples, centres, 0.5), kernel_spread(examples * 100, centres * 100, 0.5)
-    assert torch.allclose(one.weights, other.weights, atol=1e-5)
-
-
-def test_far_examples_follow_their_nearest_queries():
-    examples = torch.cat([_points(30), torch.full((1, 3), 1e4)])
-    spread = kernel_spread(examples, _points(6, seed=1), 1e-4)
-    labels, soft = label_by_spread(spread, 100 * torch.eye(6).double(), 1.0)
-    assert int(labels[-1]) >= 0
-    assert bool(torch.isfinite(soft).all())
-
-
-def test_queries_without_a_release_are_left_out():
-    spread = Spread(
-        torch.tensor([[0, 1], [1, 2], [2, 2]]), torch.tensor([[1.0, 0.5], [1.0, 0.0], [1.0, 0.0]])
-    )
-    scores = torch.tensor([[9.0, 1.0], [math.nan, math.nan], [0.0, 8.0]])
-    labels, _ = label_by_spread(spread, scores, 0.0)
-    assert labels.tolist() == [0, -1, 1]
-    sums, deviation = spread_scores(spread, scores, 2.0)
-    assert sums.tolist() == [[9.0, 1.0], [0.0, 0.0], [0.0, 8.0]]
-    assert deviation.tolist() == [2.0, 0.0, 2.0]
-
-
 def test_labels_and_probabilities_follow_from_the_sums():
     spread = kernel_spread(_points(60), _points(9, seed=1), 0.5, min_confidence=0.6)
     scores = torch.randn(9, 3, generator=torch.Generator().manual_seed(2)).double() * 20
@@ -127,23 +97,6 @@ def test_smoothing_recovers_labels_that_noise_hides():
 def _pool(features):
     n = len(features)
     return PublicPool(torch.full((n,), -1), torch.zeros(n, dtype=torch.bool), lambda: features)
-
-
-def test_cluster_selection_with_a_kernel_asks_about_means():
-    features = _points(300, d=5)
-    generator = torch.Generator().manual_seed(0)
-    select = ClusterSelection(components=5, ask="means", spread="kernel", bandwidth=0.7, neighbors=10)
-    selection = select(_pool(features), 20, generator)
-    assert selection.ask_means
-    assert selection.spread.queries.shape == (300, 10)
-    means = mean_features(features, selection.assignment, selection.examples)
-    for query in range(len(selection.examples)):
-        members = features[selection.assignment == query]
-        assert torch.allclose(means[query], members.mean(dim=0), atol=1e-5)
-    # k-means puts each example near its own mean: that is what it listens to most.
-    assert float((selection.spread.queries[:, 0] == selection.assignment).double().mean()) > 0.95
-    expected = kernel_spread(features, means, 0.7, 10)
-    assert torch.allclose(selection.spread.weights, expected.weights, atol=1e-4)
 
 
 def test_rounds_of_different_noise_count_by_inverse_variance():
@@ -202,14 +155,6 @@ def test_uncertainty_draws_queries_to_where_the_student_is_unsure():
     assert len(set(asked.tolist())) == 300
 
 
-def test_spreads_survive_bytes():
-    spread = kernel_spread(_points(10), _points(4, seed=1), 0.5, min_confidence=0.25)
-    again = Spread.from_bytes(spread.to_bytes())
-    assert torch.equal(again.queries, spread.queries)
-    assert torch.equal(again.weights, spread.weights)
-    assert again.min_confidence == 0.25
-
-
 def test_store_rebuilds_the_same_labels_after_reopening(tmp_path):
     examples = _points(30)
     spread = kernel_spread(examples, examples[:6], 0.8)
@@ -230,27 +175,6 @@ def test_store_rebuilds_the_same_labels_after_reopening(tmp_path):
         assert torch.equal(found[1], labels)
         assert torch.equal(found[2], soft)
     assert again.answers(0)[0].tolist() == []
-
-
-def test_store_leaves_out_a_batch_that_was_lost(tmp_path):
-    examples = _points(30)
-    spread = kernel_spread(examples, examples[:6], 0.8)
-    scores = torch.randn(6, 3, generator=torch.Generator().manual_seed(2)).double() * 30
-    store = LabelStore(tmp_path / "labels.sqlite", {})
-    store.select(0, list(range(6)), None, spread)
-    store.mark_asked(0, [0, 1, 2, 3, 4, 5], charges_now=0)
-    store.put(0, [0, 1, 2], Release(scores[:3].argmax(dim=1), None, scores[:3], 5.0))
-    scores[3:] = math.nan
-    assert torch.equal(store.answers(1)[1], label_by_spread(spread, scores, 5.0)[0])
-
-
-def test_releases_merge_with_their_scores():
-    parts = [Release(torch.tensor([1]), None, torch.tensor([[0.0, 2.0]]), 3.0) for _ in range(2)]
-    whole = merge(parts)
-    assert whole.scores.tolist() == [[0.0, 2.0], [0.0, 2.0]]
-    assert whole.score_deviation == 3.0
-    other = Release(torch.tensor([1]), None, torch.tensor([[0.0, 2.0]]), 4.0)
-    assert merge([parts[0], other]).scores is None
 
 
 def test_bad_arguments_are_named():

@@ -2,13 +2,12 @@
 
 import math
 
-import pytest
 import pytorch_lightning as pl
 import torch
 from grouped import grouped
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.private_labeler import extractor_of, features_of_rounds, probabilities_of
+from pl_privknn.callbacks.private_labeler import extractor_of, probabilities_of
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import ReverseKNN
@@ -88,27 +87,6 @@ def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
     assert torch.equal(data_again.public.soft_labels, data.public.soft_labels)
 
 
-def test_asking_twice_costs_twice(tmp_path):
-    labeler = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(0))
-    callback, _, _ = _fit(tmp_path, labeler, queries_per_round=[12, 6])
-    assert [len(queries) for queries in labeler.asked] == [12, 6]
-    assert labeler.asked[1].shape[1] == 64 + 128
-    assert 0.95 < callback.epsilon <= 1.0
-
-
-def test_a_teacher_without_counts_is_told_and_gives_its_labels_to_clusters(tmp_path):
-    class Silent(_CountingKNN):
-        def label(self, queries, ledger, max_answers=None):
-            return Release(super().label(queries, ledger, max_answers).labels)
-
-    with pytest.warns(UserWarning, match="noisy counts"):
-        callback, data, _ = _fit(
-            tmp_path, Silent(k=1, epsilon=1.0, noise_source=SeededNoise(0)), queries_per_round=[12, 6]
-        )
-    assert bool((data.public.labels >= 0).all())
-    assert callback.metrics["labels/accuracy"] > 0.9
-
-
 def test_probabilities_and_joined_features_of_a_student_leave_it_as_it_was():
     student = SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8).train()
     before = {name: value.clone() for name, value in student.state_dict().items()}
@@ -122,14 +100,3 @@ def test_probabilities_and_joined_features_of_a_student_leave_it_as_it_was():
     assert student.training
     assert student.network.training
     assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
-
-
-@pytest.mark.parametrize("features", [[], [[]], ["teacher"], [[torch.nn.Flatten(), "teacher"]]])
-def test_features_that_are_none_are_refused(features):
-    with pytest.raises(ValueError, match="features"):
-        features_of_rounds(features)
-
-
-def test_first_round_must_ask():
-    with pytest.raises(ValueError, match="queries_per_round"):
-        PrivateLabeler(None, rounds=2, queries_per_round=[0, 10])

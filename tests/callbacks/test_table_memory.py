@@ -1,19 +1,13 @@
 """Tables of private features that memory need not hold: where they lie, who could read them, what is left."""
 
-import json
 import os
 import stat
-import subprocess
-import sys
-from pathlib import Path
 
-import labelling_peaks
 import pytest
 import torch
-from ledger_setup import needs_fork
 from small_fit import fit_student
 
-from pl_privknn.callbacks import PrivateLabeler, labeling_round
+from pl_privknn.callbacks import labeling_round
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.labelers.base import RecognisesRecords
@@ -25,11 +19,6 @@ TINY = 1e-9  # gigabytes: one byte
 
 def private_knn():
     return PrivateKNN(15, 0.5, noise=Gaussian(2.0), noise_source=SeededNoise(3))
-
-
-def test_a_small_table_is_held_in_memory(tmp_path):
-    assert FeatureStore(limit_gb=1.0).table(10, 3, tmp_path / "none").shape == (10, 3)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_large_table_lies_in_a_file_that_only_its_owner_could_read_and_that_has_no_name(
@@ -70,11 +59,6 @@ def test_a_disk_without_room_is_told_by_its_folder_alone(tmp_path, monkeypatch):
     assert not any(
         str(number) in str(caught.value).replace(str(tmp_path), "") for number in (12345, 77, 12345 * 77 * 4)
     )
-
-
-def test_a_limit_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="limit_gb"):
-        PrivateLabeler(memory=FeatureStore(limit_gb=0.0))
 
 
 def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
@@ -164,42 +148,4 @@ def test_bad_records_of_a_block_are_refused_before_anything_is_paid():
         teacher.label(torch.rand(3, 2), None)
 
 
-def test_a_fit_of_ones_own_is_not_passed_over():
-    class Halved(ReverseKNN):
-        def fit(self, features, labels, num_classes):
-            super().fit(features[::2], labels[::2], num_classes)
-
-    assert ReverseKNN(1, 1.0).streams
-    assert not Halved(1, 1.0).streams
-    teacher = ReverseKNN(1, 1.0)
-    teacher.fit = lambda *args: None
-    assert not teacher.streams
-
-
 # --- how much memory it takes
-
-
-@needs_fork
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no memory of a process")
-def test_memory_does_not_grow_with_the_table(tmp_path):
-    # In a process of its own: what this one holds from earlier tests would be taken, or given back, in the meantime.
-    path = os.pathsep.join(str(Path(labelling_peaks.__file__).parents[place]) for place in (0, 1, 2))
-    subprocess.run(
-        [sys.executable, labelling_peaks.__file__, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path},
-        check=True,
-    )
-    peaks, labels = {}, {}
-    for name in labelling_peaks.CASES:
-        peaks[name], labels[name] = json.loads((tmp_path / f"{name}.json").read_text())
-    # The whole table is in memory once; a quarter of it is more than the blocks that are looked at.
-    in_memory = peaks["in memory"]
-    assert in_memory > 0.95
-    assert peaks["mapped"] < in_memory - 0.75
-    assert peaks["streamed"] < in_memory - 0.75
-    assert labels["in memory"] == labels["mapped"]
-    # Unit vectors take the place of the features, in memory and in the file; digests leave no holes between blocks.
-    assert peaks["Ind-KNN in memory"] < in_memory + 0.5
-    assert peaks["Ind-KNN mapped"] < in_memory - 0.75
-    assert labels["Ind-KNN in memory"] == labels["Ind-KNN mapped"]
-    assert len(set(labels["Ind-KNN mapped"])) > 2

@@ -190,31 +190,6 @@ def test_the_file_is_the_model_that_was_released(run, released, capsys):
     assert in_child(export) == 0
 
 
-def test_onnx_says_what_the_released_model_says(run, capsys):
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    folder, student = run
-    _with_head(folder, "mean")
-    assert main(["export", _finished(folder), "--format", "onnx"]) == 0
-    session = runtime.InferenceSession(capsys.readouterr().out.strip())
-    images = torch.rand(3, 1, 12, 12)
-    name = session.get_inputs()[0].name
-    said = torch.cat(
-        [torch.from_numpy(session.run(None, {name: image[None].numpy()})[0]) for image in images]
-    )
-    torch.testing.assert_close(said, _said_by_hand(folder, student, "mean", images), atol=1e-4, rtol=1e-3)
-
-
-def test_a_lost_head_is_one_line(run, capsys):
-    folder, _ = run
-    _with_head(folder, "head")
-    _finished(folder)
-    (folder / "head.pt").unlink()
-    assert main(["export", str(folder)]) == 2
-    assert "there is no head.pt" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["NoisySGD", "somebody.elses.Network"])
 def test_a_network_that_is_no_student_is_exported_as_weights(run, name, capsys):
     folder, student = run

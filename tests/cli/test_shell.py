@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from pl_privknn import cli
 from pl_privknn.cli.main import main
 from pl_privknn.cli.words import SECTIONS, SHOWN
 
@@ -126,24 +124,6 @@ def test_an_interruption_before_the_run_says_so(monkeypatch, capsys):
     assert "starts afresh" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({}, ["PASSIVE", "1000"]),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", "None"]),
-        ({"GOMP_SPINCOUNT": "7"}, ["PASSIVE", "7"]),
-    ],
-)
-def test_threads_spin_briefly_unless_the_shell_says_otherwise(given, found):
-    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    code = f"import os, pl_privknn.cli; print(*(os.environ.get(name) for name in {names!r}))"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True, check=True
-    )
-    assert printed.stdout.split() == found
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such switch")
 def test_freed_memory_is_kept_for_the_next_step():
     code = """
@@ -163,32 +143,3 @@ print((full - held()) / 1000)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATOR)}
     done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 25
-
-
-@pytest.mark.parametrize(
-    ("given", "calls"),
-    [(None, [(-3, 1 << 25), (-1, 1 << 30)]), ("MALLOC_ARENA_MAX", []), ("GLIBC_TUNABLES", [])],
-)
-def test_an_allocator_that_the_shell_sets_up_is_left_alone(monkeypatch, given, calls):
-    for name in list(os.environ):
-        if name.startswith(ALLOCATOR):
-            monkeypatch.delenv(name)
-    if given is not None:
-        monkeypatch.setenv(given, "")
-    made = []
-    library = SimpleNamespace(mallopt=lambda *words: made.append(words))
-    monkeypatch.setattr(cli.ctypes, "CDLL", lambda name: library)
-    cli.keep_freed_memory()
-    assert made == calls
-
-
-@pytest.mark.parametrize("failing", [AttributeError, OSError, TypeError])
-def test_a_library_without_such_a_switch_is_none_of_the_users_business(monkeypatch, failing):
-    def missing(name):
-        raise failing("no library")
-
-    for name in list(os.environ):
-        if name.startswith(ALLOCATOR):
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(cli.ctypes, "CDLL", missing)
-    cli.keep_freed_memory()

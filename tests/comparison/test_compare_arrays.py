@@ -7,7 +7,6 @@ import pytest
 import torch
 from compare_setup import compare, own_folder  # noqa: F401
 
-from pl_privknn.comparison.results import read_results
 from pl_privknn.comparison.spec import read_comparison
 from pl_privknn.datamodules import DigitsDataModule
 
@@ -46,24 +45,3 @@ def test_definitions_say_what_the_data_is(arrays):
     assert teacher.labeling["labeler"]["init_args"]["expected_records"] == 400
     assert baseline.model["init_args"]["expected_records"] == 400
     assert baseline.model["init_args"]["extractor"] == comparison.base["student"]["init_args"]["extractor"]
-
-
-def test_it_runs_on_them(arrays):
-    words = [
-        f"definitions.arrays={arrays}", "definitions.records=400", "seeds=[0]", "epsilons=[4]", "delta=1e-4",
-        "methods.noisy_sgd.model.init_args.expected_batch_size=80", "base.data.init_args.batch_size=16",
-    ]  # fmt: skip
-    only = [
-        "--only",
-        "public_curvature",
-        "--only",
-        "noisy_sgd",
-    ]  # an option that is given twice adds to itself
-    assert compare(str(CONFIG), "--set", *words[:3], "--set", *words[3:], *only) == 0
-    (results,) = arrays.parent.glob("runs/compare/*/results")
-    found = {result.method: result.values for result in read_results(results)}
-    assert found.keys() == {"public_curvature", "noisy_sgd"}
-    for values in found.values():
-        assert values["epsilon"] <= 4
-        assert values["guarantee"] == "unconditional"
-        assert values["test_accuracy"] > 0.85

@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from pl_privknn.comparison.table import best_at, cells_of
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee
 
-ROOT = Path(__file__).resolve().parents[2]
 RANKS = {"unconditional": 0, "conditional": 1, "none": 2}
 MARKS = {0: "", 1: "†", 2: "‡"}
 REASONS = {"unconditional": "", "conditional": "if so; and so", "none": SEEDED_NOISE}

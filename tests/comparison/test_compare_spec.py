@@ -5,10 +5,10 @@ import math
 import pytest
 from compare_documents import KNN, REVERSE, SGD, SIGMA, document
 
-from pl_privknn.comparison.run import Planner, argument_path, place_in, runs_of
+from pl_privknn.comparison.run import Planner, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import comparison_of, read_comparison
-from pl_privknn.config import ConfigurationError, differences, get, merged, put
+from pl_privknn.config import ConfigurationError, get, put
 
 
 def changed(path, value):
@@ -63,14 +63,6 @@ def test_what_is_wrong_is_named(path, value, words):
     with pytest.raises(ValueError, match=r".") as refused:
         comparison_of(changed(path, value))
     assert all(word in str(refused.value) for word in words), str(refused.value)
-
-
-@pytest.mark.parametrize("missing", ["name", "base", "delta", "epsilons", "methods"])
-def test_missing_section_is_named(missing):
-    whole = document()
-    del whole[missing]
-    with pytest.raises(ConfigurationError, match=missing):
-        comparison_of(whole)
 
 
 def test_a_method_must_say_how_it_reaches_each_epsilon():
@@ -182,32 +174,3 @@ def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
         run = next(run for run in runs if run.method.name == "sgd" or ".sgd." not in path)
         with pytest.raises(ConfigurationError, match=word):
             planner.check(run)
-
-
-def test_arguments_through_keywords():
-    for name in ("noise_source", "epsilon", "adjacency"):
-        assert argument_path("ReverseKNN", name) == name
-    assert argument_path("pl_privknn.labelers.pate.PATE", "noise_source") == "noise_source"
-    assert argument_path("NoisySGD", "delta") == "delta"
-    # Passed on through **kwargs of VATStudent to its base.
-    assert argument_path("VATStudent", "ema_decay") == "ema_decay"
-    assert argument_path("no.such.Thing", "delta") is None
-
-
-def test_sections():
-    base = {"a": {"class_path": "X", "init_args": {"p": 1, "q": 2}}, "b": 1}
-    assert merged(base, {"a": {"init_args": {"q": 3}}})["a"]["init_args"] == {"p": 1, "q": 3}
-    assert merged(base, {"a": {"class_path": "Y"}})["a"] == {"class_path": "Y"}
-    assert base["a"]["init_args"] == {"p": 1, "q": 2}
-    whole = {"m": [{"name": "x", "v": 1}, {"name": "y"}], "s": {"t": 1}}
-    put(whole, "m.y.v.w", 2)
-    put(whole, "m.0.v", 5)
-    assert whole["m"] == [{"name": "x", "v": 5}, {"name": "y", "v": {"w": 2}}]
-    assert get(whole, "m.y.v.w") == 2
-    assert get(whole, "s.t.u") is None
-    with pytest.raises(ValueError, match="not a section"):
-        put(whole, "s.t.u", 1)
-    assert differences(whole, {**whole, "s": {"t": 2, "u": None}}) == [
-        "s.t: 1 then, 2 now",
-        "s.u: nothing then, None now",
-    ]

@@ -18,7 +18,7 @@ from pl_privknn.cli.main import main
 from pl_privknn.comparison.results import write_json
 from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.report import privacy_card, write_report
-from pl_privknn.report.page import facts_of, render
+from pl_privknn.report.page import facts_of
 from pl_privknn.report.promise import percent, right_guesses, true_positive_rate
 
 #: All that a page of a run is made of.
@@ -44,15 +44,6 @@ def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
     assert text.count('<img src="data:image/png') == 2 * QUERIES == facts["answers"]["counts"]["queried"]
     assert "cat" in text
     assert text.count("<svg") == 4  # attacker, growth, two curves
-
-
-def test_without_public_truth_the_page_says_how_many_are_labelled(run):
-    *_, facts = run
-    shown = "public images have a released label"
-    assert shown not in render(facts)
-    text = render({**facts, "student": {**facts["student"], "label_accuracy": None}})
-    assert f"<b>{facts['answers']['counts']['labelled']}</b>{shown}" in text
-    assert "released labels are right" not in text
 
 
 def test_pictures_are_the_asked_public_images_and_no_private_one(run):
@@ -86,16 +77,6 @@ def test_accuracies_by_class_and_confusions_agree_with_counting(run):
     assert confusion.sum(axis=1).tolist() == [10] * CLASSES
     assert confusion.trace() / 30 == pytest.approx(facts["student"]["test_accuracy"], abs=1e-6)
     assert json.loads((folder / "summary.json").read_text())["run"] == callback.run_id
-
-
-def test_epsilon_grows_to_what_was_spent(run):
-    _, _, _, facts = run
-    growth = facts["spent"]["growth"]
-    assert growth[0] == [0, 0.0]
-    assert growth == sorted(growth)
-    assert [point[1] for point in growth] == sorted(point[1] for point in growth)
-    assert growth[-1] == [2 * QUERIES, facts["spent"]["epsilon"]]
-    assert facts["spent"]["epsilon"] <= facts["promise"]["epsilon"]
 
 
 def test_a_page_is_made_of_these_files_alone(run, tmp_path):
