@@ -244,7 +244,7 @@ _LISTS: dict[Where, dict[str, str]] = {
     },
     # Parts of a report, of which the page and the privacy card are made.
     "report": {
-        **dict.fromkeys(("kind", "title", "settings", "versions", "released"), _PUBLIC),
+        **dict.fromkeys(("kind", "title", "settings", "versions", "released", "data", "files"), _PUBLIC),
         **dict.fromkeys(("promise", "planned"), _PLAN),
         **dict.fromkeys(("spent", "kept"), _CHARGES),
         "checks": "the summary's and the ledger's figures",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import html
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pl_privknn import __version__
 from pl_privknn._checks import at_most, printable
 from pl_privknn.report.promise import percent
 
@@ -34,9 +37,17 @@ _OWN: dict[str, tuple[str, ...]] = {
         "what the code of the network and its callbacks wrote elsewhere while it saw private records",
     ),
 }  # fmt: skip
-_SEVERAL = (
-    "several records of one person: k of them cost up to k·ε, at a larger δ (unit: person protects them all)"
-)
+_SEVERAL = "several records of one person together, see the unit above (unit: person protects them all)"
+_UNIT_IN_WORDS = {
+    "record": "The protected unit is one record. A person with 5 records is protected for each of them; for all five "
+    "together ε may be five times as large.",
+    "person": "The protected unit is one person with all their records, however many they are.",
+}
+_STATEMENT = {
+    "unconditional": "Assumptions: none beyond those under Not covered.",
+    "conditional": "The guarantee holds only if {reason}.",
+    "none": "**This release protects nobody:** {reason}. The figures are those of the same run with proper noise.",
+}
 #: What no figure here covers, whatever was released; docs/methods/privacy.md has more on each.
 EXCLUSIONS = (
     "settings that were chosen by looking at results on the same private records outside this ledger",
@@ -66,6 +77,11 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "standard": "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
         "subject": facts["title"],
+        "organisation": "",
+        "contact": "",
+        "date": datetime.date.today().isoformat(),
+        "data_set": facts.get("data", ""),
+        "files": facts.get("files", []),
         "privacy_definition": "(ε, δ)-differential privacy",
         "epsilon": promise["epsilon"],
         "delta": promise["delta"],
@@ -93,51 +109,82 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
             *([_SEVERAL] if promise["unit"] == "record" else []),
             *EXCLUSIONS,
         ],
+        "in_words": promise["words"],
         "ledger_head": facts["kept"]["head"],
         "versions": facts.get("versions", {}),
     }
 
 
 def card_markdown(card: dict[str, Any]) -> str:
-    """The card for people."""
-    rows = {
-        "definition": card["privacy_definition"],
+    """The card for people: a page in plain words, then the technical details."""
+    budget = card["composition"]["max_epsilon"]
+    about = {
+        "organisation": card["organisation"] or "(to be filled in)",
+        "contact": card["contact"] or "(to be filled in)",
+        "date": card["date"],
+        "data set": card["data_set"] or "(to be filled in)",
+        "released": card["what_is_released"],
+        **{f"file {one['name']}": f"SHA-256 {one['sha256']}" for one in card["files"]},
+        "software": f"pl_privknn {card['versions'].get('pl_privknn', __version__)}",
+    }
+    technical = {
+        "definition": f"{card['privacy_definition']}, {card['standard']}",
         "ε": at_most(card["epsilon"]),
         "δ": f"{card['delta']:g}",
         "unit of privacy": card["unit_of_privacy"],
         "adjacency": card["adjacency"],
         "guarantee": card["guarantee"] + (f" – {card['reason']}" if card["reason"] else ""),
         "trust model": card["trust_model"],
-        "released": card["what_is_released"],
         "composition": card["composition"]["how"],
-        "budget": "none"
-        if card["composition"]["max_epsilon"] is None
-        else f"ε ≤ {card['composition']['max_epsilon']:g}",
+        "budget": "none" if budget is None else f"ε ≤ {budget:g}",
         "tuning": card["tuning"],
         "ledger head": card["ledger_head"],
     }
-    lines = [
+    attacker = card["attacker"]
+    return "\n".join([
         f"# Privacy card: {_cell(card['subject'])}",
         "",
-        f"In the terms of {card['standard']}.",
+        *_table(["", ""], about.items()),
         "",
-        "| | |",
-        "|---|---|",
-    ]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in rows.items()]
-    lines += ["", "## Mechanisms, at most", "", "| mechanism | releases | parameters |", "|---|---|---|"]
-    lines += [
-        f"| {_cell(m['mechanism'])} | {m['count']} | {_cell(m['parameters'])} |" for m in card["mechanisms"]
-    ]
-    lines += ["", "## An attacker who knows everything but one " + card["unit"], ""]
-    lines += [
-        f"* guesses right in at most {percent(card['attacker']['right_guesses'])} of cases (50 % is chance)"
-    ]
-    for rate in card["attacker"]["rates"]:
-        alarms, detected = percent(rate["false_positive_rate"]), percent(rate["true_positive_rate"])
-        lines.append(f"* at {alarms} false positives detects at most {detected}")
-    lines += ["", "## Not covered", "", *(f"* {text}" for text in card["known_exclusions"]), ""]
-    return "\n".join(lines)
+        "## Guarantee in plain words",
+        "",
+        f"Everything released satisfies differential privacy with ε = {at_most(card['epsilon'])} and "
+        f"δ = {card['delta']:g}. Smaller values are stronger. Both are proven upper limits for every attack, not "
+        "measurements.",
+        "",
+        *(f"* {_cell(text)}" for text in card["in_words"]),
+        "",
+        _UNIT_IN_WORDS[card["unit"]],
+        "",
+        _STATEMENT[card["guarantee"]].format(reason=_cell(card["reason"])),
+        "",
+        "## Not covered",
+        "",
+        *(f"* {text}" for text in card["known_exclusions"]),
+        "",
+        "## Technical details",
+        "",
+        *_table(["", ""], technical.items()),
+        "",
+        *_table(
+            ["mechanism", "releases, at most", "parameters"],
+            ([m["mechanism"], m["count"], m["parameters"]] for m in card["mechanisms"]),
+        ),
+        "",
+        *_table(
+            ["false positives", "detected, at most"],
+            ([percent(r["false_positive_rate"]), percent(r["true_positive_rate"])] for r in attacker["rates"]),
+        ),
+        "",
+        f"Right guesses of an attacker who knows all but one {card['unit']}: at most "
+        f"{percent(attacker['right_guesses'])} (50 % is chance).",
+        "",
+    ])  # fmt: skip
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    lines = [[*head], ["---"] * len(head), *([_cell(value) for value in row] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _trust(kinds: set[str]) -> str:

@@ -17,7 +17,7 @@ def line_chart(
     salt: str,
     share: bool = False,
     bounds: Mapping[str, float] | None = None,
-    steps: bool = False,
+    rounds: Sequence[float] = (),
 ) -> str:
     """Lines with their names at their ends.
 
@@ -27,7 +27,7 @@ def line_chart(
         salt: a word that no other chart of the page has.
         share: the values are shares, shown up to 1.
         bounds: horizontal lines by name.
-        steps: values hold until the next point.
+        rounds: places on the horizontal axis at which a labelling round began.
     """
     figure = new_figure(*_SIZE)
     axes = plain_axes(figure.add_subplot())
@@ -42,12 +42,16 @@ def line_chart(
             linewidth=1.8,
             marker="o" if len(points) <= 16 else "",
             markersize=3.5,
-            drawstyle="steps-post" if steps else "default",
         )
         ends.append((float(values[-1]), name, colour))
     for name, value in (bounds or {}).items():
         axes.axhline(value, color=INK, linewidth=1.0, linestyle="--")
         ends.append((value, name, INK))
+    for place, start in enumerate(rounds):
+        axes.axvline(start, color=FAINT, linewidth=1.0, linestyle=":")
+        axes.annotate(
+            f"round {place + 2}", (start, 0.03), xycoords=("data", "axes fraction"), color=INK, fontsize=9
+        )
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low) if share else min(low, 0.0), min(1.0, high) if share else high)
     axes.set_xlabel(across, fontsize=10.5)

@@ -130,13 +130,12 @@ def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     charts: dict[str, Any] = dict.fromkeys(("attacker", "growth", "comparison"))
     if (promise := facts.get("promise")) is not None:
         charts["attacker"] = attacker_chart(promise["attacker"]["curve"])
-        if growth := facts["spent"]["growth"]:
+        if len(growth := facts["spent"]["growth"]) > 2:  # one release is no curve
             charts["growth"] = line_chart(
                 {"spent": growth},
                 "releases charged",
                 "growth",
                 bounds={"promised": promise["epsilon"]},
-                steps=len(growth) == 2,
             )
     charts["curves"] = [
         {
@@ -146,6 +145,7 @@ def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
                 "epoch",
                 f"curve{place}",
                 curve["share"],
+                rounds=curve["rounds"],
             ),
         }
         for place, curve in enumerate(facts.get("curves", []))

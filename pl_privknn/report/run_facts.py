@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from pl_privknn._checks import at_most
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
+from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest
 from pl_privknn.comparison.results import RESULTS, read_results, without_places
 from pl_privknn.config import write_yaml
 from pl_privknn.report.audit import audited, ledger_of, mapping_of
@@ -42,10 +44,9 @@ def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
     pictures = PublicPictures.read(folder)
     facts: dict[str, Any] = {
         "kind": "run",
-        "title": " · ".join(
-            str(summary[name]) for name in ("labeler", "student", "data") if summary.get(name)
-        )
-        or folder.name,
+        "title": _title(summary) or folder.name,
+        "data": summary.get("data", ""),
+        "files": _files(folder),
         "promise": None,
         **(ledger_facts(ledger, exact) if ledger is not None else {}),
         "checks": [] if audit is None else audit["checks"],
@@ -58,6 +59,25 @@ def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
         "versions": summary.get("versions", {}),
     }
     return facts
+
+
+def _title(summary: dict[str, Any]) -> str:
+    """Data, method, ε and accuracy, as far as the summary has them."""
+    method = " · ".join(str(summary[name]) for name in ("labeler", "student") if summary.get(name))
+    figures = [
+        f"ε = {at_most(summary['epsilon'])}" if isinstance(summary.get("epsilon"), float) else "",
+        f"test accuracy {summary['test_accuracy']:.3f}"
+        if isinstance(summary.get("test_accuracy"), float)
+        else "",
+    ]
+    data = str(summary.get("data", "")).removesuffix("DataModule")
+    return ", ".join(filter(None, [" by ".join(filter(None, [data, method])), *figures]))
+
+
+def _files(folder: Path) -> list[dict[str, str]]:
+    """The run's model files with their digests."""
+    paths = [path for path in (folder / CHECKPOINT, folder / HEAD) if path.is_file()]
+    return [{"name": path.name, "sha256": file_digest(path)} for path in paths]
 
 
 def released_kind(folder: Path, audit: dict[str, Any] | None, settings: dict[str, Any]) -> str:
@@ -142,6 +162,9 @@ def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[s
 def _curves(folder: Path) -> list[dict[str, Any]]:
     """The student's curves over epochs, from all parts of a run that was interrupted."""
     values: dict[str, dict[int, float]] = {}
+    asked: dict[
+        float, int
+    ] = {}  # the epoch at which so many queries were first counted: the student restarts there
     earlier = sorted(folder.glob("metrics.*.csv"), key=lambda path: int(path.name.split(".")[1]))
     for path in [*earlier, *[p for p in [folder / "metrics.csv"] if p.is_file()]]:
         with path.open(encoding="utf-8", newline="") as file:
@@ -150,16 +173,19 @@ def _curves(folder: Path) -> list[dict[str, Any]]:
                     for name in columns:
                         if row.get(name) and row.get("epoch"):
                             values.setdefault(name, {})[int(row["epoch"]) + 1] = float(row[name])
+                if row.get("labels/queried") and row.get("epoch"):
+                    asked.setdefault(float(row["labels/queried"]), int(row["epoch"]) + 1)
     return [
         {
             "title": title,
             "share": share,
+            "rounds": sorted(asked.values())[1:],
             "series": {
                 text: sorted(values[name].items()) for name, text in columns.items() if name in values
             },
         }
         for title, share, columns in _CURVES
-        if any(name in values for name in columns)
+        if any(len(values.get(name, ())) > 1 for name in columns)
     ]
 
 
