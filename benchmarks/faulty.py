@@ -334,6 +334,18 @@ class LessNoise(NoiseSource):
         """Of a smaller scale."""
         return super().laplace(shape, scale / self.factor)
 
+    def rounded_laplace(self, shape: Any, scale: Any) -> Tensor:
+        """Of a smaller scale."""
+        return super().rounded_laplace(shape, scale / self.factor)
+
+    def normal_at_least(self, thresholds: Tensor, scale: Any) -> Tensor:
+        """Of a smaller deviation."""
+        return super().normal_at_least(thresholds, scale / self.factor)
+
+    def exponential_choice(self, scores: Tensor, scale: Any) -> Tensor:
+        """Of a smaller scale."""
+        return super().exponential_choice(scores, scale / self.factor)
+
 
 class SharedNoise(LessNoise):
     """Queries share the noise of the first one, and steps that of all steps."""
@@ -353,6 +365,10 @@ class SharedNoise(LessNoise):
     def laplace(self, shape: Any, scale: Any) -> Tensor:
         """One row for all."""
         return _first_row(NoiseSource.laplace(self, shape, scale))
+
+    def rounded_laplace(self, shape: Any, scale: Any) -> Tensor:
+        """One row for all."""
+        return _first_row(NoiseSource.rounded_laplace(self, shape, scale))
 
 
 def _first_row(made: Tensor) -> Tensor:

@@ -25,15 +25,22 @@ class DyingNoise(SeededNoise):
         child.__class__ = DyingNoise
         return child
 
-    def normal(self, shape, scale):
+    def normal_at_least(self, thresholds, scale):
+        self.note(len(thresholds))
+        return super().normal_at_least(thresholds, scale)
+
+    def rounded_normal(self, shape, sigma):
+        self.note(-shape[0])
+        return super().rounded_normal(shape, sigma)
+
+    def note(self, count):
         drawn = self.folder / "drawn.txt"
         with drawn.open("a") as file:
-            file.write(f"{shape[0] if len(shape) == 1 else -shape[0]}\n")  # screenings: 1-d, answers: 2-d
+            file.write(f"{count}\n")  # screenings above 0, answers below
             file.flush()
             os.fsync(file.fileno())
         if len(drawn.read_text().splitlines()) == self.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().normal(shape, scale)
 
 
 def main(folder: Path, die_at: int, die_on: str) -> None:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from pl_privknn import neighbors
@@ -85,7 +84,7 @@ def instead(function):
 half = result(lambda found: found / 2)
 half_scale = argument(2, lambda scale: scale / 2)
 nothing = instead(lambda *args, **kwargs: None)
-_NOISE, _DISCRETE = "privacy/test_noise.py", "privacy/test_noise_discrete.py"
+_NOISE = "privacy/test_noise.py"
 _MECHANISMS, _PLDS = "privacy/mechanisms/test_mechanisms.py", "privacy/mechanisms/test_mechanism_plds.py"
 _LOCAL, _FURTHER = (
     "privacy/mechanisms/test_local_mechanisms.py",
@@ -157,44 +156,38 @@ FAULTS = {
     # ---- noise that is drawn
     "half the normal noise": Fault(noise.NoiseSource, "normal", half, _SCALE),
     "half the Laplace noise": Fault(noise.NoiseSource, "laplace", half, _SCALE),
-    "Gumbel noise of the other sign": Fault(
-        noise.NoiseSource,
-        "gumbel",
-        result(torch.neg),
-        **_law(lambda source: source.gumbel(200_000, 2.0), stats.gumbel_r(scale=2.0)),
-    ),
     "uniform numbers of 8 bits": Fault(
         noise.NoiseSource,
         "uniform",
         result(lambda drawn: (drawn * 256).floor() / 256),
         **_law(lambda source: source.uniform(200_000), stats.uniform()),
     ),
-    "half the discrete Gaussian noise": Fault(
-        noise.NoiseSource,
-        "discrete_gaussian",
-        half_scale,
-        f"{_DISCRETE}::test_discrete_gaussian_has_its_mass_function",
-        {"sigma": 2.0},
-    ),
-    "half the discrete Laplace noise": Fault(
-        noise.NoiseSource,
-        "discrete_laplace",
-        half_scale,
-        f"{_DISCRETE}::test_discrete_laplace_has_its_mass_function",
-        {"scale": 1.5},
-    ),
     "half the noise on multiples": Fault(
         noise.NoiseSource,
         "rounded_normal",
         half_scale,
-        "privacy/test_rounded_normal.py::test_noise_on_multiples_is_that_of_the_mechanism",
+        "privacy/test_exact_noise.py::test_noise_on_multiples_is_that_of_the_mechanism",
         {"step": 1.0},
+    ),
+    "half the Laplace noise on votes": Fault(
+        noise.NoiseSource,
+        "rounded_laplace",
+        half_scale,
+        "privacy/test_exact_noise.py::test_masses_are_those_of_the_closed_form",
+        {"kind": "laplace", "sigma": 7.5, "source": noise.SeededNoise(3)},
+    ),
+    "choices by half the scale": Fault(
+        noise.NoiseSource,
+        "exponential_choice",
+        half_scale,
+        "privacy/test_exact_noise.py::test_thresholds_and_choices_have_their_probabilities",
+        {"guard": noise._GUARD},
     ),
     "coins that show heads too often": Fault(
         noise.NoiseSource,
         "bernoulli",
         argument(2, lambda p: p + 0.01),
-        f"{_DISCRETE}::test_share_of_true_coins",
+        f"{_NOISE}::test_share_of_true_coins",
         {"p": 0.15},
     ),
     "one stream for all releases": Fault(
@@ -279,13 +272,6 @@ FAULTS = {
         lambda honest: lambda self, *given: honest(dataclasses.replace(self, votes="add"), *given),
         f"{_MECHANISMS}::test_argmax_rdp_bounds_every_vote_vector_closely",
         {"votes": "swap", "rate": 1.0, "scale": 0.7},
-    ),
-    "half the cost of discrete Gaussian noise": Fault(
-        mechanisms.DiscreteGaussian,
-        "pld",
-        lambda honest: lambda self, *given: honest(dataclasses.replace(self, sigma=2 * self.sigma), *given),
-        f"{_LOCAL}::test_discrete_gaussian_dominates_every_shift_closely",
-        {"square": 4, "shift": (2,), "rate": 1.0},
     ),
     "shuffling among twice as many clients": Fault(
         mechanisms.ShuffleAmplification,

@@ -39,8 +39,6 @@ from pl_privknn.privacy.mechanisms import (
     Adjacency,
     Charge,
     Conditional,
-    DiscreteGaussian,
-    DiscreteLaplace,
     ExponentialArgmax,
     Gaussian,
     Laplace,
@@ -225,21 +223,10 @@ def _gaussian(mechanism: Gaussian, taking_part: Tensor, noise: NoiseSource) -> F
 
 
 @_draw.register
-def _discrete_gaussian(mechanism: DiscreteGaussian, taking_part: Tensor, noise: NoiseSource) -> Floats:
-    """A vector of zeros or of ones, as long as the squared sensitivity."""
-    shape = (*taking_part.shape, mechanism.square)
-    values = taking_part[..., None].expand(shape).long()
-    released = mechanism.add_noise(values, noise).sum(dim=-1).numpy()
-    return (released - mechanism.square / 2) / mechanism.sigma**2
-
-
-@_draw.register
-def _laplace(mechanism: Laplace | DiscreteLaplace, taking_part: Tensor, noise: NoiseSource) -> Floats:
+def _laplace(mechanism: Laplace, taking_part: Tensor, noise: NoiseSource) -> Floats:
     """A release at 0 or at the sensitivity, in one coordinate."""
     length = mechanism.l1_sensitivity
-    whole = isinstance(mechanism, DiscreteLaplace)
-    values = (taking_part.long() if whole else taking_part.double()) * length
-    released = mechanism.add_noise(values, noise).double().numpy()
+    released = mechanism.add_noise(taking_part.double() * length, noise).numpy()
     ratio: Floats = (np.abs(released) - np.abs(released - length)) / mechanism.scale
     return ratio
 

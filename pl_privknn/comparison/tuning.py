@@ -27,7 +27,7 @@ from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.accounting.rdp import ORDERS, epsilon_improved
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, RepeatAndSelect
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, RepeatAndSelect
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import step_mechanism, steps_per_epoch
@@ -70,10 +70,10 @@ class Tuning:
     mechanism: RepeatAndSelect
 
     @property
-    def score(self) -> DiscreteGaussian:
+    def score(self) -> Gaussian:
         """The release of a candidate's score, a count of right predictions."""
         found = self.mechanism.candidate[1].mechanism
-        assert isinstance(found, DiscreteGaussian)
+        assert isinstance(found, Gaussian)
         return found
 
     def candidate(self, setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def tuning_of(
     steps = check_int("trainer.max_epochs", epochs) * steps_per_epoch(rate)
     settings = tuple(dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
     expected = float(len(settings)) if mean is None else check_finite("--mean", mean)
-    score = Charge(DiscreteGaussian(score_noise, 1.0, 1.0))
+    score = Charge(Gaussian(score_noise, 1.0, 1.0))
 
     def search(noise: float) -> RepeatAndSelect:
         return RepeatAndSelect((Charge(step_mechanism(noise, 1.0, rate), steps), score), expected)

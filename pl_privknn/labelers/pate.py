@@ -62,10 +62,9 @@ class Aggregator:
     abstentions leave below ⌈k/c⌉ for ⌈k/c⌉ (:class:`~pl_privknn.privacy.mechanisms.NoisyScreening`).
 
     Args:
-        noise: ``Gaussian``, ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
+        noise: ``Gaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
             the sensitivity is filled in.
         screening: threshold and noise of the screening, or None to answer every query.
-        secure: draw all noise exactly, in integers; see :func:`~pl_privknn.labelers.voting.secure_noise`.
         release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
             answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
             alone, are then not to be had.
@@ -80,13 +79,11 @@ class Aggregator:
         self,
         noise: Mechanism,
         screening: Screening | None = None,
-        secure: bool = False,
         release_counts: bool = False,
     ) -> None:
-        self.secure = check_switch("secure", secure)
         self.screening, self.stated = screening, noise
         self.release_counts = check_switch("release_counts", release_counts)
-        self.noise = vote_noise(noise, PATE_VOTES_L1, PATE_VOTES_L2, secure=secure, counts=release_counts)
+        self.noise = vote_noise(noise, PATE_VOTES_L1, PATE_VOTES_L2, counts=release_counts)
 
     def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
         """What screens ``num_teachers`` votes for ``num_classes`` classes.
@@ -101,7 +98,6 @@ class Aggregator:
             threshold=self.screening.threshold,
             sigma=self.screening.sigma,
             num_classes=num_classes,
-            secure=self.secure,
         )
 
     def bind(self, num_teachers: int, num_classes: int) -> Aggregation:
@@ -113,11 +109,11 @@ class Aggregator:
         """What answers questions about attributes: the same noise on sums of clipped votes.
 
         Raises:
-            ValueError: with screening, exact noise or released counts, or noise that suits whole numbers alone.
+            ValueError: with screening or released counts, or noise that suits whole numbers alone.
         """
-        if self.screening is not None or self.secure or self.release_counts:
+        if self.screening is not None or self.release_counts:
             raise ValueError(
-                f"aggregator={type(self).__name__} with screening={self.screening!r}, secure={self.secure!r}, "
+                f"aggregator={type(self).__name__} with screening={self.screening!r}, "
                 f"release_counts={self.release_counts!r}: sums of clipped votes are answered as they are; use "
                 "GNMAX(sigma) or LNMAX(scale) with attributes"
             )

@@ -57,7 +57,7 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         sampling_rate: γ in (0, 1], the probability with which each record takes part in a release.
         screening: :class:`Screening`, or None to answer every query.
         noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
-            ``Gaussian(sigma)`` as in the paper; ``DiscreteGaussian``, ``Laplace`` or ``ExponentialArgmax``
+            ``Gaussian(sigma)`` as in the paper; ``Laplace`` or ``ExponentialArgmax``
             (arg-max released by Gumbel noise) where they suit better.
         release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
             answers can be smoothed over neighbouring queries. For noise that is added to every count.
@@ -65,8 +65,6 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
             query is answered, and one record moves the sums as in
             :func:`~pl_privknn.labelers.attributes.swapped_vote_norms`. The default noise is then σ = 50.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        secure: draw all noise exactly, in integers (:func:`~pl_privknn.labelers.voting.secure_noise`), so that
-            attacks on floating-point noise (Mironov 2012) find nothing.
 
     Raises:
         ValueError: for parameters out of range, or a threshold that k votes can't reach; at :meth:`fit`, without
@@ -90,7 +88,6 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         screening: Screening | None = None,
         noise: Mechanism | None = None,
         noise_source: NoiseSource | None = None,
-        secure: bool = False,
         release_counts: bool = False,
         attributes: Attributes | None = None,
     ) -> None:
@@ -103,7 +100,6 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
             screening,
             noise if noise is not None else Gaussian(sigma=25.0 if attributes is None else 50.0),
             noise_source,
-            secure,
             release_counts,
             attributes,
         )
@@ -167,7 +163,6 @@ class PrivateRadius(NeighborVoting, UsesPublicFeatures):
         max_votes: a count above this is cut to it; needed for ``screening``, whose price covers all counts up to it.
         noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        secure: see :func:`~pl_privknn.labelers.voting.secure_noise`.
         release_counts: let out all noisy counts of an answered query; not with the default ``noise``.
 
     Raises:
@@ -192,7 +187,6 @@ class PrivateRadius(NeighborVoting, UsesPublicFeatures):
         max_votes: int | None = None,
         noise: Mechanism | None = None,
         noise_source: NoiseSource | None = None,
-        secure: bool = False,
         release_counts: bool = False,
     ) -> None:
         if radius is None and public_share is None:
@@ -202,9 +196,7 @@ class PrivateRadius(NeighborVoting, UsesPublicFeatures):
         if max_votes is not None:
             check_int("max_votes", max_votes)
         noise = noise if noise is not None else ExponentialArgmax(20.0)
-        super().__init__(
-            max_votes, 1.0, 1.0, sampling_rate, screening, noise, noise_source, secure, release_counts
-        )
+        super().__init__(max_votes, 1.0, 1.0, sampling_rate, screening, noise, noise_source, release_counts)
         self._radius = self.radius
 
     @property
@@ -311,7 +303,7 @@ class PrivateRegression:
             self.noise: VoteNoise = sum_noise(noise, width, width, self.sampling_rate)
         else:
             noise = noise if noise is not None else ExponentialArgmax(scale=0.1 * self.k)
-            if not isinstance(noise, ExponentialArgmax) or noise.secure:
+            if not isinstance(noise, ExponentialArgmax):
                 raise ValueError(f"noise={noise!r} can't choose a median; use ExponentialArgmax(scale)")
             self.noise = vote_noise(noise, KNN_VOTES_L1, KNN_VOTES_L2, self.sampling_rate)
         grid = torch.linspace(

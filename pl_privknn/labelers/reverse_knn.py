@@ -112,8 +112,8 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         epsilon: ε of one round under pure differential privacy; sets Laplace noise of scale ``k/ε``
             (``2k/ε`` under ``replace_one``). Give this or ``noise``. Under ``"local"`` that of each message; under
             ``"shuffle"`` that of one round at ``delta``.
-        noise: the mechanism with its noise scale, ``Laplace``, ``DiscreteLaplace``, ``Gaussian`` or
-            ``DiscreteGaussian``; sensitivities are filled in.
+        noise: the mechanism with its noise scale, ``Laplace`` or ``Gaussian``;
+            sensitivities are filled in.
         soft: release class probabilities too: the non-negative part of the noisy counts, normalised.
         abstain: refuse a query where the two largest noisy counts differ by less than this many standard
             deviations of that difference's noise (of attributes: whose noisy number of records is below this many
@@ -121,7 +121,6 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         adjacency: neighbouring relation; a replaced record moves twice as much as one that is added. By default
             ``add_remove``, and ``replace_one`` without a curator.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        secure: draw the noise exactly, in integers; see :func:`~pl_privknn.labelers.voting.secure_noise`.
         trust: ``"central"``, ``"local"`` or ``"shuffle"``.
         randomizer: of a local message: ``"collision"``, ``"randomized_response"``, ``"separation"`` or
             ``"concatenation"``; under ``"shuffle"`` also ``"shares"``, several messages a client.
@@ -155,7 +154,6 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         abstain: float = 0.0,
         adjacency: Adjacency | None = None,
         noise_source: NoiseSource | None = None,
-        secure: bool = False,
         trust: str = "central",
         randomizer: str = "collision",
         num_clients: int | None = None,
@@ -176,9 +174,9 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         self.attributes, self.epsilon = attributes, epsilon
         if attributes is not None:
             self.tasks = ("multilabel",)
-            if trust != "central" or secure:
+            if trust != "central":
                 raise ValueError(
-                    f"attributes with trust={trust!r}, secure={secure!r}: a curator sums clipped votes, with Laplace "
+                    f"attributes with trust={trust!r}: a curator sums clipped votes, with Laplace "
                     "or Gaussian noise; leave these out"
                 )
             if attributes.rule is not None and not isinstance(attributes.rule, FixedThresholds):
@@ -187,9 +185,9 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
                     "FixedThresholds"
                 )
         if trust != "central":
-            if noise is not None or epsilon is None or secure or self.adjacency != "replace_one":
+            if noise is not None or epsilon is None or self.adjacency != "replace_one":
                 raise ValueError(
-                    f"trust={trust!r} with epsilon={epsilon!r}, noise={noise!r}, secure={secure!r}, adjacency="
+                    f"trust={trust!r} with epsilon={epsilon!r}, noise={noise!r}, adjacency="
                     f"{adjacency!r}: clients noise their own messages; give epsilon, and adjacency='replace_one'"
                 )
             self._channel = Channel(trust, randomizer, epsilon, delta, num_clients)
@@ -203,7 +201,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
             return
         if noise is None:
             noise = Laplace(scale=moved / check_positive("epsilon", epsilon))
-        completed = vote_noise(noise, moved, math.sqrt(moved), secure=check_switch("secure", secure))
+        completed = vote_noise(noise, moved, math.sqrt(moved))
         if not isinstance(completed, AdditiveNoise):
             raise ValueError(f"noise={noise!r} can't be added to counts; use for instance Laplace(scale)")
         self.noise = completed

@@ -19,9 +19,6 @@ from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    ExponentialArgmax,
     Gaussian,
     Laplace,
     Mechanism,
@@ -194,7 +191,6 @@ class NeighborVoting(HasCanaries):
         screening: :class:`Screening`, or None to answer every query.
         noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        secure: see :func:`secure_noise`.
         release_counts: let out all noisy counts of an answered query.
         attributes: labels are attributes; every query is answered, by sums of clipped votes.
 
@@ -215,7 +211,6 @@ class NeighborVoting(HasCanaries):
         screening: Screening | None,
         noise: Mechanism,
         noise_source: NoiseSource | None,
-        secure: bool,
         release_counts: bool,
         attributes: Attributes | None = None,
     ) -> None:
@@ -228,17 +223,14 @@ class NeighborVoting(HasCanaries):
                 f"votes; use a threshold of at most {self.most_votes_name}, about 0.6 of it"
             )
         self.screening = screening
-        self.secure = check_switch("secure", secure)
         self.release_counts = check_switch("release_counts", release_counts)
         self.attributes = attributes
         if attributes is None:
-            self.noise: Mechanism = vote_noise(
-                noise, l1, l2, self.sampling_rate, secure=secure, counts=release_counts
-            )
+            self.noise: Mechanism = vote_noise(noise, l1, l2, self.sampling_rate, counts=release_counts)
         else:
-            if screening is not None or secure or release_counts:
+            if screening is not None or release_counts:
                 raise ValueError(
-                    f"attributes with screening={screening!r}, secure={secure!r}, release_counts={release_counts!r}: "
+                    f"attributes with screening={screening!r}, release_counts={release_counts!r}: "
                     "sums of clipped votes are answered as they are; leave these out"
                 )
             sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
@@ -351,13 +343,12 @@ class NeighborVoting(HasCanaries):
                 sigma=self.screening.sigma,
                 num_classes=num_classes,
                 sampling_rate=self.sampling_rate,
-                secure=self.secure,
             )
         return Aggregation(self.noise, screening, self.release_counts)
 
 
 def vote_noise(
-    noise: Mechanism, l1: float, l2: float, rate: float = 1.0, *, secure: bool = False, counts: bool = False
+    noise: Mechanism, l1: float, l2: float, rate: float = 1.0, *, counts: bool = False
 ) -> VoteNoise:
     """The frozen mechanism that both draws and accounts, from what a user gave and a labeler knows.
 
@@ -366,7 +357,6 @@ def vote_noise(
         l1: L1 distance that one record can move the votes.
         l2: L2 distance.
         rate: Poisson rate at which records take part.
-        secure: see :func:`secure_noise`.
         counts: all noisy counts are to be let out.
 
     Raises:
@@ -375,40 +365,13 @@ def vote_noise(
     """
     if not isinstance(noise, VoteNoise):
         raise ValueError(
-            f"noise={noise!r} can't be added to votes; use for instance Gaussian, DiscreteGaussian, Laplace "
+            f"noise={noise!r} can't be added to votes; use for instance Gaussian, Laplace "
             "or ExponentialArgmax"
         )
     noise = noise.for_votes(l1, l2, rate)
     if counts and not isinstance(noise, AdditiveNoise):
         raise ValueError(
-            f"release_counts=True: noise={noise!r} is paid for the winner alone; use Gaussian, Laplace or their "
-            "discrete kinds, or release_counts=False"
+            f"release_counts=True: noise={noise!r} is paid for the winner alone; use Gaussian, Laplace or "
+            "release_counts=False"
         )
-    return secure_noise(noise) if secure else noise
-
-
-def secure_noise(noise: Mechanism) -> VoteNoise:
-    """The mechanism of the same scale that draws exactly, in integers: closed to floating-point attacks.
-
-    Gaussian and Laplace noise become discrete noise of the same parameter, an arg-max by Gumbel noise an exact
-    choice (Mironov 2012 for the attack; Canonne, Kamath, Steinke 2020 for the samplers). Costs differ from those
-    of the continuous kinds by little, and are accounted for what is drawn.
-
-    Args:
-        noise: a mechanism for whole-number votes.
-
-    Raises:
-        ValueError: for a mechanism that has no exact form.
-    """
-    if isinstance(noise, DiscreteGaussian | DiscreteLaplace):
-        return noise
-    if isinstance(noise, Gaussian):
-        return DiscreteGaussian(noise.sigma, noise.l2_sensitivity, noise.sampling_rate)
-    if isinstance(noise, Laplace):
-        return DiscreteLaplace(noise.scale, int(noise.l1_sensitivity), noise.sampling_rate)
-    if isinstance(noise, ExponentialArgmax):
-        return dataclasses.replace(noise, secure=True)
-    raise ValueError(
-        f"noise={noise!r} has no exact form; with secure=True use Gaussian, Laplace, their discrete kinds or "
-        "ExponentialArgmax"
-    )
+    return noise

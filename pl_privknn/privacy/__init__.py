@@ -18,8 +18,6 @@ _HOMES = {
     "NoisyScreening": "mechanisms",
     "Laplace": "mechanisms",
     "ExponentialArgmax": "mechanisms",
-    "DiscreteLaplace": "mechanisms",
-    "DiscreteGaussian": "mechanisms",
     "RandomizedResponse": "mechanisms",
     "RepeatAndSelect": "mechanisms",
     "PureDP": "mechanisms",

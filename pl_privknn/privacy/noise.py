@@ -1,27 +1,24 @@
 """The source of protective randomness: every coin and every noise draw of a release comes from here.
 
-Exact samplers of discrete noise: integers, coins, discrete Laplace, discrete and rounded Gaussian.
-
-Every accept/reject decision compares whole numbers: a parameter given as a float is taken for the rational
-number that it exactly is, and a coin of rational probability a/b is tossed by comparing the binary digits of
-a/b with fresh random bits until they differ. So the samples follow the stated distributions exactly (given
-perfect random bits), which closes the floating-point attacks of Mironov (2012) for noise added to whole
-numbers. Only the rounded Gaussian, whose probabilities are not rational, rests on error bounds of functions that
-were compared with others. The running time depends on the values drawn: timing is not covered.
+Whole numbers get exact noise: coins and integers compare random bits with the digits of a rational number, rounded
+normal and Laplace noise, thresholds and choices compare them with probabilities in float64, and in multiple precision
+wherever float64 can't tell. This closes the floating-point attacks of Mironov (2012). The running time depends on the
+values drawn: timing is not covered.
 
 References:
-    Canonne, Kamath, Steinke. The Discrete Gaussian for Differential Privacy. NeurIPS 2020, Algorithms 1-3.
     Mironov. On Significance of the Least Significant Bits for Differential Privacy. CCS 2012.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
+import functools
 import hashlib
 import math
 import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Protocol
 
@@ -34,11 +31,8 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_non_negative, check_positive
 
 _WORD = 1 << 64
-#: Larger noise is refused, so that sums and products below stay inside 64-bit integers.
-MAX_SCALE = float(1 << 40)
-#: As much for rounded noise, whose values have to lie inside 64-bit integers.
+#: Larger rounded noise is refused, so that its values lie inside 64-bit integers.
 MAX_ROUNDED = float(1 << 54)
-_ONE = Fraction(1)
 # Quantiles of float64 tail probabilities from 2**-64 to 1/2 are wrong by at most 2**-51.8 (1 + |z|), as mpmath finds;
 # more than a hundred times that is allowed for, which covers the rounding of probabilities and products, too.
 _GUARD = 2.0**-45
@@ -78,7 +72,8 @@ def integers(source: RandomWords, count: int, below: int) -> NDArray[np.int64]:
 def coins(source: RandomWords, count: int, p: Fraction) -> NDArray[np.bool_]:
     """Independent coins that are true with probability exactly ``p``.
 
-    A byte decides 255 of 256 coins, so a million coins cost little more than a million random bytes.
+    A byte decides 255 of 256 coins, so a million coins cost little more than a million random bytes; the binary
+    digits of ``p`` that follow decide the others.
 
     Args:
         source: random words.
@@ -89,179 +84,57 @@ def coins(source: RandomWords, count: int, p: Fraction) -> NDArray[np.bool_]:
         raise ValueError(f"p={float(p)!r} must be a probability in [0, 1]")
     if p in (0, 1):
         return np.full(count, p == 1)
-    digit, rest = divmod(p * 256, _ONE)
+    digit, rest = divmod(p * 256, 1)
     draws = source.random_words(-(-count // 8)).view(np.uint8)[:count]
     result: NDArray[np.bool_] = draws < digit
     undecided = np.flatnonzero(draws == digit)
-    if len(undecided) and rest:
-        result[undecided] = coins_by_ratio(
-            source, [rest.numerator], rest.denominator, np.zeros(len(undecided), np.intp)
-        )
+    while len(undecided) and rest:
+        digit, rest = divmod(rest * _WORD, 1)
+        words = source.random_words(len(undecided))
+        result[undecided] = words < np.uint64(digit)
+        undecided = undecided[words == np.uint64(digit)]
     return result
 
 
-def coins_by_ratio(
-    source: RandomWords, numerators: list[int], denominator: int, which: NDArray[np.intp]
-) -> NDArray[np.bool_]:
-    """Independent coins, coin ``j`` true with probability exactly ``numerators[which[j]] / denominator``.
+class Known:
+    """A uniform number in [0, 1) of which the first bits are known; more are drawn where a comparison needs them."""
 
-    Args:
-        source: random words.
-        numerators: whole numbers of at least 0; a ratio of 1 or more means always true.
-        denominator: whole number above 0, of any size.
-        which: the group of each coin, shape ``(count,)``.
+    def __init__(self, source: RandomWords, digits: int, bits: int) -> None:
+        self._source, self._digits, self._bits = source, digits, bits
+
+    def is_below(self, probability: Callable[[mpmath.MPContext], mpmath.mpf]) -> bool:
+        """Whether the number is below a probability, which is computed in the precision of the given context."""
+        context = mpmath.mp.clone()
+        while True:
+            context.prec = self._bits + 64
+            edge = probability(context) * (1 << self._bits)
+            if self._digits + 1 <= edge - _SLACK or self._digits >= edge + _SLACK:
+                return bool(self._digits < edge)
+            word = int(self._source.random_words(1)[0])
+            self._digits, self._bits = self._digits << 64 | word, self._bits + 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A symmetric distribution of scale 1.
+
+    Attributes:
+        quantile: the value beyond which a tail probability in (0, 1/2) lies, in float64.
+        tail: the probability beyond a value of at least 0, in multiple precision.
     """
-    certain = np.array([numerator >= denominator for numerator in numerators], bool)
-    capped = [min(numerator, denominator - 1) for numerator in numerators]
-    digits = np.array([(numerator << 64) // denominator for numerator in capped], np.uint64)
-    words = source.random_words(len(which))
-    limits = digits[which]
-    result = (words < limits) | certain[which]
-    # Equal words have a chance of 2**-64 each; the digits that follow decide them.
-    for place in np.flatnonzero((words == limits) & ~certain[which]):
-        rest = (capped[which[place]] << 64) % denominator
-        result[place] = _next_digits(source, rest, denominator)
-    return result
+
+    quantile: Callable[[Tensor], Tensor]
+    tail: Callable[[mpmath.mpf, mpmath.MPContext], mpmath.mpf]
 
 
-def _next_digits(source: RandomWords, numerator: int, denominator: int) -> bool:
-    while numerator:
-        digit, numerator = divmod(numerator << 64, denominator)
-        word = int(source.random_words(1)[0])
-        if word != digit:
-            return word < digit
-    return False
+NORMAL = Law(
+    lambda tail: -torch.special.ndtri(tail), lambda value, context: context.erfc(value / context.sqrt(2)) / 2
+)
+LAPLACE = Law(lambda tail: -torch.log(2 * tail), lambda value, context: context.exp(-value) / 2)
 
 
-def coins_exp(
-    source: RandomWords, numerators: list[int], denominator: int, which: NDArray[np.intp]
-) -> NDArray[np.bool_]:
-    """Independent coins, coin ``j`` true with probability exactly exp(-numerators[which[j]] / denominator).
-
-    Algorithm 1 of Canonne, Kamath, Steinke (2020): for γ in [0, 1] toss coins of probability γ/1, γ/2, γ/3 …
-    until one is false; exp(-γ) is the chance that an even number of them came true. A larger γ is split into
-    its whole part (so many coins of exp(-1)) and the rest.
-
-    Args:
-        source: random words.
-        numerators: whole numbers of at least 0.
-        denominator: whole number above 0, of any size.
-        which: the group of each coin, shape ``(count,)``.
-    """
-    # A coin survives 2**62 tosses of exp(-1) never: the cap on the counter is no cut in the distribution.
-    wholes = np.array([min(numerator // denominator, 1 << 62) for numerator in numerators], np.int64)
-    alive = np.ones(len(which), bool)
-    tosses = wholes[which]
-    pending = np.flatnonzero(tosses)
-    while len(pending):
-        survived = _exp_of_fraction(source, [1], 1, np.zeros(len(pending), np.intp))
-        alive[pending[~survived]] = False
-        tosses[pending] -= 1
-        pending = pending[survived & (tosses[pending] > 0)]
-    rests = [numerator % denominator for numerator in numerators]
-    left = np.flatnonzero(alive)
-    alive[left] = _exp_of_fraction(source, rests, denominator, which[left])
-    return alive
-
-
-def _exp_of_fraction(
-    source: RandomWords, numerators: list[int], denominator: int, which: NDArray[np.intp]
-) -> NDArray[np.bool_]:
-    """Coins of exp(-γ) for ratios γ in [0, 1]."""
-    result = np.ones(len(which), bool)
-    running = np.arange(len(which))
-    step = 1
-    while len(running):
-        groups, inverse = np.unique(which[running], return_inverse=True)
-        came_true = coins_by_ratio(
-            source, [numerators[group] for group in groups], denominator * step, inverse.astype(np.intp)
-        )
-        running = running[came_true]
-        result[running] ^= True
-        step += 1
-    return result
-
-
-def discrete_laplace(source: RandomWords, count: int, scale: Fraction) -> NDArray[np.int64]:
-    """Samples of the discrete Laplace distribution, P[X = x] proportional to exp(-|x| / scale).
-
-    With m = ⌈scale⌉ the magnitude is written u + m v, u in [0, m): u is drawn uniformly and kept with
-    probability exp(-u / scale), v counts coins of exp(-m / scale) up to the first false one. (Algorithm 2 of
-    Canonne, Kamath, Steinke 2020 with blocks of ⌈scale⌉ in place of the numerator of the scale, which is
-    huge for a float.) A sign is added and the second zero rejected.
-
-    Args:
-        source: random words.
-        count: how many.
-        scale: above 0 and at most ``MAX_SCALE``.
-    """
-    _check_scale("scale", scale)
-    return _laplace(source, count, scale)
-
-
-def _laplace(source: RandomWords, count: int, scale: Fraction) -> NDArray[np.int64]:
-    block = -(-scale.numerator // scale.denominator)
-    result = np.zeros(count, np.int64)
-    places = np.arange(count)
-    while len(places):
-        low = integers(source, len(places), block)
-        values, which = np.unique(low, return_inverse=True)
-        kept = coins_exp(
-            source, [int(u) * scale.denominator for u in values], scale.numerator, which.astype(np.intp)
-        )
-        low = low[kept]
-        magnitude = low + block * _count_until_false(source, len(low), block / scale)
-        negative = coins(source, len(low), Fraction(1, 2))
-        accepted = ~(negative & (magnitude == 0))
-        done = places[kept][accepted]
-        result[done] = np.where(negative, -magnitude, magnitude)[accepted]
-        kept[kept] = accepted
-        places = places[~kept]
-    return result
-
-
-def _count_until_false(source: RandomWords, count: int, gamma: Fraction) -> NDArray[np.int64]:
-    """Number of coins of exp(-gamma) that come true before the first false one."""
-    result = np.zeros(count, np.int64)
-    running = np.arange(count)
-    while len(running):
-        running = running[
-            coins_exp(source, [gamma.numerator], gamma.denominator, np.zeros(len(running), np.intp))
-        ]
-        result[running] += 1
-    return result
-
-
-def discrete_gaussian(source: RandomWords, count: int, sigma: Fraction) -> NDArray[np.int64]:
-    """Samples of the discrete Gaussian distribution, P[X = x] proportional to exp(-x² / (2 sigma²)).
-
-    Algorithm 3 of Canonne, Kamath, Steinke (2020): y from the discrete Laplace distribution of scale
-    t = ⌊sigma⌋ + 1 is kept with probability exp(-(|y| - sigma²/t)² / (2 sigma²)). ``sigma`` is the parameter
-    of the mass function; the standard deviation is at most that, and for sigma of 1 or more equal to it in
-    all digits that matter.
-
-    Args:
-        source: random words.
-        count: how many.
-        sigma: above 0 and at most ``MAX_SCALE``.
-    """
-    _check_scale("sigma", sigma)
-    p, q = (sigma * sigma).as_integer_ratio()
-    t = sigma.numerator // sigma.denominator + 1
-    result = np.zeros(count, np.int64)
-    places = np.arange(count)
-    while len(places):
-        proposals = _laplace(source, len(places), Fraction(t))
-        values, which = np.unique(np.abs(proposals), return_inverse=True)
-        numerators = [(int(y) * q * t - p) ** 2 for y in values]
-        kept = coins_exp(source, numerators, 2 * p * q * t * t, which.astype(np.intp))
-        result[places[kept]] = proposals[kept]
-        places = places[~kept]
-    return result
-
-
-def rounded_normal(source: RandomWords, count: int, sigma: float) -> NDArray[np.int64]:
-    """Samples of round(Z), Z normal with mean 0 and deviation ``sigma``: P[X = n] = Φ((n+½)/sigma) − Φ((n−½)/sigma).
+def rounded(source: RandomWords, count: int, scale: float, law: Law) -> NDArray[np.int64]:
+    """Samples of round(scale · Z), Z of the law: P[X = n] = F((n+½)/scale) − F((n−½)/scale).
 
     A word is a sign and the first 63 bits of a uniform tail probability T below 1/2. The quantiles at both ends of
     what is left open of T, moved apart by more than their error in float64, nearly always round to the same number,
@@ -270,79 +143,87 @@ def rounded_normal(source: RandomWords, count: int, sigma: float) -> NDArray[np.
     Args:
         source: random words.
         count: how many.
-        sigma: above 0 and at most ``MAX_ROUNDED``. From 2**40 on most draws need multiple precision, some
+        scale: above 0 and at most ``MAX_ROUNDED``. From 2**40 on most draws need multiple precision, some
             milliseconds each.
+        law: of Z.
     """
-    if not 0 < sigma <= MAX_ROUNDED:
-        raise ValueError(f"sigma={sigma!r} must be above 0 and at most 2**54")
+    if not 0 < scale <= MAX_ROUNDED:
+        raise ValueError(f"scale={scale!r} must be above 0 and at most 2**54")
     words = source.random_words(count)
     tails = words >> np.uint64(1)
-    low = np.maximum(np.rint(sigma * _distance(tails + np.uint64(1), -_GUARD)), 0.0)
-    # At 0 the quantile is infinite. Nothing lies beyond 2**62, 256 deviations, but for one draw in 10**14000.
-    high = np.minimum(np.rint(sigma * _distance(tails, _GUARD)), 2.0**62)
+
+    def distance(numbers: NDArray[np.uint64], guard: float) -> NDArray[np.float64]:
+        quantiles = law.quantile(torch.from_numpy(numbers.astype(np.float64) * 2.0**-64)).numpy()
+        moved: NDArray[np.float64] = np.rint(scale * (quantiles + guard * (1 + quantiles)))
+        return moved
+
+    low = np.maximum(distance(tails + np.uint64(1), -_GUARD), 0.0)
+    # At 0 the quantile is infinite. Nothing lies beyond 2**62, 256 scales, but for one draw in 10**100.
+    high = np.minimum(distance(tails, _GUARD), 2.0**62)
     result = low.astype(np.int64)
-    context = mpmath.mp.clone()
     for place in np.flatnonzero(low < high):
-        bounds = int(low[place]), int(high[place])
-        result[place] = _rounded(source, int(tails[place]), *bounds, context.mpf(sigma), context)
+        least, most, known = int(low[place]), int(high[place]), Known(source, int(tails[place]), 64)
+        while least < most:
+            middle = (least + most) // 2
+            edge = Fraction(2 * middle + 1, 2) / Fraction(scale)
+            if known.is_below(lambda context, edge=edge: law.tail(_exact(edge, context), context)):
+                least = middle + 1
+            else:
+                most = middle
+        result[place] = least
     return np.where(words & np.uint64(1), -result, result)
 
 
-def _distance(tails: NDArray[np.uint64], guard: float) -> NDArray[np.float64]:
-    """Deviations beyond which the tail probability is ``tails / 2**64``, moved outwards by a guard."""
-    quantiles: NDArray[np.float64] = -torch.special.ndtri(
-        torch.from_numpy(tails.astype(np.float64) * 2.0**-64)
-    ).numpy()
-    return quantiles + guard * (1 + quantiles)
+def at_least(source: RandomWords, thresholds: NDArray[np.float64], scale: float) -> NDArray[np.bool_]:
+    """Whether fresh normal noise of deviation ``scale`` reaches each threshold, shape ``(n,)``.
 
-
-def _rounded(
-    source: RandomWords, tail: int, low: int, high: int, sigma: mpmath.mpf, context: mpmath.MPContext
-) -> int:
-    """The whole number, ``low`` to ``high``, next to a normal value whose tail probability begins with ``tail``."""
-    bits = 64
-    while low < high:
-        middle = (low + high) // 2
-        context.prec = bits + 32
-        # P[Z > middle + 1/2], in units of the last bit of the tail known so far.
-        beyond = context.erfc((middle + context.mpf(0.5)) / (sigma * context.sqrt(2))) * (1 << (bits - 1))
-        if tail + 1 <= beyond - _SLACK:
-            low = middle + 1
-        elif tail >= beyond + _SLACK:
-            high = middle
-        else:
-            tail, bits = tail << 64 | int(source.random_words(1)[0]), bits + 64
-    return low
-
-
-def exponential_choice(source: RandomWords, scores: NDArray[np.int64], scale: Fraction) -> NDArray[np.int64]:
-    """One column for each row, column y with probability proportional to exp(scores[y] / scale).
-
-    A uniform column is kept with probability exp(-(largest score - its score) / scale): on average at most as
-    many proposals as there are columns. Which rows take longer depends on their scores: timing is not covered.
-
-    Args:
-        source: random words.
-        scores: shape ``(rows, columns)``.
-        scale: above 0 and at most ``MAX_SCALE``.
+    A coin of the probability Φ(−threshold/scale): a random word decides it where float64 can tell, else multiple
+    precision does.
     """
-    _check_scale("scale", scale)
-    behind = scores.max(axis=1, keepdims=True) - scores
-    result = np.zeros(len(scores), np.int64)
-    places = np.arange(len(scores))
-    while len(places):
-        columns = integers(source, len(places), scores.shape[1])
-        gaps, which = np.unique(behind[places, columns], return_inverse=True)
-        numerators = [int(gap) * scale.denominator for gap in gaps]
-        kept = coins_exp(source, numerators, scale.numerator, which.astype(np.intp))
-        result[places[kept]] = columns[kept]
-        places = places[~kept]
+    reach = torch.special.ndtr(torch.from_numpy(thresholds / -scale)).numpy()
+    words = source.random_words(len(thresholds))
+    numbers = words.astype(np.float64) * 2.0**-64
+    result: NDArray[np.bool_] = numbers < reach
+    for place in np.flatnonzero(np.abs(numbers - reach) <= _GUARD):
+        edge = -Fraction(float(thresholds[place])) / Fraction(scale)
+        known = Known(source, int(words[place]), 64)
+        result[place] = known.is_below(lambda context, edge=edge: context.ncdf(_exact(edge, context)))
     return result
 
 
-def _check_scale(name: str, scale: Fraction) -> None:
-    if not 0 < scale <= MAX_SCALE:
-        raise ValueError(f"{name}={float(scale)!r} must be above 0 and at most 2**40")
+def exponential_choice(source: RandomWords, scores: NDArray[np.float64], scale: float) -> NDArray[np.int64]:
+    """One column for each row, column y with probability proportional to exp(scores[y] / scale).
+
+    A random word is compared with the cumulated probabilities; those that float64 can't tell from it are computed in
+    multiple precision.
+
+    Args:
+        source: random words.
+        scores: finite, shape ``(rows, columns)``.
+        scale: above 0.
+    """
+    behind = scores.max(axis=1, keepdims=True) - scores
+    edges = np.exp(behind / -scale).cumsum(axis=1)
+    edges = edges[:, :-1] / edges[:, -1:]
+    words = source.random_words(len(scores))
+    numbers, guard = words.astype(np.float64)[:, None] * 2.0**-64, _GUARD * scores.shape[1]
+    low, high = ((edges + move <= numbers).sum(axis=1) for move in (guard, -guard))
+    for place in np.flatnonzero(low < high):
+        known, gaps = Known(source, int(words[place]), 64), behind[place].tolist()
+
+        def cumulated(context: mpmath.MPContext, last: int, gaps: list[float] = gaps) -> mpmath.mpf:
+            weights = [context.exp(_exact(-Fraction(gap) / Fraction(scale), context)) for gap in gaps]
+            return context.fsum(weights[: last + 1]) / context.fsum(weights)
+
+        while low[place] < high[place] and not known.is_below(
+            functools.partial(cumulated, last=int(low[place]))
+        ):
+            low[place] += 1
+    return low.astype(np.int64)
+
+
+def _exact(value: Fraction, context: mpmath.MPContext) -> mpmath.mpf:
+    return context.mpf(value.numerator) / value.denominator
 
 
 Shape = int | Sequence[int]
@@ -354,14 +235,13 @@ class NoiseSource(abc.ABC):
     What is covered against floating-point attacks (Mironov 2012: the spacing of floating-point results of a
     noisy sum gives away the value before the noise):
 
-    * :meth:`discrete_gaussian`, :meth:`discrete_laplace`, :meth:`integers` and :meth:`bernoulli` are exact:
-      their decisions compare whole numbers only. Whole numbers (votes, counts) noised with them are covered.
-    * :meth:`rounded_normal` is normal noise rounded to whole numbers, exact if the error bounds stated there hold. A
-      sum of whole numbers plus such noise is the rounded sum with ideal normal noise, and covered.
-    * :meth:`normal`, :meth:`laplace` and :meth:`gumbel` are float64 approximations of continuous noise. Their
-      distribution is accurate to rounding far into the tails, yet the sum of data and noise is **not**
-      covered. A release that shows only an arg-max or a pass/fail gives such an attack far less to read than
-      released sums, but the proof is for ideal real numbers.
+    * :meth:`integers` and :meth:`bernoulli` are exact: their decisions compare whole numbers only.
+    * :meth:`rounded_normal`, :meth:`rounded_laplace`, :meth:`normal_at_least` and :meth:`exponential_choice` are
+      exact if the error bounds of float64 functions stated here hold (more than a hundred times what comparison with
+      multiple precision finds); what these leave open is decided in multiple precision. A sum of whole numbers plus
+      rounded noise is the rounded sum with ideal noise, and covered.
+    * :meth:`normal` and :meth:`laplace` are float64 approximations of continuous noise. Their distribution is
+      accurate to rounding far into the tails, yet the sum of data and noise is **not** covered.
     * Timing is not covered for any of them.
 
     All results are new tensors on the CPU. A shape is a whole number or a sequence of them.
@@ -433,13 +313,24 @@ class NoiseSource(abc.ABC):
         """Int64 noise, normal noise of deviation sigma rounded: P[X = n] = Φ((n+½)/sigma) − Φ((n−½)/sigma).
 
         Of whole numbers x, x + round(Z) = round(x + Z): what is released is post-processing of ideal normal noise, so
-        it costs what that costs. ``sigma`` is at most 2**54. Quantiles in float64 are trusted to a hundred times the
-        error that comparison with multiple precision finds, and multiple precision decides what they leave open; see
-        :func:`pl_privknn.privacy.noise.rounded_normal`.
+        it costs what that costs. ``sigma`` is at most 2**54. See :func:`pl_privknn.privacy.noise.rounded`.
         """
-        dims = _dims(shape)
-        draws = rounded_normal(self, math.prod(dims), check_positive("sigma", sigma))
-        return torch.from_numpy(draws).view(dims)
+        return self._rounded(shape, check_positive("sigma", sigma), NORMAL)
+
+    def rounded_laplace(self, shape: Shape, scale: float) -> Tensor:
+        """Int64 noise, Laplace noise rounded; see :meth:`rounded_normal`."""
+        return self._rounded(shape, check_positive("scale", scale), LAPLACE)
+
+    def normal_at_least(self, thresholds: Tensor, scale: float) -> Tensor:
+        """Whether fresh normal noise of deviation ``scale`` reaches each threshold; bool, exact.
+
+        Args:
+            thresholds: finite, any shape; taken as the float64 numbers that they are.
+            scale: above 0.
+        """
+        flat = thresholds.detach().cpu().double().reshape(-1).numpy()
+        reached = at_least(self, flat, check_positive("scale", scale))
+        return torch.from_numpy(reached).view(thresholds.shape).to(thresholds.device)
 
     def laplace(self, shape: Shape, scale: float) -> Tensor:
         """Float64 noise of density exp(-abs(x) / scale) / (2 scale), by inverse distribution function."""
@@ -448,56 +339,25 @@ class NoiseSource(abc.ABC):
         sign, tail = self._signed_tails(math.prod(dims))
         return tail.mul_(2).log_().mul_(-scale).mul_(sign).view(dims)
 
-    def gumbel(self, shape: Shape, scale: float) -> Tensor:
-        """Float64 noise with P[x <= t] = exp(-exp(-t / scale)), accurate in both tails."""
-        dims = _dims(shape)
-        scale = check_positive("scale", scale)
-        sign, tail = self._signed_tails(math.prod(dims))
-        # -log U is exponential; near U = 1 it has to be computed from 1 - U, which is drawn precisely.
-        exponential = torch.where(sign > 0, -torch.log1p(-tail), -torch.log(tail))
-        return exponential.log_().mul_(-scale).view(dims)
-
-    def discrete_gaussian(self, shape: Shape, sigma: float) -> Tensor:
-        """Exact int64 noise, P[X = x] proportional to exp(-x² / (2 sigma²)); sigma at most 2**40.
-
-        Canonne, Kamath, Steinke (2020); see :func:`pl_privknn.privacy.noise.discrete_gaussian`.
-        """
-        dims = _dims(shape)
-        sigma = check_positive("sigma", sigma)
-        draws = discrete_gaussian(self, math.prod(dims), Fraction(sigma))
-        return torch.from_numpy(draws).view(dims)
-
-    def discrete_laplace(self, shape: Shape, scale: float) -> Tensor:
-        """Exact int64 noise, P[X = x] proportional to exp(-abs(x) / scale); scale at most 2**40.
-
-        Canonne, Kamath, Steinke (2020); see :func:`pl_privknn.privacy.noise.discrete_laplace`.
-        """
-        dims = _dims(shape)
-        scale = check_positive("scale", scale)
-        draws = discrete_laplace(self, math.prod(dims), Fraction(scale))
-        return torch.from_numpy(draws).view(dims)
-
     def exponential_choice(self, scores: Tensor, scale: float) -> Tensor:
-        """Exact choices among the last dimension's places, with P[y] proportional to exp(scores[y] / scale).
+        """Choices among the last dimension's places, exactly with P[y] proportional to exp(scores[y] / scale).
 
         See :func:`pl_privknn.privacy.noise.exponential_choice`.
 
         Args:
-            scores: whole numbers, shape ``(..., c)``.
+            scores: finite, shape ``(..., c)``; taken as the float64 numbers that they are.
             scale: above 0.
 
         Returns:
             int64, shape ``(...)``.
-
-        Raises:
-            ValueError: for floating-point scores.
         """
-        if scores.is_floating_point():
-            raise ValueError(f"scores: dtype {scores.dtype}; exact choices want whole numbers (int64)")
-        scale = check_positive("scale", scale)
-        rows = scores.reshape(-1, scores.shape[-1]).cpu().long().numpy()
-        chosen = torch.from_numpy(exponential_choice(self, rows, Fraction(scale)))
+        rows = scores.detach().reshape(-1, scores.shape[-1]).cpu().double().numpy()
+        chosen = torch.from_numpy(exponential_choice(self, rows, check_positive("scale", scale)))
         return chosen.view(scores.shape[:-1]).to(scores.device)
+
+    def _rounded(self, shape: Shape, scale: float, law: Law) -> Tensor:
+        dims = _dims(shape)
+        return torch.from_numpy(rounded(self, math.prod(dims), scale, law)).view(dims)
 
     def _signed_tails(self, count: int) -> tuple[Tensor, Tensor]:
         """Signs (±1) and tail probabilities in (0, 1/2], float64, shape ``(count,)``.

@@ -22,7 +22,9 @@ RELEASED = {
     "": "whatever the ledger's releases were used for",
 }
 _PUBLIC = "the choice of the public images, taken to be independent of the private records"
-_FLOATS = "rounding, and floating-point noise where a mechanism is not a discrete one"
+_FLOATS = (
+    "rounding and noise in floating point, of weighted votes and of gradients (votes are noised exactly)"
+)
 _OWN: dict[str, tuple[str, ...]] = {
     "labels": (
         "running time and memory of the labelling: strangers must not measure them", _PUBLIC, _FLOATS,

@@ -10,7 +10,7 @@ import io
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,10 +105,9 @@ KINDS = (
     "bernoulli",
     "normal",
     "rounded_normal",
+    "rounded_laplace",
     "laplace",
-    "gumbel",
-    "discrete_gaussian",
-    "discrete_laplace",
+    "normal_at_least",
     "exponential_choice",
 )
 
@@ -282,8 +281,9 @@ class WatchedNoise(NoiseSource):
         if self._drawing:  # one draw is made of another
             values: Tensor = original(self, of, *parameter)
             return values
-        chosen = isinstance(of, Tensor)  # scores, of whose last axis exponential_choice chooses
-        dims = tuple(of.shape[:-1]) if isinstance(of, Tensor) else _dims(of)
+        chosen = isinstance(of, Tensor)  # thresholds, or scores of whose last axis one is chosen
+        dims = _dims(of) if not isinstance(of, Tensor) else tuple(of.shape)
+        dims = dims[:-1] if kind == "exponential_choice" else dims
         watch = self.watch
         self._drawing = True
         try:
@@ -775,15 +775,25 @@ class Run:
 
     def left(self) -> dict[str, Any]:
         """What others see beside the release: standard output, public attributes, keys of noise streams."""
-        plain = (int, float, str, bool, list, tuple, dict, Tensor)
         public = {
-            name: value.tolist() if isinstance(value, Tensor) else value
+            name: _shown(value)
             for name, value in vars(self.labeler).items()
-            if not name.startswith(("_", "private_")) and isinstance(value, plain)
+            if not name.startswith(("_", "private_"))
         }
         paths = [e.path for e in self.events if isinstance(e, Draw) and e.place == "label" and e.through]
         keys = [[part for part in path if isinstance(part, str)] for path in paths]
         return {"standard output": self.printed.getvalue(), "public attributes": repr(public), "keys": keys}
+
+
+def _shown(value: Any) -> Any:
+    """Plain values, also those in lists and tables; of other objects the class alone."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _shown(part) for name, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_shown(part) for part in value]
+    return value if isinstance(value, int | float | str | bytes | None) else type(value).__name__
 
 
 def copies_of(labeler: Labeler) -> Callable[[], Labeler]:

@@ -19,7 +19,7 @@ from pl_privknn.auditing.bounds import (
 from pl_privknn.auditing.releases import experiment_of
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge, DiscreteLaplace, Gaussian, GaussianDPStream, Laplace
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, GaussianDPStream, Laplace, RandomizedResponse
 from pl_privknn.privacy.noise import SeededNoise
 
 ROOT2 = math.sqrt(2.0)
@@ -62,7 +62,7 @@ def mu_epsilon(mu, delta):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_profile_is_that_of_literal_enumeration(count):
-    mechanism = DiscreteLaplace(2.0, 2)
+    mechanism = RandomizedResponse(0.3, 3, 2)
     log_p, log_q = mechanism.log_pair("add_remove")
     p = np.array([math.exp(sum(c)) for c in itertools.product(log_p, repeat=count)])
     q = np.array([math.exp(sum(c)) for c in itertools.product(log_q, repeat=count)])

@@ -36,8 +36,17 @@ class Tampered(NoiseSource):
     def laplace(self, shape, scale):
         return super().laplace(shape, self.share * scale)
 
-    def gumbel(self, shape, scale):
-        return super().gumbel(shape, self.share * scale)
+    def rounded_normal(self, shape, sigma):
+        return super().rounded_normal(shape, self.share * sigma)
+
+    def rounded_laplace(self, shape, scale):
+        return super().rounded_laplace(shape, self.share * scale)
+
+    def normal_at_least(self, thresholds, scale):
+        return super().normal_at_least(thresholds, self.share * scale)
+
+    def exponential_choice(self, scores, scale):
+        return super().exponential_choice(scores, self.share * scale)
 
     def bernoulli(self, shape, p):
         return super().bernoulli(shape, min(1.0, self.rate * p))
@@ -86,8 +95,10 @@ def test_the_command_audits_labelers(capsys, monkeypatch):
     assert main([*COMMAND, "--labeler", "ReverseKNN"]) == 0
     assert "ReverseKNN, counts" in capsys.readouterr().out
     assert main([*COMMAND, "--labeler", "pl_privknn.labelers.ReverseKNN"]) == 0
-    draw = SeededNoise.laplace
-    monkeypatch.setattr(SeededNoise, "laplace", lambda self, shape, scale: draw(self, shape, scale / 3))
+    draw = SeededNoise.rounded_laplace
+    monkeypatch.setattr(
+        SeededNoise, "rounded_laplace", lambda self, shape, scale: draw(self, shape, scale / 3)
+    )
     assert main([*COMMAND, "--labeler", "ReverseKNN", "--json"]) == 1
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["audits"][0]["verdict"] == "VIOLATED"

@@ -31,10 +31,8 @@ from pl_privknn.privacy.mechanisms import Charge
 KINDS = {
     "gaussian": {"sigma": 20.0, "l2_sensitivity": 1.0, "sampling_rate": 1.0},
     "laplace": {"scale": 20.0, "l1_sensitivity": 1.0, "sampling_rate": 1.0},
-    "exponential_argmax": {"scale": 20.0, "votes": "swap", "sampling_rate": 1.0, "secure": False},
+    "exponential_argmax": {"scale": 20.0, "votes": "swap", "sampling_rate": 1.0},
     "noisy_screening": {"k": 30, "threshold": 18, "sigma": 9.0, "num_classes": 10, "sampling_rate": 0.5},
-    "discrete_gaussian": {"sigma": 20.0, "l2_sensitivity": 1.0, "sampling_rate": 1.0},
-    "discrete_laplace": {"scale": 20.0, "l1_sensitivity": 1, "sampling_rate": 1.0},
     "pure_dp": {"epsilon": 0.1, "sampling_rate": 1.0},
     "randomized_response": {"flip_probability": 0.3, "num_values": 2, "differing": 1},
     "shuffle_amplification": {"local_epsilon": 1.0, "num_clients": 1000},
@@ -321,4 +319,4 @@ def test_fields_of_every_kind_are_tried():
     assert set(KINDS) == ours - {"data_dependent"}
     for kind, fields in KINDS.items():
         wanted = {field.name for field in dataclasses.fields(_REGISTRY[kind])}
-        assert set(fields) >= wanted - {"secure"}, kind
+        assert set(fields) >= wanted, kind

@@ -16,7 +16,7 @@ from pl_privknn.planning import made_data, made_training
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
-from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.training import NoisySGD
 
@@ -77,7 +77,7 @@ def test_the_noise_is_found_for_the_whole_search():
     assert 3.9 < report.epsilon <= 4.0
     step, score = tuning.mechanism.candidate
     assert step == Charge(Gaussian(tuning.noise_multiplier, 1.0, 0.5), 4)
-    assert score == Charge(DiscreteGaussian(50.0, 1.0, 1.0))
+    assert score == Charge(Gaussian(50.0, 1.0, 1.0))
     one, training = made_training(
         tuning.candidate(tuning.settings[1]), made_data(tuning.document["data"]), "x"
     )
@@ -87,13 +87,13 @@ def test_the_noise_is_found_for_the_whole_search():
 
 def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monkeypatch):
     tuning, scores = tuning_at(50.0, 3.0), []
-    original = DiscreteGaussian.add_noise
+    original = Gaussian.add_noise
 
     def add_noise(self, values, noise):
         scores.append(int(original(self, values, noise)))
         return torch.tensor([scores[-1]])
 
-    monkeypatch.setattr(DiscreteGaussian, "add_noise", add_noise)
+    monkeypatch.setattr(Gaussian, "add_noise", add_noise)
     interrupted, optimizers = [], NoisySGD.configure_optimizers
 
     def configure_optimizers(self):

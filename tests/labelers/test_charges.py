@@ -35,7 +35,8 @@ class Silent(SeededNoise):
     def _drawn(self, *arguments):
         raise AssertionError("noise was drawn")
 
-    normal = laplace = gumbel = uniform = integers = discrete_gaussian = discrete_laplace = _drawn
+    normal = laplace = uniform = integers = rounded_normal = rounded_laplace = _drawn
+    normal_at_least = exponential_choice = _drawn
 
     def stream(self, *key):
         return self

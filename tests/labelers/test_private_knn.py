@@ -76,9 +76,9 @@ def test_nothing_is_drawn_when_a_charge_is_refused(limit):
     class Watched(SeededNoise):
         draws = 0
 
-        def normal(self, shape, scale):
+        def normal_at_least(self, thresholds, scale):
             Watched.draws += 1
-            return super().normal(shape, scale)
+            return super().normal_at_least(thresholds, scale)
 
         def stream(self, *key):
             return self

@@ -11,7 +11,7 @@ from pl_privknn.labelers import PATE, IndKNN, LinearTeachers, PrivateKNN
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.labelers.pate import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.private_knn import Screening
-from pl_privknn.privacy.mechanisms import DiscreteGaussian, ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -31,7 +31,7 @@ def knn(noise, seed=0, screening=None, **kwargs):
     return labeler
 
 
-@pytest.mark.parametrize("noise", [Gaussian(6.0), DiscreteGaussian(6.0), Laplace(5.0)])
+@pytest.mark.parametrize("noise", [Gaussian(6.0), Laplace(5.0)])
 @pytest.mark.parametrize("screening", [None, Screening(22, 4.0)])
 def test_counts_cost_nothing_and_change_no_answer(noise, screening):
     queries, _ = table(60, seed=1)

@@ -4,7 +4,9 @@ import copy
 import json
 import math
 import pickle
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from forked import talking
@@ -14,7 +16,7 @@ from scripted_noise import Scripted
 
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, SystemNoise, default_noise
 
-NAMES = ("normal", "rounded_normal", "laplace", "gumbel", "discrete_gaussian", "discrete_laplace")
+NAMES = ("normal", "rounded_normal", "laplace", "rounded_laplace")
 
 # ---------------------------------------------------------------- continuous noise
 
@@ -26,9 +28,8 @@ NAMES = ("normal", "rounded_normal", "laplace", "gumbel", "discrete_gaussian", "
         (lambda s: s.uniform(200_000), stats.uniform()),
         (lambda s: s.normal(200_000, 2.5), stats.norm(scale=2.5)),
         (lambda s: s.laplace(200_000, 0.3), stats.laplace(scale=0.3)),
-        (lambda s: s.gumbel(200_000, 19.5), stats.gumbel_r(scale=19.5)),
     ],
-    ids=["uniform", "normal", "laplace", "gumbel"],
+    ids=["uniform", "normal", "laplace"],
 )
 @pytest.mark.parametrize("source", [SeededNoise(11), SystemNoise()], ids=["seeded", "system"])
 def test_continuous_noise_has_its_distribution(draw, law, source):
@@ -65,18 +66,12 @@ def test_tails_are_those_of_the_law(bits):
     assert Scripted(words(0)).laplace(1, 3.0).item() == pytest.approx(
         3 * stats.laplace.isf(tail), rel=1e-12, abs=1e-15
     )
-    assert Scripted(words(0)).gumbel(1, 1.5).item() == pytest.approx(
-        1.5 * stats.gumbel_r.isf(tail), rel=1e-12
-    )
-    assert Scripted(words(1)).gumbel(1, 1.5).item() == pytest.approx(
-        1.5 * stats.gumbel_r.ppf(tail), rel=1e-12
-    )
 
 
 def test_extreme_words_give_finite_noise():
     top = (1 << 64) - 1
     for words in ([0, 0], [1, 0], [top], [top - 1]):
-        for name in ("normal", "laplace", "gumbel"):
+        for name in ("normal", "laplace"):
             assert math.isfinite(getattr(Scripted(words), name)(1, 1.0).item())
 
 
@@ -84,6 +79,69 @@ def test_far_tail_of_drawn_normals():
     # P[|x| > 4.5] = 6.795e-6: 27.2 expected in 4 million; 5 to 60 fails for one seed in 100,000.
     beyond = int((SeededNoise(3).normal(4_000_000, 1.0).abs() > 4.5).sum())
     assert 5 <= beyond <= 60
+
+
+# ---------------------------------------------------------------- coins and integers
+
+
+@pytest.mark.parametrize("numerator", [0, 1, 7, 128, 255, 256])
+def test_coins_of_whole_bytes_by_enumeration(numerator):
+    every_byte = np.arange(256, dtype=np.uint8).view(np.uint64)
+    assert int(Scripted(every_byte).bernoulli(256, numerator / 256).sum()) == numerator
+
+
+@pytest.mark.parametrize("p", [0.15, 1 / 3, 1e-4, 2.0**-40, 1e-12, 1 - 2.0**-53, 5e-324])
+def test_coin_compares_every_digit_of_p(p):
+    exact = Fraction(p)
+    byte, rest = divmod(exact * 256, 1)
+    word, tail = divmod(rest * 2**64, 1)
+    packed = [byte]  # a little-endian word: its first byte is the coin's
+
+    def coin(*words):
+        return Scripted(packed + list(words)).bernoulli(1, p).item()
+
+    if word:
+        assert coin(word - 1) is True
+    assert coin(word + 1) is False
+    third = math.floor(tail * 2**64)
+    if tail and third:
+        assert coin(word, third - 1) is True
+        assert coin(word, third + 1) is False
+    if not tail:
+        assert coin(word) is False
+
+
+@pytest.mark.parametrize("p", [1e-5, 0.15, 0.5, 0.999])
+def test_share_of_true_coins(p):
+    n = 3_000_000
+    hits = int(SeededNoise(5).bernoulli(n, p).sum())
+    # Two-sided binomial test: fails for one seed in 10,000.
+    assert stats.binomtest(hits, n, p).pvalue > 1e-4
+
+
+def test_certain_coins_draw_nothing():
+    assert bool(Scripted([]).bernoulli((3, 4), 1.0).all())
+    assert not bool(Scripted([]).bernoulli(7, 0.0).any())
+
+
+@pytest.mark.parametrize("below", [1, 2, 3, 10, 257, 2**63])
+def test_integers_are_uniform(below):
+    draws = SeededNoise(8).integers(20_000, below)
+    assert draws.dtype == torch.int64
+    assert int(draws.min()) >= 0
+    assert int(draws.max()) < below
+    bins = min(below, 16)
+    counts = np.bincount((draws.numpy() // -(-below // bins)).astype(int), minlength=1)
+    if 1 < below <= 10:
+        assert stats.chisquare(counts).pvalue > 1e-4  # fails for one seed in 10,000
+    if below == 2**63:
+        assert stats.kstest(draws.numpy() / 2.0**63, "uniform").pvalue > 1e-4
+
+
+def test_integers_have_no_modulo_bias():
+    # Three bits for 5 values: every 3-bit word once gives each value once, and 5, 6, 7 are drawn again.
+    words = [w << 61 for w in (5, 0, 6, 1, 7, 2, 3, 4, 4, 4, 4)]
+    assert sorted(Scripted(words).integers(8, 5).tolist()) == [0, 1, 2, 3, 4, 4, 4, 4]
 
 
 # ---------------------------------------------------------------- sources
@@ -105,7 +163,7 @@ def test_default_device_does_not_matter():
     torch.set_default_device("meta")
     try:
         source = SeededNoise(1)
-        draws = [source.normal(3, 1.0), source.bernoulli(3, 0.5), SystemNoise().gumbel(2, 1.0)]
+        draws = [source.normal(3, 1.0), source.bernoulli(3, 0.5), SystemNoise().rounded_laplace(2, 1.0)]
         pickle.loads(pickle.dumps(source)).normal(3, 1.0)
     finally:
         torch.set_default_device(None)  # "cpu" would leave every later call with a detour
@@ -207,15 +265,9 @@ def test_sources_are_configurable():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "2", None, True])
 def test_invalid_scales(name, scale):
-    argument = "sigma" if name in ("discrete_gaussian", "rounded_normal") else "scale"
+    argument = "sigma" if name == "rounded_normal" else "scale"
     with pytest.raises(ValueError, match=argument):
         getattr(SeededNoise(1), name)(3, scale)
-
-
-@pytest.mark.parametrize("name", ["discrete_gaussian", "discrete_laplace"])
-def test_discrete_noise_beyond_its_range(name):
-    with pytest.raises(ValueError, match="2\\*\\*40"):
-        getattr(SeededNoise(1), name)(3, 2.0**41)
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0000001, math.nan, "0.5", None])

@@ -94,8 +94,8 @@ class Predictor(Labeler):
 HONEST = {
     "knn": (PrivateKNN(5, 1.0, None, Gaussian(3.0)), {"gaussian (L2)": ROOT2}),
     "knn sampled": (
-        PrivateKNN(5, 0.5, Screening(3, 1.0), Gaussian(3.0), secure=True),
-        {"noisy_screening (largest count)": 1.0, "discrete_gaussian (L2)": ROOT2},
+        PrivateKNN(5, 0.5, Screening(3, 1.0), Gaussian(3.0)),
+        {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
     "knn screened": (
         PrivateKNN(5, 1.0, Screening(3, 1.0), Laplace(3.0), release_counts=True),
@@ -120,7 +120,6 @@ HONEST = {
         ReverseKNN(k=2, noise=Gaussian(3.0), adjacency="replace_one", abstain=0.5),
         {"gaussian (L2)": 2.0},
     ),
-    "reverse discrete": (ReverseKNN(k=2, epsilon=1.0, secure=True), {"discrete_laplace (L1)": 2.0}),
     "local bits": (
         ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer="randomized_response"),
         {"randomized_response (answers)": 1.0},

@@ -25,7 +25,7 @@ from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.testing import LabelerCheckError, check_labeler
 
 FAULTS = {
-    "DrawsFirst": "payments: draws normal before it charges",
+    "DrawsFirst": "payments: draws rounded_normal before it charges",
     "ChargesOneForAll": r"sensitivity under add_remove.* of \d+ records with and without record .*moves gaussian",
     "DrawsOneByOne": "draws more than it charged: 2 releases of gaussian drawn, 1 charged so far",
     "DrawsTwice": r"sensitivity under add_remove.*moves gaussian",
@@ -42,7 +42,7 @@ FAULTS = {
     "HoldsUnderNoAdjacency": "plan: adjacencies names 'replace_one', under which its plan has no cost",
     "AnswersAfterRefusal": "answers although charge 1 was refused",
     "DrawsAfterRefusal": "goes on to draw or charge after charge 1 was refused",
-    "ThinksItPaid": "refused charges: draws normal before it charges",
+    "ThinksItPaid": "refused charges: draws rounded_normal before it charges",
     "SeededByDefault": r"noise source: noise_source=SeededNoise\(seed=0\) is seeded",
     "ReusesNoise": "fresh noise: .* repeats the noise of stream",
     "NumbersItsOwnNoise": "fresh noise: a resumed run repeats the noise of stream",

@@ -46,7 +46,7 @@ def epsilon_lower(charges: Sequence[Charge], *, delta: float, adjacency: Adjacen
         adjacency: neighbouring relation of every charge.
 
     Returns:
-        ε at ``delta``, at least 0. Discrete Gaussians, shuffling and mechanisms that only state a bound count as
+        ε at ``delta``, at least 0. Shuffling and mechanisms that only state a bound count as
         nothing.
 
     Raises:

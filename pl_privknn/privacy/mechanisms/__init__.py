@@ -12,8 +12,6 @@ from pl_privknn.privacy.mechanisms.base import (
     check_adjacency,
 )
 from pl_privknn.privacy.mechanisms.data_dependent import DataDependent
-from pl_privknn.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
-from pl_privknn.privacy.mechanisms.discrete_laplace import DiscreteLaplace
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
 from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
@@ -31,8 +29,6 @@ __all__ = [
     "Charge",
     "Conditional",
     "DataDependent",
-    "DiscreteGaussian",
-    "DiscreteLaplace",
     "ExponentialArgmax",
     "Gaussian",
     "GaussianDPStream",

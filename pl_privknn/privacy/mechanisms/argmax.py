@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_choice, check_positive, check_rate, check_switch
+from pl_privknn._checks import check_choice, check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import (
     UNSTATED,
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialArgmax(VoteNoise, OutcomeMechanism):
-    """Release arg-max of votes + Gumbel(b) noise: class y with probability ∝ e^{votes(y)/b}, and no count.
+    """Release class y with probability ∝ e^{votes(y)/b} (the arg-max of votes + Gumbel(b) noise), and no count.
 
     **Added votes.** The record adds one vote to class j. With s the probability of j without it and
     g = e^{1/b}, j has probability f(s) = sg/(1 + s(g−1)) with it, and all other classes shrink by one common
@@ -59,8 +59,6 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         votes: ``"add"`` where a record adds one vote (all records within a public radius vote), ``"swap"``
             where a vote leaves one class and joins another (the k nearest vote).
         sampling_rate: Poisson rate in (0, 1] at which records enter the sample that votes.
-        secure: draw the class by exact rejection in integers instead of by Gumbel noise in floating point: the
-            same distribution, so the same cost.
 
     Example:
         >>> from pl_privknn.privacy import Charge, ExponentialArgmax, epsilon_for_delta
@@ -74,14 +72,12 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
     scale: float
     votes: str = UNSTATED
     sampling_rate: float = UNSTATED
-    secure: bool = dataclasses.field(default=False, metadata={"switch": True})
 
     def __post_init__(self) -> None:
         self.settle(votes="swap", sampling_rate=1.0)
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
         check_choice("votes", self.votes, ("add", "swap"))
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
-        check_switch("secure", self.secure)
 
     @property
     def deviation(self) -> float:
@@ -89,25 +85,14 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         return math.pi / math.sqrt(6.0) * self.scale
 
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
-        """Draw the noise and choose.
-
-        Args:
-            votes: votes of each class, shape ``(..., c)``.
-            noise: where the noise comes from.
-
-        Returns:
-            int64, shape ``(...)``.
+        """Choose, exactly with the stated probabilities; see :meth:`VoteNoise.argmax`.
 
         Raises:
-            ValueError: where a vote is not finite (NaN would win and give its class away), or, with ``secure``,
-                in floating point.
+            ValueError: where a vote is not finite (NaN would win and give its class away).
         """
-        if self.secure:
-            return noise.exponential_choice(votes, self.scale)
         if not bool(votes.isfinite().all()):
             raise ValueError("votes: some are NaN or infinite; count votes with finite weights")
-        drawn = noise.gumbel(tuple(votes.shape), self.scale).to(votes.device)
-        return (votes.double() + drawn).argmax(dim=-1)
+        return noise.exponential_choice(votes, self.scale)
 
     def for_votes(self, l1: float, l2: float, rate: float = 1.0) -> ExponentialArgmax:
         """See :meth:`VoteNoise.for_votes`.

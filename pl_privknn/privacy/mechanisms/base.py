@@ -242,13 +242,9 @@ class Mechanism(abc.ABC):
         return math.inf
 
     def to_record(self) -> dict[str, Any]:
-        """The mechanism as JSON: its kind and its fields (no count), switches only where they are on."""
-        fields = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-            if not (field.metadata.get("switch") and getattr(self, field.name) is False)
-        }
-        return {"mechanism": self.kind, **fields}
+        """The mechanism as JSON: its kind and its fields (no count)."""
+        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return {"mechanism": self.kind, **{name: getattr(self, name) for name in names}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -503,6 +499,9 @@ def _measure(mechanism: DominatingPair, adjacency: Adjacency) -> pld.LossMeasure
 #: :meth:`VoteNoise.settle` says, or what :meth:`VoteNoise.for_votes` gets.
 UNSTATED: Any = None
 
+#: Noise on whole numbers is rounded to multiples of this, so that ties are rare. A power of two.
+STEP = 2.0**-10
+
 _Noise = TypeVar("_Noise", bound="VoteNoise")
 
 
@@ -583,7 +582,12 @@ class AdditiveNoise(VoteNoise):
 
     @abc.abstractmethod
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
-        """Return ``values`` plus fresh noise, as a new tensor of the same shape."""
+        """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape.
+
+        Whole numbers x get noise rounded to :data:`STEP`: x + round(Z) = round(x + Z) is post-processing of the
+        release with ideal noise, costs what that costs, and no last bits tell of x (Mironov 2012). Sums of weights
+        get float64 noise.
+        """
 
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
         """Add noise and take the largest; see :meth:`VoteNoise.argmax`."""

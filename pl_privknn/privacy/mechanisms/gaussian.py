@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import UNSTATED, AdditiveNoise, Adjacency, require_unsampled
+from pl_privknn.privacy.mechanisms.base import STEP, UNSTATED, AdditiveNoise, Adjacency, require_unsampled
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -60,14 +60,13 @@ class Gaussian(AdditiveNoise):
         return self.sigma
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
-        """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape."""
+        """Return ``values`` plus fresh noise, rounded to :data:`STEP` where ``values`` are whole; see the base."""
+        if not values.is_floating_point():
+            return self.add_noise_to_multiples(values.long() * round(1 / STEP), STEP, noise)
         return values.double() + noise.normal(tuple(values.shape), self.sigma).to(values.device)
 
     def add_noise_to_multiples(self, counts: Tensor, step: float, noise: NoiseSource) -> Tensor:
-        """Return ``counts * step`` plus fresh noise, rounded to multiples of ``step``, as a new float64 tensor.
-
-        Of multiples x and ideal noise Z, x + round(Z) = round(x + Z): post-processing, so this release costs what the
-        unrounded one costs. All is drawn and added in whole numbers, so that no last bits tell of ``counts``.
+        """:meth:`add_noise` to whole numbers of a step, as a new float64 tensor of multiples of ``step``.
 
         Args:
             counts: whole numbers (int64), of which one record moves ``counts * step`` by ``l2_sensitivity`` at most.

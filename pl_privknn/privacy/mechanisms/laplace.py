@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pl_privknn._checks import check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms.base import UNSTATED, AdditiveNoise, Adjacency, require_unsampled
+from pl_privknn.privacy.mechanisms.base import STEP, UNSTATED, AdditiveNoise, Adjacency, require_unsampled
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -67,8 +67,11 @@ class Laplace(AdditiveNoise):
         return math.sqrt(2.0) * self.scale
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
-        """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape."""
-        return values.double() + noise.laplace(tuple(values.shape), self.scale).to(values.device)
+        """Return ``values`` plus fresh noise, rounded to :data:`STEP` where ``values`` are whole; see the base."""
+        if values.is_floating_point():
+            return values.double() + noise.laplace(tuple(values.shape), self.scale).to(values.device)
+        drawn = noise.rounded_laplace(tuple(values.shape), self.scale / STEP).to(values.device)
+        return (values.long() * round(1 / STEP) + drawn).double() * STEP
 
     def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
         """RDP of one release: the atoms' terms plus Gauss-Legendre quadrature of the density's."""

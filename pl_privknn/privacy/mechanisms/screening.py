@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, check_switch
+from pl_privknn._checks import check_finite, check_int, check_positive, check_rate
 from pl_privknn.privacy.mechanisms.base import (
     MAX_LISTED,
     Adjacency,
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pl_privknn.privacy.noise import NoiseSource
-
-
-_LARGEST_SECURE_SIGMA = 1e5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +42,6 @@ class NoisyScreening(OutcomeMechanism):
         sigma: standard deviation of the noise, in votes.
         num_classes: number of classes c, public, at least 2.
         sampling_rate: Poisson rate in (0, 1] at which records enter the sample that votes.
-        secure: draw discrete Gaussian noise of parameter σ, exactly and in integers, so that no floating-point
-            arithmetic touches the votes; p(t) = P[N_Z(0, σ²) ≥ T − t] then.
 
     Example:
         >>> from pl_privknn.privacy import Charge, NoisyScreening, epsilon_for_delta
@@ -63,7 +57,6 @@ class NoisyScreening(OutcomeMechanism):
     sigma: float
     num_classes: int
     sampling_rate: float = 1.0
-    secure: bool = dataclasses.field(default=False, metadata={"switch": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", check_int("k", self.k, maximum=MAX_LISTED))
@@ -77,11 +70,6 @@ class NoisyScreening(OutcomeMechanism):
         object.__setattr__(self, "sigma", check_positive("sigma", self.sigma))
         object.__setattr__(self, "num_classes", check_int("num_classes", self.num_classes, minimum=2))
         object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
-        if check_switch("secure", self.secure) and self.sigma > _LARGEST_SECURE_SIGMA:
-            raise ValueError(
-                f"sigma={self.sigma!r} is above {_LARGEST_SECURE_SIGMA:g}, too large for the sums behind "
-                "secure=True; use less noise or secure=False"
-            )
 
     @property
     def lowest(self) -> int:
@@ -91,27 +79,16 @@ class NoisyScreening(OutcomeMechanism):
     def passes(self, max_votes: Tensor, noise: NoiseSource) -> Tensor:
         """Draw the noise and compare.
 
+        The decision is an exact coin of probability p(t), so no floating-point arithmetic touches the votes.
+
         Args:
-            max_votes: largest vote count of each query, any shape; whole numbers where ``secure``. Counts below
-                :attr:`lowest` are raised to it.
+            max_votes: largest vote count of each query, any shape. Counts below :attr:`lowest` are raised to it.
             noise: where the noise comes from.
 
         Returns:
             Bool tensor of the same shape: which queries may be answered.
-
-        Raises:
-            ValueError: for counts in floating point where ``secure``.
         """
-        max_votes = max_votes.clamp_min(self.lowest)
-        if self.secure:
-            if max_votes.is_floating_point():
-                raise ValueError(
-                    f"max_votes: dtype {max_votes.dtype}; secure=True wants whole numbers (int64)"
-                )
-            whole = noise.discrete_gaussian(tuple(max_votes.shape), self.sigma).to(max_votes.device)
-            return max_votes.long() + whole >= math.ceil(self.threshold)
-        drawn = noise.normal(tuple(max_votes.shape), self.sigma).to(max_votes.device)
-        return max_votes.double() + drawn >= self.threshold
+        return noise.normal_at_least(self.threshold - max_votes.clamp_min(self.lowest).double(), self.sigma)
 
     def check_table_size(self, num_records: int) -> None:
         """Raise ``ValueError`` for a table of at most k records, without sampling.
@@ -140,14 +117,5 @@ class NoisyScreening(OutcomeMechanism):
         """Log-probabilities of (pass, fail), shape ``(n, 2)``, at largest counts from -1 to k + 1, shape ``(n,)``."""
         from scipy.special import log_ndtr
 
-        if not self.secure:
-            margin = (counts - self.threshold) / self.sigma
-            return np.stack([log_ndtr(margin), log_ndtr(-margin)], axis=1)
-        # Sums of e^{−x²/2σ²} over the whole numbers at and above, and below, ⌈T⌉ − t. Forty deviations beyond the
-        # farthest of them hold all but e^−800 of either sum.
-        reach = self.k + 1 + math.ceil(40 * self.sigma)
-        log_mass = -((np.arange(-reach, reach + 1) / self.sigma) ** 2) / 2
-        below = np.logaddexp.accumulate(log_mass)
-        above = np.logaddexp.accumulate(log_mass[::-1])[::-1]
-        place = reach + math.ceil(self.threshold) - counts
-        return np.stack([above[place], below[place - 1]], axis=1) - below[-1]
+        margin = (counts - self.threshold) / self.sigma
+        return np.stack([log_ndtr(margin), log_ndtr(-margin)], axis=1)

@@ -18,7 +18,7 @@ from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate_training import ClassBalancedPartition, RandomPartition
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.mechanisms import Charge, DiscreteGaussian, Gaussian, Laplace
+from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -210,7 +210,7 @@ def test_tables_that_do_not_fit_are_refused(make):
 
 def test_parameters_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="noise"):
-        attribute_knn(noise=DiscreteGaussian(5.0))
+        attribute_knn(noise=ExponentialArgmax(5.0))
     with pytest.raises(ValueError, match="tau"):
         attribute_knn(tau=0)
     with pytest.raises(ValueError, match="l2_sensitivity"):

@@ -20,7 +20,6 @@ from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import (
     Charge,
-    DiscreteGaussian,
     ExponentialArgmax,
     Gaussian,
     Laplace,
@@ -102,9 +101,9 @@ def test_nothing_is_drawn_when_a_charge_is_refused(limit):
     class Watched(SeededNoise):
         draws = 0
 
-        def normal(self, shape, scale):
+        def normal_at_least(self, thresholds, scale):
             Watched.draws += 1
-            return super().normal(shape, scale)
+            return super().normal_at_least(thresholds, scale)
 
         def stream(self, *key):
             return self
@@ -262,8 +261,11 @@ def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
         def stream(self, *key):
             return self
 
-        def normal(self, shape, scale):
-            return torch.zeros(shape, dtype=torch.float64)
+        def normal_at_least(self, thresholds, scale):
+            return thresholds <= 0
+
+        def rounded_normal(self, shape, sigma):
+            return torch.zeros(shape, dtype=torch.int64)
 
     # One vote is left of twelve: screening compares ⌈12/3⌉ = 4, the least that twelve votes can give.
     aggregator, noise = Aggregator(Gaussian(1.0), Screening(4, 1.0)), Spy(0)
@@ -288,5 +290,5 @@ def test_fewer_records_than_teachers_and_other_bad_input():
         Aggregator(Gaussian(1.0, l2_sensitivity=0.5))
     with pytest.raises(RuntimeError, match="fit"):
         PATE(5, aggregator=GNMAX(1.0)).label(torch.zeros(1, 2), FreeLedger())
-    assert Aggregator(DiscreteGaussian(3.0)).noise.l2_sensitivity == pytest.approx(math.sqrt(2))
+    assert Aggregator(Gaussian(3.0)).noise.l2_sensitivity == pytest.approx(math.sqrt(2))
     assert len(fitted().label(torch.zeros(0, 6), FreeLedger()).labels) == 0

@@ -13,11 +13,11 @@ from pl_privknn.privacy.accounting.exact import exact_epsilon
 from pl_privknn.privacy.accounting.from_below import coarsened_gaussian, epsilon_lower
 from pl_privknn.privacy.mechanisms import (
     Charge,
-    DiscreteGaussian,
     ExponentialArgmax,
     Gaussian,
     Laplace,
     NoisyScreening,
+    ShuffleAmplification,
 )
 
 DELTA = 1e-5
@@ -47,7 +47,7 @@ def test_gaussian_releases_from_below(sigma, rate, count):
     # Another release beside them, and one without a lower bound of its own, which counts as nothing.
     beside = [*charges, Charge(Laplace(1.0))]
     assert truth < epsilon_lower(beside, delta=DELTA) <= epsilon_for_delta(beside, DELTA, method="pld")
-    counted = [*charges, Charge(DiscreteGaussian(1.0))]
+    counted = [*charges, Charge(ShuffleAmplification(1.0, 1000))]
     assert epsilon_lower(counted, delta=DELTA) == epsilon_lower(charges, delta=DELTA)
 
 

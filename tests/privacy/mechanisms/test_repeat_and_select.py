@@ -9,7 +9,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.rdp import ORDERS
-from pl_privknn.privacy.mechanisms import Charge, Conditional, DiscreteGaussian, Gaussian, RepeatAndSelect
+from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, RepeatAndSelect
 from pl_privknn.privacy.noise import SeededNoise
 
 
@@ -24,7 +24,7 @@ def test_epsilon_is_that_of_dp_accounting(noise, rate, steps, score, mean):
     )
     theirs = RdpAccountant(ORDERS[::2])  # slow for orders that are no whole numbers
     theirs.compose(dp_event.RepeatAndSelectDpEvent(candidate, mean, 1.0))
-    charges = (Charge(Gaussian(noise, 1.0, rate), steps), Charge(DiscreteGaussian(score, 1.0, 1.0)))
+    charges = (Charge(Gaussian(noise, 1.0, rate), steps), Charge(Gaussian(score, 1.0, 1.0)))
     report = account([Charge(RepeatAndSelect(charges, mean))], delta=1e-5)
     assert report.epsilon_rdp == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
     assert report.epsilon >= account(list(charges), delta=1e-5).epsilon * 0.99
@@ -44,7 +44,7 @@ def test_the_largest_of_several_noisy_counts_costs_no_more_than_stated(mean):
         return np.log(chance * own / (left[1:] * left[:-1]))  # a difference, without cancellation
 
     with_record, without = largest(1), largest(0)
-    stated = RepeatAndSelect((Charge(DiscreteGaussian(sigma, 1.0, 1.0)),), mean)
+    stated = RepeatAndSelect((Charge(Gaussian(sigma, 1.0, 1.0)),), mean)
     for order in (1.5, 2.0, 4.0, 16.0):
         bound = stated.rdp(np.array([order]), "add_remove")[0]
         for p, q in ((with_record, without), (without, with_record)):
@@ -63,7 +63,7 @@ def test_counts_are_geometric():
 
 
 def test_it_reads_back_from_its_record_and_refuses_what_it_can_t_be():
-    charges = (Charge(Gaussian(1.2, 1.0, 0.02), 300), Charge(DiscreteGaussian(30.0, 1.0, 1.0)))
+    charges = (Charge(Gaussian(1.2, 1.0, 0.02), 300), Charge(Gaussian(30.0, 1.0, 1.0)))
     mechanism = RepeatAndSelect(charges, 3)
     record = json.loads(json.dumps(Charge(mechanism, 2).to_record()))
     assert Charge.from_record(record) == Charge(mechanism, 2)
