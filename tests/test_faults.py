@@ -180,8 +180,7 @@ FAULTS = {
         noise.NoiseSource,
         "exponential_choice",
         half_scale,
-        "privacy/test_exact_noise.py::test_thresholds_and_choices_have_their_probabilities",
-        {"guard": noise._GUARD},
+        f"{_PLDS}::test_argmax_draws_the_softmax",
     ),
     "coins that show heads too often": Fault(
         noise.NoiseSource,

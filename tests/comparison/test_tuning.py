@@ -90,6 +90,8 @@ def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monke
     original = Gaussian.add_noise
 
     def add_noise(self, values, noise):
+        if values.numel() > 1:  # the noise of a step
+            return original(self, values, noise)
         scores.append(int(original(self, values, noise)))
         return torch.tensor([scores[-1]])
 
