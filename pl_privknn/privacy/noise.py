@@ -165,8 +165,8 @@ def rounded(source: RandomWords, count: int, scale: float, law: Law) -> NDArray[
         least, most, known = int(low[place]), int(high[place]), Known(source, int(tails[place]), 64)
         while least < most:
             middle = (least + most) // 2
-            edge = Fraction(2 * middle + 1, 2) / Fraction(scale)
-            if known.is_below(lambda context, edge=edge: law.tail(_exact(edge, context), context)):
+            beyond = Fraction(2 * middle + 1, 2) / Fraction(scale)
+            if known.is_below(functools.partial(_tail, law, beyond)):
                 least = middle + 1
             else:
                 most = middle
@@ -187,7 +187,7 @@ def at_least(source: RandomWords, thresholds: NDArray[np.float64], scale: float)
     for place in np.flatnonzero(np.abs(numbers - reach) <= _GUARD):
         edge = -Fraction(float(thresholds[place])) / Fraction(scale)
         known = Known(source, int(words[place]), 64)
-        result[place] = known.is_below(lambda context, edge=edge: context.ncdf(_exact(edge, context)))
+        result[place] = known.is_below(functools.partial(_ncdf, edge))
     return result
 
 
@@ -220,6 +220,14 @@ def exponential_choice(source: RandomWords, scores: NDArray[np.float64], scale: 
         ):
             low[place] += 1
     return low.astype(np.int64)
+
+
+def _tail(law: Law, value: Fraction, context: mpmath.MPContext) -> mpmath.mpf:
+    return law.tail(_exact(value, context), context)
+
+
+def _ncdf(value: Fraction, context: mpmath.MPContext) -> mpmath.mpf:
+    return context.ncdf(_exact(value, context))
 
 
 def _exact(value: Fraction, context: mpmath.MPContext) -> mpmath.mpf:
