@@ -35,7 +35,7 @@ from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.redaction import redacted, silenced
 from pl_privknn.privacy.store import FolderLock
 from pl_privknn.training import NoisySGD
-from pl_privknn.training.isolation import Copier, Nobody
+from pl_privknn.training.isolation import Copier, Sink
 
 _MOST_NOISE = 1e6
 _TOLERANCE = 2e-4
@@ -383,7 +383,7 @@ def _right(module: pl.LightningModule, data: Any) -> torch.Tensor:
 
     Each is predicted alone, on a copy of the module, so that no other record has a say in it.
     """
-    copier = Copier(Nobody, lambda: 0)
+    copier = Copier(Sink, lambda: 0)
     total = 0
     for x, y in data.private_batches():
         for image, label in zip(x.split(1), y, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +16,8 @@ from pl_privknn.privacy.noisy_steps import clip_factors
 #: Of norms and sums in float64, whose rounding errors are far smaller.
 SLACK = 1e-9
 
-# Gradients of single records that are added at once, since each addition reads and writes the whole sum; as many as
-# so many bytes hold.
-_TOGETHER, _BYTES = 8, 1 << 28
+# Gradients that are added at once, since each addition reads and writes the whole sum, and how many bytes may wait.
+_TOGETHER, _BYTES = 4, 1 << 28
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -32,27 +32,12 @@ def _squares(rows: Any, norms: Any) -> None:
 
 
 @compiled(fastmath={"reassoc", "contract"})
-def _add(total: Any, rows: Any, factors: Any) -> None:
-    """Add the rows, each by its factor, to ``total``; rows of factor 0 are not read."""
-    chosen = [i for i in range(rows.shape[0]) if factors[i] != 0.0]
-    for start in range(0, rows.shape[1], 2048):
-        stop = min(start + 2048, rows.shape[1])
-        for i in chosen:
-            factor = factors[i]
-            for j in range(start, stop):
-                total[j] += factor * numba.float64(rows[i, j])
-
-
-@compiled(fastmath={"reassoc", "contract"})
-def _add_several(total: Any, rows: Any, factors: Any) -> None:
-    """Add one row of each of several arrays, each by its factor."""
-    for start in range(0, total.shape[0], 2048):
-        stop = min(start + 2048, total.shape[0])
-        for i in range(len(rows)):
-            factor = factors[i]
-            if factor != 0.0:
-                for j in range(start, stop):
-                    total[j] += factor * numba.float64(rows[i][0, j])
+def _add_four(total: Any, a: Any, b: Any, c: Any, d: Any, factors: Any) -> None:
+    """Add four rows, each by its factor, in float64."""
+    f, g, h, k = factors[0], factors[1], factors[2], factors[3]
+    for j in range(total.shape[0]):
+        first = f * numba.float64(a[j]) + g * numba.float64(b[j])
+        total[j] += first + (h * numba.float64(c[j]) + k * numba.float64(d[j]))
 
 
 class ClippedSum:
@@ -101,17 +86,8 @@ class ClippedSum:
         waiting, self._waiting = self._waiting, []
         if waiting:
             factors = clip_factors(torch.cat([self.norms(one) for one in waiting]), self.max_grad_norm, SLACK)
-            if self.device.type == "cpu" and all(p.dtype == torch.float32 for one in waiting for p in one):
-                missing = self._together - len(waiting)  # the compiled loop takes so many
-                padded = [*waiting, *[waiting[0]] * missing]
-                with_none = torch.cat([factors, factors.new_zeros(missing)]).numpy()
-                for k, total in enumerate(self.total.split(self.sizes)):
-                    _add_several(
-                        total.numpy(), tuple(one[k].contiguous().numpy() for one in padded), with_none
-                    )
-            else:
-                for one, factor in zip(waiting, factors.split(1), strict=True):
-                    self.add_by(one, factor)
+            for total, *rows in zip(self.total.split(self.sizes), *waiting, strict=True):
+                self.add_rows(total, [row[0] for row in rows], factors)
         return self.total
 
     def norms(self, rows: Sequence[Tensor]) -> Tensor:
@@ -135,16 +111,23 @@ class ClippedSum:
             self.add_rows(total, part, factors)
 
     @staticmethod
-    def add_rows(total: Tensor, rows: Tensor, factors: Tensor) -> None:
-        """Add the rows of one parameter to its part of a sum, each by its factor.
+    def add_rows(total: Tensor, rows: Sequence[Tensor] | Tensor, factors: Tensor) -> None:
+        """Add rows of one parameter to its part of a sum, each by its factor.
 
         Args:
             total: float64 ``(size,)``, changed in place.
-            rows: ``(b, size)``; those of factor 0 may hold anything.
+            rows: of shape ``(size,)`` each; those of factor 0 may hold anything.
             factors: float64 ``(b,)``.
         """
-        if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
-            _add(total.numpy(), rows.contiguous().numpy(), factors.numpy())
-        else:
-            kept = factors != 0
-            total += factors[kept] @ rows[kept].double()
+        chosen = [(rows[i], factor) for i, factor in enumerate(factors.tolist()) if factor != 0.0]
+        if total.device.type != "cpu" or not all(
+            row.dtype in (torch.float32, torch.float64) for row, _ in chosen
+        ):
+            for row, factor in chosen:
+                total.add_(row.double(), alpha=factor)
+            return
+        for start in range(0, len(chosen), 4):
+            four = chosen[start : start + 4]
+            four += [(four[0][0], 0.0)] * (4 - len(four))  # a finite one
+            given = [row.contiguous().numpy() for row, _ in four]
+            _add_four(total.numpy(), *given, np.array([factor for _, factor in four]))

@@ -21,14 +21,17 @@ from pl_privknn.training.clipped_sums import ClippedSum
 from pl_privknn.training.fast_paths import LayerGradients, NotSupportedError, losses_of, proven_network
 from pl_privknn.training.isolation import (
     Copier,
-    OutsideState,
+    Memo,
     PrivateRandomness,
     PublicTrainer,
+    Surroundings,
     cloned,
+    identity,
+    in_own_context,
     moved,
     writing_nowhere,
 )
-from pl_privknn.training.private_data import PrivateData, signature, stacked, views_of
+from pl_privknn.training.private_data import PrivateData, signature, stacked, unstacked, views_of
 
 CLIPPING = ("flat", "ghost")
 #: Why the guarantee of a foreign module's ghost clipping is conditional.
@@ -40,6 +43,8 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 # Bytes that the gradients of one chunk may take.
 _BYTES = 1 << 28
 _CLOSE = 1e-3
+# As they are outside of private steps, in which clocks stand still.
+_PROCESSOR, _WALL = time.process_time, time.perf_counter
 
 
 class IsolatedGradients:
@@ -94,9 +99,9 @@ class IsolatedGradients:
         )
         self._hooks = {name: _hook_owner(name, module, datamodule) for name in _TRANSFERS}
         self._randomness = PrivateRandomness(seed)
-        self._copier = Copier(lambda: PublicTrainer(trainer, self.device), self._randomness.for_copy)
-        self._copier.copy((module, datamodule, augment))
-        self._outside = OutsideState(self._copier)
+        self._surroundings = Surroundings(
+            Copier(lambda: PublicTrainer(trainer, self.device), self._randomness.for_copy)
+        )
         self._read = data.reader(self._randomness)
         self._muted = False
         self.logged: set[str] = set()
@@ -119,13 +124,13 @@ class IsolatedGradients:
             places: of the records among this process's.
             batch_idx: number of the step.
         """
-        with self._private(), self._precision():
+        with self._private():
             return self._way([int(place) for place in places], batch_idx)
 
     def replayable(self, places: Sequence[int]) -> Tensor:
         """:meth:`sum`, in which a record's random numbers follow from its place alone; for tests of modules."""
         chosen = [int(place) for place in places]
-        with self._private():
+        with self._private(), self._randomness.of_the_system():
             self._randomness.watch()
             total = self._way(chosen, 0)
             if self._randomness.drew():
@@ -139,9 +144,8 @@ class IsolatedGradients:
             count: of records.
         """
         total = self._new_sum()
-        with self._private(writes=True), self._precision():
-            if batches := self.data.made_up(self._randomness):
-                batch = self._working(batches)
+        if (batch := self._working()) is not None:
+            with self._private():
                 for _ in range(count):
                     total.add_one(self._gradient(batch, 0))
         return total.finish()
@@ -177,17 +181,26 @@ class IsolatedGradients:
             warm.add([part[None] for part in warm.finish().float().split(self._sizes)])
         if self._fast is not None and self.isolated:
             return
-        with self._private(writes=True), self._precision():
-            if not (batches := self.data.made_up(self._randomness)):
-                return
-            batch = self._working(batches)
+        if (batch := self._working()) is None:
+            return
+        with self._private():
             if self._fast is not None:
                 self._try_layers(batch)
-                return
-            if signature(batch) is not None:
+            elif signature(batch) is not None:
                 self._compare(batch, timed)
 
     # ------------------------------------------------------------------ ways
+
+    @contextlib.contextmanager
+    def _shadow(self) -> Iterator[tuple[Any, list[nn.Parameter]]]:
+        """A copy of the module and its trained parameters, in a world of its own."""
+        leaves = [nn.Parameter(cloned(parameter)) for parameter in self.parameters]
+        memo: Memo = {identity(p): leaf for p, leaf in zip(self.parameters, leaves, strict=True)}
+        self._randomness.begin()
+        with self._surroundings.alone(memo, self.module) as (shadow,):
+            if self._muted:
+                _mute(shadow)
+            yield shadow, leaves
 
     def _in_turn(self, places: Sequence[int], batch_idx: int, by_place: bool = False) -> Tensor:
         """A loop over records, each on copies of its own."""
@@ -195,30 +208,24 @@ class IsolatedGradients:
         for place in places:
             if by_place:
                 self._randomness.seed = lambda place=place: 1 + place  # type: ignore[misc]
-            found = None
-            with _silently():
-                found = self._gradient(self._batch(place), batch_idx)
-            if found is not None:
-                total.add_one(found)
+            self._add_alone(total, lambda place=place: self._batch(place), batch_idx)  # type: ignore[misc]
         return total.finish()
 
+    def _add_alone(self, total: ClippedSum, batch: Callable[[], Any], batch_idx: int) -> None:
+        found = None
+        with _silently():
+            found = self._gradient(batch(), batch_idx)
+        if found is not None:
+            total.add_one(found)
+
+    @in_own_context
     def _gradient(self, batch: Any, batch_idx: int, made_up: bool = False) -> list[Tensor]:
         """The gradient of one batch of one."""
-        memo: dict[int, Any] = {}
-        leaves = []
-        for parameter in self.parameters:
-            leaves.append(nn.Parameter(cloned(parameter)))
-            memo[id(parameter)] = leaves[-1]
-        with self._outside.replaced(memo):
-            self._randomness.begin()
-            shadow = self._copier.copy(self.module, memo)
-            if self._muted:
-                _mute(shadow)
+        with self._shadow() as (shadow, leaves):
             if made_up:
                 shadow.log = lambda name, *args, **kwargs: self.logged.add(name)
                 shadow.log_dict = lambda names, *args, **kwargs: self.logged.update(names)
-            loss = _loss_of(shadow, batch, batch_idx)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            found = torch.autograd.grad(_loss_of(shadow, batch, batch_idx), leaves, allow_unused=True)
         return [
             torch.zeros_like(leaf) if part is None else part for part, leaf in zip(found, leaves, strict=True)
         ]
@@ -227,23 +234,24 @@ class IsolatedGradients:
         """Chunks of records by ``vmap``; those that don't stack, or fail so, in turn."""
         total = self._new_sum()
         alone: list[Any] = []
-        for batches in self._chunks(places, alone):
+        for stack, count in self._chunks(places, alone):
             try:
-                rows = self._rows(stacked(batches + batches[-1:] * (self._chunk - len(batches))), batch_idx)
+                rows = self._rows(stack, batch_idx)
             except Exception:
-                alone += batches
+                alone += [unstacked(stack, place) for place in range(count)]
             else:
-                total.add(rows, len(batches))
+                total.add(rows, count)
         for batch in alone:
-            found = None
-            with _silently():
-                found = self._gradient(batch, batch_idx)
-            if found is not None:
-                total.add_one(found)
+            self._add_alone(total, lambda batch=batch: batch, batch_idx)  # type: ignore[misc]
         return total.finish()
 
-    def _chunks(self, places: Sequence[int], alone: list[Any]) -> Iterator[list[Any]]:
-        """Batches of one signature, up to a chunk of them; others go to ``alone``."""
+    def _chunks(self, places: Sequence[int], alone: list[Any]) -> Iterator[tuple[Any, int]]:
+        """Stacks of a chunk of batches of one signature, and how many of them count; others go to ``alone``."""
+        if self.data.has_rows and not self._has_hooks and self._augment is None:
+            for part in torch.tensor(places, dtype=torch.int64).split(self._chunk) if places else ():
+                rows = torch.cat([part, part[-1:].expand(self._chunk - len(part))])
+                yield _to(self.data.rows(rows), self.device), len(part)
+            return
         waiting: dict[Any, list[Any]] = {}
         for place in places:
             full = None
@@ -256,21 +264,14 @@ class IsolatedGradients:
                     if len(waiting[key]) == self._chunk:
                         full = waiting.pop(key)
             if full is not None:
-                yield full
+                yield stacked(full), len(full)
         for batches in waiting.values():
-            if len(batches) > 1:
-                yield batches
-            else:
-                alone += batches
+            yield stacked(batches + batches[-1:] * (self._chunk - len(batches))), len(batches)
 
+    @in_own_context
     def _rows(self, batch: Any, batch_idx: int) -> list[Tensor]:
         """Gradients ``(b, …)`` of a stack of batches of one; every chunk has copies of its own."""
-        memo: dict[int, Any] = {id(p): nn.Parameter(cloned(p)) for p in self.parameters}
-        with self._outside.replaced(memo):
-            self._randomness.begin()
-            shadow = self._copier.copy(self.module, memo)
-            if self._muted:
-                _mute(shadow)
+        with self._shadow() as (shadow, _):
             step = _Step(shadow, batch_idx)
             given = {f"shadow.{name}": cloned(p) for name, p in zip(self.names, self.parameters, strict=True)}
 
@@ -292,16 +293,11 @@ class IsolatedGradients:
 
             def of_tables(places: Sequence[int], batch_idx: int) -> Tensor:
                 total = self._new_sum()
-                for part in torch.tensor(places, dtype=torch.int64).split(self._chunk):
-                    first, labels = self.data.tensors(part)
-                    rows = torch.cat(
-                        [torch.arange(len(part)), torch.zeros(self._chunk - len(part), dtype=torch.int64)]
-                    )
-                    made = first[rows].contiguous().to(self.device)
+                for stack, count in self._chunks(places, []):
+                    made, targets = (part.squeeze(1).contiguous() for part in stack)
                     made = made if self.data.has_vectors else inputs(made)
-                    targets = labels[rows].to(self.device)
                     layers.add(
-                        total, layers.seen(lambda x, y: losses_of(network(x), y), made, targets), len(part)
+                        total, layers.seen(lambda x, y: losses_of(network(x), y), made, targets), count
                     )
                 return total.finish()
 
@@ -310,32 +306,30 @@ class IsolatedGradients:
         def of_batches(places: Sequence[int], batch_idx: int) -> Tensor:
             total = self._new_sum()
             alone: list[Any] = []
-            chunks = list(self._chunks(places, alone))
-            for batches in [*chunks, *([batch] for batch in alone)]:
+            chunks = [
+                (pytree.tree_map(lambda leaf: leaf[:count].flatten(0, 1), stack), count)  # noqa: B023
+                for stack, count in self._chunks(places, alone)
+            ]
+            for joined, count in [*chunks, *((batch, 1) for batch in alone)]:
                 found = None
                 with _silently():
-                    found = self._seen(batches, batch_idx)
+                    found = self._seen(joined, count, batch_idx)
                 if found is not None:
-                    found[0].add(total, found[1], len(batches))
+                    found[0].add(total, found[1], count)
             return total.finish()
 
         return of_batches
 
-    def _seen(self, batches: list[Any], batch_idx: int) -> tuple[LayerGradients, Any]:
+    @in_own_context
+    def _seen(self, joined: Any, count: int, batch_idx: int) -> tuple[LayerGradients, Any]:
         """What layers of a foreign module see of a joined batch, whose loss is taken for the mean of examples'."""
-        joined = pytree.tree_map(lambda *leaves: torch.cat(leaves), batches[0], *batches[1:])
-        memo: dict[Any, Any] = {}
-        leaves = [nn.Parameter(cloned(parameter)) for parameter in self.parameters]
-        memo.update((id(p), leaf) for p, leaf in zip(self.parameters, leaves, strict=True))
-        with self._outside.replaced(memo):
-            self._randomness.begin()
-            shadow = self._copier.copy(self.module, memo)
+        with self._shadow() as (shadow, leaves):
             layers = LayerGradients(shadow, leaves)
-            return layers, layers.seen(lambda: len(batches) * _loss_of(shadow, joined, batch_idx))
+            return layers, layers.seen(lambda: count * _loss_of(shadow, joined, batch_idx))
 
     def _try_layers(self, batch: Any) -> None:
         try:
-            self._seen([batch, batch], 0)
+            self._seen(batch, 1, 0)
         except NotSupportedError as error:
             raise ValueError(f'clipping="ghost": {error}; use clipping="flat"') from None
 
@@ -347,44 +341,45 @@ class IsolatedGradients:
 
     def _batch(self, place: int) -> Any:
         """What a record brings to the step: read, transferred and augmented by itself."""
-        batch = self._read(place)
-        return self._transferred(batch)
+        return self._transferred(self._read(place))
 
+    @in_own_context
     def _transferred(self, batch: Any) -> Any:
         if not self._has_hooks and self._augment is None:
             return _to(batch, self.device)
-        memo: dict[int, Any] = {}
-        with self._outside.replaced(memo):
-            self._randomness.begin()
-            for name, owner in self._hooks.items():
-                own = None if owner is None else self._copier.copy(owner, memo)
+        self._randomness.begin()
+        with self._surroundings.alone({}, *self._hooks.values(), self._augment) as (*owners, augment):
+            for name, owner in zip(self._hooks, owners, strict=True):
                 if name == "transfer_batch_to_device":
-                    batch = (
-                        _to(batch, self.device)
-                        if own is None
-                        else own.transfer_batch_to_device(batch, self.device, 0)
-                    )
-                elif own is not None:
-                    batch = getattr(own, name)(batch, 0)
-            if self._augment is not None:
-                batch = views_of(batch, self._copier.copy(self._augment, memo), self._views)
-        return batch
+                    on_device = _to if owner is None else owner.transfer_batch_to_device
+                    batch = on_device(batch, self.device, 0)
+                elif owner is not None:
+                    batch = getattr(owner, name)(batch, 0)
+            return batch if augment is None else views_of(batch, augment, self._views)
 
     # ------------------------------------------------------------------ the choice
 
-    def _working(self, batches: list[Any]) -> Any:
-        """The first made-up batch with which the step runs; all fail as the first does."""
+    def _working(self) -> Any:
+        """The first made-up batch with which the step runs; all fail as the first does. None without records.
+
+        The step runs twice: as anywhere, so that what is compiled is ready, and as a private step.
+        """
         first: Exception | None = None
-        for batch in batches:
-            try:
-                ready = self._transferred(batch)
-                self._gradient(ready, 0, made_up=True)
-            except Exception as error:
-                first = first or error
-            else:
-                return ready
-        assert first is not None
-        if shows_private_errors():
+        with self._private(writes=True):
+            batches = self.data.made_up(self._randomness)
+            for batch in batches:
+                try:
+                    ready = self._transferred(batch)
+                    self._gradient(ready, 0, made_up=True)
+                    with writing_nowhere():
+                        self._gradient(self._transferred(batch), 0)
+                except Exception as error:
+                    first = first or error
+                else:
+                    return ready
+        if first is None or shows_private_errors():
+            if first is None:
+                return None
             raise first
         raise ValueError(
             f"{type(self.module).__name__}.training_step: fails on a made-up record of the private ones' shapes "
@@ -406,19 +401,28 @@ class IsolatedGradients:
                     for part, alone in zip(rows, one, strict=True)
                 ):
                     continue
-                in_turn = _seconds(lambda: self._summed_alone(batch))
-                together = _seconds(lambda: self._new_sum().add(self._rows(several, 0)))
             except Exception:
                 continue
-            if not timed or together < in_turn * self._chunk:
+            del rows
+            if not timed or self._is_faster(several, batch):
                 self._way = self._vectorized
                 return
         self._muted = False
 
-    def _summed_alone(self, batch: Any) -> Tensor:
-        total = self._new_sum()
-        total.add_one(self._gradient(batch, 0))
-        return total.finish()
+    def _is_faster(self, several: Any, batch: Any) -> bool:
+        """Whether a chunk takes less of the processor than its records do one by one: the least of some turns."""
+        many = self._clocked(lambda: self._new_sum().add(self._rows(several, 0)))
+        one = self._clocked(lambda: self._add_alone(self._new_sum(), lambda: batch, 0))
+        return many < one * self._chunk
+
+    def _clocked(self, work: Callable[[], Any]) -> float:
+        clock = _PROCESSOR if self.device.type == "cpu" else _WALL
+        times = []
+        while len(times) < 5 or (len(times) < 30 and sum(times) < 0.2):
+            start = clock()
+            work()
+            times.append(clock() - start)
+        return min(times)
 
     # ------------------------------------------------------------------ surroundings
 
@@ -427,14 +431,15 @@ class IsolatedGradients:
 
     @contextlib.contextmanager
     def _private(self, writes: bool = False) -> Iterator[None]:
-        nowhere = contextlib.nullcontext() if writes else writing_nowhere()
-        with nowhere, self._randomness(), torch.enable_grad():
+        plugin = getattr(self._trainer, "precision_plugin", None)
+        with (
+            contextlib.nullcontext() if writes else writing_nowhere(),
+            self._randomness(),
+            torch.enable_grad(),
+            contextlib.nullcontext() if plugin is None else plugin.train_step_context(),
+        ):
             self._randomness.begin()
             yield
-
-    def _precision(self) -> Any:
-        plugin = getattr(self._trainer, "precision_plugin", None)
-        return contextlib.nullcontext() if plugin is None else plugin.train_step_context()
 
 
 def clipped_sum(module: Any, data: Any, records: Sequence[int], max_grad_norm: float = 1.0) -> Tensor:
@@ -568,7 +573,7 @@ def _hook_owner(name: str, module: Any, datamodule: Any) -> Any:
     return None
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def _to(batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
     return batch if device.type == "cpu" else moved(batch, device)
 
 
@@ -582,15 +587,6 @@ def _mute(shadow: nn.Module) -> None:
         nothing = torch.zeros(())
         for name in ("forward", "update", "compute"):
             metric.__dict__[name] = lambda *args, **kwargs: nothing  # noqa: B023
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 @contextlib.contextmanager

@@ -1,29 +1,32 @@
-"""One record's step in a world of its own: what it reads is a copy, and what it writes is thrown away.
+"""Isolation of one record's step: it reads copies, and what it writes is thrown away.
 
 A private training is sound when a record meets no other record before its gradient is clipped. No check of a module's
-values shows that, so each record's step runs on copies: of the module, the data module, the collate function and of
-the module-level names, class attributes, default arguments and closures that their code refers to. Afterwards every
-original is where it was. Tensors are copied on write, so a copy of a frozen backbone costs nothing.
+values shows that. Each record's step therefore runs on copies: of the module, the data module, the collate function,
+and the module-level names, class attributes, default arguments, closures and context variables that their code refers
+to. Afterwards every original is where it was. Tensors are copied on write: copies of frozen backbones cost nothing.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import collections
 import contextlib
+import contextvars
 import copy
 import functools
 import io
 import logging
+import operator
 import os
 import random
 import secrets
 import sys
-import sysconfig
 import threading
+import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
 from enum import Enum
 from typing import Any
 from unittest import mock
@@ -33,66 +36,42 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-#: Libraries whose own module-level state is not shadowed: it holds nothing of a batch.
+_reconstruct: Any = copy._reconstruct  # type: ignore[attr-defined]
+
+Memo = dict[Any, Any]
+#: Tells objects apart as ``id`` does, whose calls audit hooks hear of.
+identity: Callable[[Any], int] = object.__hash__
+
+#: Libraries whose own module-level state is not copied: it holds nothing of a batch.
 _LIBRARIES = frozenset(
-    {
-        *(
-            "torch",
-            "torchvision",
-            "torchaudio",
-            "torchmetrics",
-            "pytorch_lightning",
-            "lightning",
-            "lightning_fabric",
-        ),
-        *(
-            "lightning_utilities",
-            "numpy",
-            "scipy",
-            "pandas",
-            "PIL",
-            "timm",
-            "transformers",
-            "tokenizers",
-            "peft",
-        ),
-        *("einops", "opacus", "kornia", "skimage", "sklearn", "cv2", "tqdm", "wandb", "pl_privknn", "numba"),
-        *("huggingface_hub", "safetensors", "datasets", "matplotlib"),
-    }
-)
-_ATOMS: tuple[Any, ...] = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    range,
-    slice,
-    type,
-    types.ModuleType,
-    types.CodeType,
-)
-_ATOMS += (
-    Enum,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    torch.layout,
-    torch.memory_format,
-    np.dtype,
-    np.generic,
-)
+    (
+        *("torch", "torchvision", "torchaudio", "torchmetrics", "pytorch_lightning", "lightning"),
+        *("lightning_fabric", "lightning_utilities", "numpy", "scipy", "pandas", "PIL", "timm"),
+        *("transformers", "tokenizers", "peft", "einops", "opacus", "kornia", "skimage", "sklearn", "cv2"),
+        *("tqdm", "wandb", "pl_privknn", "numba", "huggingface_hub", "safetensors", "datasets"),
+        *("matplotlib", "typing", "pytest", "_pytest", "pluggy", "hypothesis", "omegaconf"),
+        *("IPython", "ipykernel", "traitlets", "xdist", "execnet", "jupyter_client", "zmq"),
+    )
+)  # fmt: skip
+_ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, types.CodeType, Enum, np.dtype, np.generic),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, types.MemberDescriptorType),
+    *(types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, property),
+    functools.cached_property,
+)  # fmt: skip
 _PLAIN = {str, int, float, bool, type(None), bytes}
 _SINK_NAMES = frozenset({"SummaryWriter", "FileWriter", "RecordWriter", "Run", "RunDisabled", "Experiment"})
-# Larger arrays of numpy are lent out read-only; larger containers are lent out as they are.
-_ARRAY_BYTES = 1 << 20
-_CONTAINER = 10_000
-_STDLIB = sysconfig.get_paths()["stdlib"]
+_SINK_ROOMS = frozenset({"_thread", "_socket", "socket", "_sqlite3", "queue", "_io"})
+_SINKS = (io.IOBase, logging.Logger, logging.Handler, threading.Thread, threading.Event)
+# Larger arrays of numpy are lent out read-only; items of larger containers of a data set are copied as they are read.
+_ARRAY_BYTES, _CONTAINER = 1 << 20, 10_000
 
 
-class Nobody:
+class UnreachableError(PermissionError):
+    """A private step asked for something that holds, or may hold, other records, or that leads out of it."""
+
+
+class Sink:
     """A place that takes everything and keeps nothing: loggers, files and callbacks, as a private step sees them."""
 
     def __getattr__(self, name: str) -> Any:
@@ -100,21 +79,17 @@ class Nobody:
             raise AttributeError(name)
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Keep nothing."""
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Do nothing."""
         return self
 
-    def __getitem__(self, key: Any) -> Any:
-        return self
+    __getitem__ = __enter__ = __call__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep nothing."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Keep nothing."""
-
-    def __enter__(self) -> Any:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         """Do nothing."""
@@ -124,13 +99,6 @@ class Nobody:
 
     def __len__(self) -> int:
         return 0
-
-    def __bool__(self) -> bool:
-        return False
-
-
-class UnreachableError(RuntimeError):
-    """A private step asked for something that holds, or may hold, other records."""
 
 
 class Unreachable:
@@ -157,48 +125,41 @@ class Unreachable:
 
 
 class PublicTrainer:
-    """What a private step sees as ``self.trainer``: public facts of the training, and nobody to tell anything to.
+    """What a private step sees as ``self.trainer``: public facts of the training, and sinks for all that is told.
 
     Args:
         trainer: the real one, or None outside a fit.
         device: of the module.
     """
 
+    training, is_global_zero = True, True
+    sanity_checking = validating = testing = fast_dev_run = False
+    global_rank = local_rank = current_epoch = global_step = 0
+    world_size = num_devices = max_epochs = accumulate_grad_batches = 1
+    max_steps, log_every_n_steps, gradient_clip_val, precision = -1, 50, None, "32-true"
+    num_training_batches: Any = float("inf")
+    estimated_stepping_batches: Any = float("inf")
+
     def __init__(self, trainer: Any, device: torch.device) -> None:
-        self.training, self.sanity_checking, self.validating, self.testing = True, False, False, False
         self.loggers: list[Any] = []
         self.callbacks: list[Any] = []
         self.callback_metrics: dict[str, Any] = {}
         self.logged_metrics: dict[str, Any] = {}
-        self.logger = self.profiler = self.progress_bar_callback = Nobody()
-        self.global_rank, self.local_rank, self.world_size, self.num_devices = 0, 0, 1, 1
-        self.is_global_zero, self.fast_dev_run, self.log_every_n_steps = True, False, 50
-        self.current_epoch = self.global_step = 0
-        self.max_epochs: int | None = 1
-        self.max_steps = -1
-        self.accumulate_grad_batches, self.gradient_clip_val = 1, None
+        self.logger = self.profiler = self.progress_bar_callback = Sink()
         self.datamodule = self.train_dataloader = Unreachable("trainer.datamodule")
         self.val_dataloaders = self.test_dataloaders = Unreachable("a data loader of the trainer")
-        strategy = types.SimpleNamespace(root_device=device, global_rank=0, world_size=1)
-        strategy.batch_to_device = lambda batch, device=device, dataloader_idx=0: moved(batch, device)
-        self.strategy: Any = strategy
+        self.strategy = types.SimpleNamespace(root_device=device, global_rank=0, world_size=1)
+        self.strategy.batch_to_device = lambda batch, device=device, dataloader_idx=0: moved(batch, device)
+        if trainer is None:
+            return
         for name in (
-            "current_epoch",
-            "global_step",
-            "max_epochs",
-            "max_steps",
-            "log_every_n_steps",
-            "precision",
+            *("current_epoch", "global_step", "max_epochs", "max_steps", "log_every_n_steps", "precision"),
+            "num_training_batches",
         ):
-            if trainer is not None:
-                setattr(self, name, getattr(trainer, name))
-        self.num_training_batches: Any = float("inf")
-        self.estimated_stepping_batches: Any = float("inf")
-        if trainer is not None:
-            self.num_training_batches = trainer.num_training_batches
-            self.estimated_stepping_batches = self.max_steps
-            if self.max_epochs is not None and self.max_epochs >= 0 and self.max_steps < 0:
-                self.estimated_stepping_batches = self.max_epochs * self.num_training_batches
+            setattr(self, name, getattr(trainer, name))
+        self.estimated_stepping_batches = self.max_steps
+        if self.max_epochs is not None and self.max_epochs >= 0 and self.max_steps < 0:
+            self.estimated_stepping_batches = self.max_epochs * self.num_training_batches
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -208,21 +169,21 @@ def moved(batch: Any, device: torch.device) -> Any:
     return apply_to_collection(batch, dtype=Tensor, function=lambda value: value.to(device))
 
 
-def cloned(tensor: Tensor, lends: bool = False) -> Tensor:
-    """A copy of a tensor that takes memory only once somebody writes to it, or to the original.
-
-    Args:
-        tensor: to copy.
-        lends: give a large one itself where that is not possible, as with memory that other processes share.
-    """
+def cloned(tensor: Tensor) -> Tensor:
+    """A copy of a tensor that takes memory only once somebody writes to it, or to the original."""
     try:
         return torch._lazy_clone(tensor.detach())
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
-        return tensor if lends and tensor.nbytes > _ARRAY_BYTES else tensor.detach().clone()
+        return tensor.detach().clone()
+
+
+# ------------------------------------------------------------------ copies
 
 
 class Copier:
-    """Deep copies of whatever a step can reach, closures and bound methods too.
+    """Deep copies of whatever a step can reach, bound methods and iterators too.
+
+    Functions stay themselves; :class:`Surroundings` puts copies into what they hold.
 
     Args:
         trainer: makes what stands for the trainer in the copies.
@@ -230,15 +191,16 @@ class Copier:
         opens: whether sets of records are copied as well; a module's step must not reach them.
 
     Attributes:
-        types: the classes that were met.
+        met: classes, functions and modules that were met, whose own state code can write to.
     """
 
     def __init__(self, trainer: Callable[[], Any], seed: Callable[[], int], opens: bool = False) -> None:
         self._trainer, self._seed, self._opens = trainer, seed, opens
-        self.types: set[type] = set()
-        self.functions: dict[int, types.FunctionType] = {}
+        self.met: dict[int, Any] = {}
+        self._ways: dict[type, Callable[[Any, Memo], Any] | None] = {}
+        self._unshared: dict[int, tuple[Tensor, int, Tensor]] = {}
 
-    def copy(self, value: Any, memo: dict[Any, Any] | None = None) -> Any:
+    def copy(self, value: Any, memo: Memo | None = None) -> Any:
         """A copy of ``value``, sharing nothing that can be written to.
 
         Args:
@@ -248,211 +210,271 @@ class Copier:
         """
         return self._copy(value, {} if memo is None else memo)
 
-    def _copy(self, value: Any, memo: dict[Any, Any]) -> Any:
-        if isinstance(value, _ATOMS):
-            return value
-        found = memo.get(id(value), memo)
-        if found is not memo:
-            return found
+    def _copy(self, value: Any, memo: Memo) -> Any:
         kind = type(value)
-        self.types.add(kind)
-        made: Any
-        if isinstance(value, Tensor):
-            made = self._tensor(value)
-        elif isinstance(value, nn.Module):
-            made = memo[id(value)] = object.__new__(kind)
-            self._fill(made, value.__dict__, memo)
-            _quiet(made, lambda: self._public(memo))
-        elif kind is dict or isinstance(value, dict):
-            return self._mapping(value, memo)
-        elif kind in (list, set, collections.deque, frozenset) or (
-            isinstance(value, list | set | collections.deque) and not hasattr(value, "__dict__")
-        ):
-            if len(value) > _CONTAINER:
-                return value
-            if set(map(type, value)) <= _PLAIN:
-                made = copy.copy(value)
-            elif kind is list:
-                made = memo[id(value)] = []
-                made.extend([self._copy(one, memo) for one in value])
-            elif isinstance(value, collections.deque):
-                made = collections.deque((self._copy(one, memo) for one in value), value.maxlen)
-            else:
-                made = kind(self._copy(one, memo) for one in value)
-        elif isinstance(value, tuple):
-            parts = [self._copy(one, memo) for one in value]
-            if all(new is old for new, old in zip(parts, value, strict=True)):
-                made = value
-            else:
-                made = kind(*parts) if hasattr(value, "_fields") else kind(parts)
-        else:
-            made = self._other(value, memo)
-        memo[id(value)] = made
-        return made
+        try:
+            way = self._ways[kind]
+        except KeyError:
+            way = self._ways[kind] = self._way_of(kind)
+        if way is None:
+            return value
+        found = memo.get(identity(value))
+        if found is None:
+            found = memo[identity(value)] = way(value, memo)
+        return found
 
-    def _public(self, memo: dict[Any, Any]) -> Any:
+    def _way_of(self, kind: type) -> Callable[[Any, Memo], Any] | None:
+        self.met.setdefault(identity(kind), kind)
+        room, name = kind.__module__, kind.__name__
+        own = {
+            dict: self._dict,
+            list: self._list,
+            tuple: self._tuple,
+            collections.OrderedDict: self._dict,
+            set: self._set,
+            frozenset: self._set,
+        }
+        if kind in own:
+            return own[kind]
+        if issubclass(kind, type | types.ModuleType | types.FunctionType):
+            return self._meet
+        if issubclass(kind, _ATOMS) or room.split(".")[0] in ("numba", "typing"):
+            return None
+        if issubclass(kind, nn.Module):
+            return self._module
+        if (
+            issubclass(kind, _SINKS)
+            or name in _SINK_NAMES
+            or room in _SINK_ROOMS
+            or any(b.__name__ in ("Callback", "Logger") and "lightning" in b.__module__ for b in kind.__mro__)
+        ):
+            return lambda value, memo: Sink()
+        if name == "Trainer" and hasattr(kind, "fit_loop"):
+            return lambda value, memo: self._public(memo)
+        if issubclass(kind, Dataset | DataLoader) and not self._opens:
+            return lambda value, memo: Unreachable(f"a {name}")
+        if issubclass(kind, types.GeneratorType | types.CoroutineType):
+            return lambda value, memo: Unreachable("a generator that is under way")
+        ways: list[tuple[Any, Callable[[Any, Memo], Any]]] = [
+            (Tensor, self._tensor),
+            (tuple, self._tuple),
+            (types.MethodType, self._method),
+            (types.BuiltinFunctionType, self._builtin),
+            (functools._lru_cache_wrapper, self._cached),
+            (functools.partial, self._partial),
+            (types.CellType, self._meet),
+            (staticmethod | classmethod, lambda s, memo: kind(self._copy(s.__func__, memo))),
+            (np.ndarray, self._array),
+            (weakref.ref, lambda r, memo: r if r() is None else weakref.ref(self._copy(r(), memo))),
+            (torch.Generator, lambda g, memo: torch.Generator(device=g.device).manual_seed(self._seed())),
+            (np.random.Generator, lambda g, memo: np.random.default_rng(self._seed())),
+            (np.random.RandomState, lambda g, memo: np.random.RandomState(self._seed() % 2**32)),
+            (random.SystemRandom, lambda g, memo: g),
+            (random.Random, lambda g, memo: random.Random(self._seed())),
+        ]  # fmt: skip
+        return next((way for base, way in ways if issubclass(kind, base)), None) or self._instances(kind)
+
+    def _meet(self, value: Any, memo: Memo) -> Any:
+        self.met.setdefault(identity(value), value)
+        return value
+
+    def _public(self, memo: Memo) -> Any:
         """One trainer for all that is copied together: what one record writes to it, no other reads."""
         if "trainer" not in memo:
             memo["trainer"] = self._trainer()
         return memo["trainer"]
 
-    def _tensor(self, value: Tensor) -> Tensor:
-        made = cloned(value, self._opens)
+    def _tensor(self, value: Tensor, memo: Memo) -> Tensor:
+        try:
+            made = torch._lazy_clone(value.detach())
+        except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+            if value.layout is not torch.strided or value.nbytes <= _ARRAY_BYTES:
+                made = value.detach().clone()
+            else:  # memory that others share: one clone of it, which is then copied on write
+                kept = self._unshared.get(identity(value))
+                if kept is None or kept[1] != value._version:
+                    kept = self._unshared[identity(value)] = value, value._version, value.detach().clone()
+                made = cloned(kept[2])
         if isinstance(value, nn.Parameter):
             return nn.Parameter(made, requires_grad=value.requires_grad)
-        return made.requires_grad_(value.requires_grad) if value.is_leaf else made
+        return made.requires_grad_() if value.requires_grad and value.is_leaf else made
 
-    def _mapping(self, value: Any, memo: dict[Any, Any]) -> Any:
-        if len(value) > _CONTAINER:
-            return value
-        if not value or type(value) not in (dict, collections.OrderedDict, collections.defaultdict):
-            made = copy.copy(value)
-            memo[id(value)] = made
-            for key in list(value):
-                made[key] = self._copy(value[key], memo)
-            return made
-        made = memo[id(value)] = type(value)()
-        if isinstance(value, collections.defaultdict):
-            made.default_factory = self._copy(value.default_factory, memo)
-        for key, one in value.items():
-            made[self._copy(key, memo) if not isinstance(key, str | int) else key] = self._copy(one, memo)
+    def _module(self, value: nn.Module, memo: Memo) -> nn.Module:
+        made = memo[identity(value)] = object.__new__(type(value))
+        self._fill(made.__dict__, value.__dict__, memo)
+        state = made.__dict__
+        if "_trainer" in state and "_log_hyperparams" in state:  # a LightningModule
+            state["_trainer"], state["_fabric"] = self._public(memo), None
+            state["log"] = state["log_dict"] = state["print"] = Sink()
+            state["all_gather"] = lambda data, *args, **kwargs: data
         return made
 
-    def _fill(self, made: Any, state: dict[str, Any], memo: dict[Any, Any]) -> None:
-        target = made.__dict__
+    def _fill(self, made: dict[str, Any], state: dict[str, Any], memo: Memo) -> None:
+        make, ways = self._copy, self._ways
         for name, one in state.items():
-            target[name] = one if isinstance(one, _ATOMS) else self._copy(one, memo)
+            made[name] = one if ways.get(type(one), make) is None else make(one, memo)
 
-    def _other(self, value: Any, memo: dict[Any, Any]) -> Any:
-        kind = type(value)
-        if kind is types.FunctionType:
-            return self._function(value, memo)
-        if kind is types.MethodType:
-            owner = self._copy(value.__self__, memo)
-            return types.MethodType(self._copy(value.__func__, memo), owner)
-        if kind is types.BuiltinFunctionType:
-            owner = value.__self__
-            if owner is None or isinstance(owner, types.ModuleType | type):
-                return value
-            return getattr(self._copy(owner, memo), value.__name__)
-        if isinstance(value, functools._lru_cache_wrapper):
-            return functools.lru_cache(**value.cache_parameters())(self._copy(value.__wrapped__, memo))
-        if isinstance(value, functools.partial):
-            arguments = [self._copy(part, memo) for part in (value.func, value.args, value.keywords)]
-            return functools.partial(arguments[0], *arguments[1], **arguments[2])
-        if kind is types.CellType:
-            try:
-                return types.CellType(self._copy(value.cell_contents, memo))
-            except ValueError:
-                return types.CellType()
-        if isinstance(value, np.ndarray):
-            return self._array(value)
-        if isinstance(value, weakref.ref):
-            target = value()
-            return value if target is None else weakref.ref(self._copy(target, memo))
-        if _is_sink(value):
-            return Nobody()
-        if kind.__name__ == "Trainer" and hasattr(value, "fit_loop"):
-            return self._public(memo)
-        if isinstance(value, Dataset | DataLoader) and not self._opens:
-            return Unreachable(f"a {kind.__name__}")
-        if isinstance(value, torch.Generator):
-            return torch.Generator(device=value.device).manual_seed(self._seed())
-        if isinstance(value, np.random.Generator):
-            return np.random.default_rng(self._seed())
-        if isinstance(value, np.random.RandomState):
-            return np.random.RandomState(self._seed() % 2**32)
-        if isinstance(value, random.Random):
-            return random.Random(self._seed())
-        if isinstance(value, types.GeneratorType | types.CoroutineType):
-            return Unreachable("a generator that is under way")
-        return self._instance(value, memo)
-
-    def _instance(self, value: Any, memo: dict[Any, Any]) -> Any:
-        kind = type(value)
-        slots = [name for base in kind.__mro__ for name in _names(base.__dict__.get("__slots__", ()))]
-        made: Any = None
-        if hasattr(value, "__dict__") or slots:
-            for make in (object.__new__, getattr(kind, "__new__")):  # noqa: B009
-                with contextlib.suppress(Exception):
-                    made = make(kind)
-                    break
-        if made is None:  # of C code: iterators and such copy themselves; what can't is lent out
-            with contextlib.suppress(Exception):
-                return (
-                    copy.copy(value) if kind.__module__ in ("builtins", "itertools") else copy.deepcopy(value)
-                )
-            return value
-        memo[id(value)] = made
-        if isinstance(value, list):
-            made.extend(self._copy(one, memo) for one in value)
-        if hasattr(value, "__dict__"):
-            self._fill(made, value.__dict__, memo)
-        for name in slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                object.__setattr__(made, name, self._copy(getattr(value, name), memo))
+    def _dict(self, value: dict[Any, Any], memo: Memo) -> Any:
+        if self._opens and len(value) > _CONTAINER:
+            return _LentDict(value, functools.partial(self._copy, memo=memo))
+        made = memo[identity(value)] = type(value)()
+        for key, one in value.items():
+            made[key if type(key) is str else self._copy(key, memo)] = self._copy(one, memo)
         return made
 
-    def _function(self, value: types.FunctionType, memo: dict[Any, Any]) -> Any:
-        self.functions[id(value)] = value
-        if not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__):
-            return value
-        if _is_library(value.__module__) and not value.__closure__:
-            return value
-        cells = tuple(types.CellType() for _ in value.__closure__ or ())
-        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, cells or None)
-        memo[id(value)] = made  # before its cells: a function may refer to itself
-        for cell, old in zip(cells, value.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty one
-                cell.cell_contents = self._copy(old.cell_contents, memo)
-        made.__defaults__ = self._copy(value.__defaults__, memo)
-        made.__kwdefaults__ = self._copy(value.__kwdefaults__, memo)
-        made.__qualname__, made.__module__ = value.__qualname__, value.__module__
-        self._fill(made, value.__dict__, memo)
+    def _set(self, value: Any, memo: Memo) -> Any:
+        return type(value)([self._copy(one, memo) for one in value]) if value else type(value)()
+
+    def _list(self, value: list[Any], memo: Memo) -> Any:
+        if self._opens and len(value) > _CONTAINER:
+            return _LentList(value, functools.partial(self._copy, memo=memo))
+        if set(map(type, value)) <= _PLAIN:
+            return value.copy()
+        made = memo[identity(value)] = []
+        made += [self._copy(one, memo) for one in value]
         return made
 
-    def _array(self, value: Any) -> Any:
+    def _tuple(self, value: Any, memo: Memo) -> Any:
+        parts = [self._copy(one, memo) for one in value]
+        if all(map(operator.is_, parts, value)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+    def _method(self, value: Any, memo: Memo) -> Any:
+        return types.MethodType(self._copy(value.__func__, memo), self._copy(value.__self__, memo))
+
+    def _partial(self, value: Any, memo: Memo) -> Any:
+        function, args, kwargs = (self._copy(one, memo) for one in (value.func, value.args, value.keywords))
+        return functools.partial(function, *args, **kwargs)
+
+    def _builtin(self, value: Any, memo: Memo) -> Any:
+        owner = value.__self__
+        if owner is None or isinstance(owner, types.ModuleType | type):
+            return value
+        return getattr(self._copy(owner, memo), value.__name__)
+
+    def _cached(self, value: Any, memo: Memo) -> Any:
+        return functools.lru_cache(**value.cache_parameters())(self._copy(value.__wrapped__, memo))
+
+    def _array(self, value: Any, memo: Memo) -> Any:
+        if value.dtype.hasobject and value.size <= _CONTAINER:
+            made = value.copy()
+            made.ravel()[...] = [self._copy(one, memo) for one in value.ravel()]
+            return made
         if value.nbytes <= _ARRAY_BYTES:
             return value.copy()
         lent = value.view()
         lent.flags.writeable = False
         return lent
 
+    def _instances(self, kind: type) -> Callable[[Any, Memo], Any]:
+        """The way to copy instances of a class: its attributes and slots, and what it holds as a container."""
+        make: Any = next((new for new in (object.__new__, kind.__new__) if _makes(new, kind)), None)
+        slots = [
+            name
+            for base in kind.__mro__
+            for name in _names(base.__dict__.get("__slots__", ()))
+            if name not in ("__dict__", "__weakref__")
+        ]
+        if make is None or not (kind.__dictoffset__ or slots):
+            return self._of_c_code
+        container = issubclass(kind, dict | list | set | collections.deque)
+
+        def way(value: Any, memo: Memo) -> Any:
+            made = memo[identity(value)] = make(kind)
+            if container:
+                self._take(made, value, memo)
+            if kind.__dictoffset__:
+                self._fill(made.__dict__, value.__dict__, memo)
+            for name in slots:
+                if hasattr(value, name):
+                    object.__setattr__(made, name, self._copy(getattr(value, name), memo))
+            return made
+
+        return way
+
+    def _take(self, made: Any, value: Any, memo: Memo) -> None:
+        if isinstance(value, collections.defaultdict):
+            made.default_factory = self._copy(value.default_factory, memo)
+        if isinstance(value, dict):
+            base: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            for key, one in base.items(value):
+                base.__setitem__(made, self._copy(key, memo), self._copy(one, memo))
+        else:
+            add = (
+                set.add
+                if isinstance(value, set)
+                else list.append
+                if isinstance(value, list)
+                else collections.deque.append
+            )
+            for one in value:
+                add(made, self._copy(one, memo))
+
+    def _of_c_code(self, value: Any, memo: Memo) -> Any:
+        """Containers and iterators say how to make them anew; others copy themselves, or can't be reached."""
+        kind = type(value)
+        with contextlib.suppress(Exception):
+            if kind.__module__ not in ("builtins", "collections", "itertools"):
+                return copy.deepcopy(value)
+            found: Any = value.__reduce_ex__(4)
+            return value if isinstance(found, str) else _reconstruct(value, memo, *found, deepcopy=self._copy)
+        if kind.__module__.split(".")[0] in _LIBRARIES:
+            return value
+        return Unreachable(f"a {kind.__module__}.{kind.__qualname__}, which can't be copied,")
+
+
+class _Lent:
+    """A large container whose items are copied as they are read, and all of them before one is written."""
+
+    def __init__(self, held: Any, made: Callable[[Any], Any]) -> None:
+        self._held, self._made = held, made
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._made(self._held[key])
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _own(self) -> Any:
+        if isinstance(self._made, functools.partial):
+            pairs = self._held.items() if isinstance(self._held, dict) else enumerate(self._held)
+            made = {key: self._made(one) for key, one in pairs}
+            self._held = made if isinstance(self._held, dict) else list(made.values())
+            self._made = _as_it_is
+        return self._held
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._own()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._own()[key]
+
+
+class _LentList(_Lent, MutableSequence[Any]):
+    def insert(self, index: int, value: Any) -> None:
+        """See ``list.insert``."""
+        self._own().insert(index, value)
+
+
+class _LentDict(_Lent, MutableMapping[Any, Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._held)
+
+
+def _makes(new: Any, kind: type) -> bool:
+    with contextlib.suppress(Exception):
+        new(kind)
+        return True
+    return False
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
 
 def _names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _is_sink(value: Any) -> bool:
-    """Whether something leads out of the process, or serves several threads."""
-    kind = type(value)
-    if isinstance(value, io.IOBase | logging.Logger | logging.Handler | threading.Thread | threading.Event):
-        return True
-    if kind.__name__ in _SINK_NAMES or kind.__module__ in (
-        "_thread",
-        "_socket",
-        "socket",
-        "_sqlite3",
-        "queue",
-        "_io",
-    ):
-        return True
-    # Of either of Lightning's packages.
-    return any(
-        base.__name__ in ("Callback", "Logger") and "lightning" in base.__module__ for base in kind.__mro__
-    )
-
-
-def _quiet(module: nn.Module, trainer: Callable[[], Any]) -> None:
-    """Let a copied LightningModule see public facts, and log to nobody."""
-    if "_trainer" not in module.__dict__ or "_log_hyperparams" not in module.__dict__:
-        return
-    state = module.__dict__
-    state["_trainer"], state["_fabric"] = trainer(), None
-    nobody = Nobody()
-    for name in ("log", "log_dict", "print"):
-        state[name] = nobody
-    state["all_gather"] = lambda data, *args, **kwargs: data
 
 
 def _is_library(name: str | None) -> bool:
@@ -463,165 +485,277 @@ def _is_library(name: str | None) -> bool:
     return top in _LIBRARIES or top in sys.stdlib_module_names
 
 
-class OutsideState:
-    """What code can write to without holding it: module-level names, class attributes, closures and defaults.
+# ------------------------------------------------------------------ what code can write to without holding it
+
+_Undo = Callable[[], None]
+
+
+class Surroundings:
+    """Module-level names, class attributes, closures, defaults and the like: copies in their places for a block.
 
     Args:
         copier: has met the classes and functions whose code runs.
-        roots: further functions and classes.
     """
 
-    def __init__(self, copier: Copier, roots: tuple[Any, ...] = ()) -> None:
+    def __init__(self, copier: Copier) -> None:
         self._copier = copier
-        self._spaces: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        self._classes: dict[type, None] = {}
-        self._functions: dict[int, types.FunctionType] = {}
-        for one in (*copier.types, *list(copier.functions.values()), *roots):
-            self._visit(one)
-
-    def _visit(self, value: Any) -> None:
-        value = getattr(value, "__wrapped__", value)
-        value = getattr(value, "__func__", value)
-        if isinstance(value, functools.partial):
-            self._visit(value.func)
-        elif isinstance(value, types.FunctionType):
-            if id(value) in self._functions or _is_library(value.__module__):
-                return
-            self._functions[id(value)] = value
-            self._visit_names(value.__globals__, _names_in(value.__code__))
-            for cell in value.__closure__ or ():
-                with contextlib.suppress(ValueError):
-                    self._visit(cell.cell_contents)
-        elif isinstance(value, type):
-            for base in value.__mro__:
-                if base in self._classes or _is_library(base.__module__):
-                    continue
-                self._classes[base] = None
-                for one in list(vars(base).values()):
-                    for part in (one, getattr(one, "fget", None), getattr(one, "fset", None)):
-                        self._visit(part)
-        elif value is not None and not isinstance(value, _ATOMS) and not _is_library(type(value).__module__):
-            self._visit(type(value))
-
-    def _visit_names(self, space: dict[str, Any], names: set[str]) -> None:
-        known = self._spaces.setdefault(id(space), (space, set()))[1]
-        fresh = names - known
-        known |= fresh
-        for name in fresh:
-            if name not in space:
-                continue
-            value = space[name]
-            if isinstance(value, types.ModuleType):
-                if not _is_library(value.__name__):
-                    self._visit_names(vars(value), names)
-            else:
-                self._visit(value)
+        self._seen = 0
+        self._known: set[int] = set()
+        self._names: dict[int, set[str]] = {}
+        self._words: set[str] = set()  # that the code of users refers to
+        #: Each puts copies somewhere and gives the way back.
+        self._places: list[Callable[[Any, Memo], _Undo]] = [_hide_process]
+        self._functions: list[types.FunctionType] = []
 
     @contextlib.contextmanager
-    def replaced(self, memo: dict[Any, Any]) -> Iterator[None]:
-        """Copies in the place of all of it, and the originals again afterwards.
+    def alone(self, memo: Memo, *roots: Any) -> Iterator[list[Any]]:
+        """Copies of the roots, and of everything beside them that their code can write to, for the time of a block.
 
         Args:
             memo: copies that exist already, by the identity of the originals.
+            *roots: objects whose code runs.
         """
-        undo: list[Callable[[], None]] = []
-        make = self._copier._copy
+        undo: list[_Undo] = []
+        make, place, known = self._copier._copy, 0, 0
         try:
-            for space, names in self._spaces.values():
-                undo.append(
-                    functools.partial(_restore, space, {n: space[n] for n in names if n in space}, names)
-                )
-                for name in names & space.keys():
-                    value = space[name]
-                    if not isinstance(value, _ATOMS) and not isinstance(value, types.FunctionType):
-                        space[name] = make(value, memo)
-            for owner in self._classes:
-                kept = {
-                    n: v for n, v in vars(owner).items() if n not in ("__dict__", "__weakref__", "__doc__")
-                }
-                undo.append(functools.partial(_restore_class, owner, kept))
-                for name, value in kept.items():
-                    if _is_state(name, value):
-                        setattr(owner, name, make(value, memo))
-            for function in self._functions.values():
-                undo.append(_hidden(function, make, memo))
-            undo.append(functools.partial(_restore_environment, dict(vars(os.environ)["_data"])))
-            yield
+            copies = [make(root, memo) for root in roots]
+            while self._look() or place < len(self._places) or known < len(self._functions):
+                for hide in self._places[place:]:  # copies may meet further classes and functions
+                    undo.append(hide(make, memo))
+                    place += 1
+                for function in self._functions[known:]:
+                    if function.__dict__:
+                        undo.append(_hide_attributes(function, make, memo))
+                    known += 1
+            yield copies
         finally:
+            for function in self._functions[:known]:
+                if function.__dict__:
+                    function.__dict__.clear()
             for back in reversed(undo):
                 back()
 
+    def _look(self) -> bool:
+        """Take up what the copier has met since; whether there is any."""
+        met = self._copier.met
+        if len(met) == self._seen:
+            return False
+        fresh = list(met.values())[self._seen :]
+        self._seen = len(met)
+        for one in fresh:
+            self._visit(one)
+        return True
 
-def _is_state(name: str, value: Any) -> bool:
-    if name.startswith("__") or isinstance(value, _ATOMS) or callable(value):
-        return False
-    return not hasattr(type(value), "__get__") and not name.startswith("_abc_")
+    def _visit(self, value: Any) -> None:
+        if identity(value) in self._known:
+            return
+        if isinstance(value, types.FunctionType):
+            self._known.add(identity(value))
+            self._functions.append(value)
+            for cell in value.__closure__ or ():
+                self._visit(cell)
+            if value.__defaults__ or value.__kwdefaults__:
+                self._places.append(functools.partial(_hide_defaults, value))
+            if not _is_library(value.__module__):
+                names = _names_in(value.__code__)
+                self._words |= names
+                self._visit_names(value.__globals__, names)
+        elif isinstance(value, types.CellType):
+            self._known.add(identity(value))
+            self._places.append(functools.partial(_hide_cell, value))
+        elif isinstance(value, type):
+            for base in value.__mro__:
+                if identity(base) in self._known or base is object:
+                    continue
+                self._known.add(identity(base))
+                if _is_library(base.__module__):
+                    if base.__flags__ & 1 << 9:  # its attributes can be written to
+                        self._places.append(_Guard(base, self._words))
+                    continue
+                self._places.append(functools.partial(_hide_class, base))
+                for one in list(vars(base).values()):
+                    for part in (one, *(getattr(one, name, None) for name in ("fget", "fset", "__func__"))):
+                        if isinstance(part, types.FunctionType | type):
+                            self._visit(part)
+        elif isinstance(value, types.ModuleType) and _is_library(value.__name__):
+            self._known.add(identity(value))
+            self._places.append(_Guard(value, self._words))
+
+    def _visit_names(self, space: dict[str, Any], names: set[str]) -> None:
+        known = self._names.get(identity(space))
+        if known is None:
+            known = self._names[identity(space)] = set()
+            self._places.append(functools.partial(_hide_names, space, ()))
+        fresh = names - known
+        if not fresh:
+            return
+        known |= fresh
+        self._places.append(functools.partial(_hide_names, space, tuple(fresh)))
+        for name in fresh & space.keys():
+            value = space[name]
+            if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+                self._visit_names(vars(value), names)
+            elif isinstance(value, types.FunctionType) and _is_library(value.__module__):
+                self._functions.append(value)
+            elif isinstance(value, types.FunctionType | type | types.ModuleType):
+                self._visit(value)
 
 
 def _names_in(code: types.CodeType) -> set[str]:
+    """Names that code can refer to, as names or as words."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= _names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            found.add(constant)
     return found
 
 
-def _restore(space: dict[str, Any], kept: dict[str, Any], names: set[str]) -> None:
+def _hide_names(space: dict[str, Any], names: tuple[str, ...], make: Any, memo: Memo) -> _Undo:
+    """Copies in the place of a module's names; without ``names``, what else changes in it goes back."""
+    if not names:
+        kept = space.copy()
+
+        def back() -> None:
+            if len(space) > len(kept):
+                for name in space.keys() - kept.keys():
+                    del space[name]
+            space.update(kept)
+
+        return back
+    changed = {}
     for name in names:
-        if name in kept:
-            space[name] = kept[name]
-        else:
-            space.pop(name, None)
+        if name in space:
+            value = space[name]
+            made = make(value, memo)
+            if made is not value:
+                changed[name], space[name] = value, made
+    return functools.partial(space.update, changed)
 
 
-def _restore_environment(kept: dict[Any, Any]) -> None:
-    now = vars(os.environ)["_data"]
-    if now != kept:
-        now.clear()
-        now.update(kept)
+def _hide_class(owner: type, make: Any, memo: Memo) -> _Undo:
+    kept = {n: v for n, v in vars(owner).items() if not n.startswith("__")}
+    for name, value in kept.items():
+        if not isinstance(value, types.FunctionType) and not name.startswith("_abc_"):
+            made = make(value, memo)
+            if made is not value and not (
+                isinstance(value, staticmethod | classmethod) and made.__func__ is value.__func__
+            ):
+                type.__setattr__(owner, name, made)
+    return functools.partial(_restore_attributes, owner, kept)
 
 
-def _restore_class(owner: type, kept: dict[str, Any]) -> None:
+def _restore_attributes(owner: type, kept: dict[str, Any]) -> None:
     now = vars(owner)
-    for name in [one for one in now if one not in kept and one not in ("__dict__", "__weakref__", "__doc__")]:
-        delattr(owner, name)
+    for name in [one for one in now if one not in kept and not one.startswith("__")]:
+        type.__delattr__(owner, name)
     for name, value in kept.items():
         if now.get(name) is not value:
-            with contextlib.suppress(AttributeError, TypeError):
-                setattr(owner, name, value)
+            type.__setattr__(owner, name, value)
 
 
-def _hidden(function: types.FunctionType, make: Any, memo: dict[Any, Any]) -> Callable[[], None]:
-    """Put copies into a function's cells, defaults and attributes; the way back."""
-    cells: list[tuple[Any, Any]] = []
-    for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            continue
-        cells.append((cell, value))
-        if not isinstance(value, _ATOMS) and not isinstance(value, types.FunctionType):
-            cell.cell_contents = make(value, memo)
-    defaults, named, own = function.__defaults__, function.__kwdefaults__, dict(function.__dict__)
-    if defaults:
-        function.__defaults__ = make(defaults, memo)
-    if named:
-        function.__kwdefaults__ = make(named, memo)
-    for name, value in own.items():
-        if not callable(value):
-            function.__dict__[name] = make(value, memo)
+class _Guard:
+    """A library's module or class: what a step adds to it goes again, and names that users' code knows go back."""
+
+    def __init__(self, owner: Any, words: set[str]) -> None:
+        self._owner, self._words, self._state = owner, words, (-1, -1)
+        self._shared: tuple[str, ...] = ()
+
+    def __call__(self, make: Any, memo: Memo) -> _Undo:
+        now = vars(self._owner)
+        if self._state != (state := (len(self._words), len(now))):
+            self._state, self._shared = state, tuple(self._words & now.keys())
+        return functools.partial(self._back, len(now), [(name, now[name]) for name in self._shared])
+
+    def _back(self, before: int, kept: list[tuple[str, Any]]) -> None:
+        now = vars(self._owner)
+        for name, value in kept:
+            if now.get(name) is not value:
+                setattr(self._owner, name, value)
+        if len(now) > before:
+            for name in list(now)[before:]:  # the newest come last; what a library has imported since stays
+                value = now[name]
+                if not isinstance(value, types.ModuleType) and not _is_library(
+                    getattr(value, "__module__", None)
+                ):
+                    delattr(self._owner, name)
+
+
+def _hide_cell(cell: Any, make: Any, memo: Memo) -> _Undo:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # an empty one
+
+        def empty() -> None:
+            with contextlib.suppress(ValueError):
+                del cell.cell_contents
+
+        return empty
+    cell.cell_contents = make(value, memo)
+    return functools.partial(setattr, cell, "cell_contents", value)
+
+
+def _hide_defaults(function: Any, make: Any, memo: Memo) -> _Undo:
+    defaults, named = function.__defaults__, function.__kwdefaults__
+    function.__defaults__, function.__kwdefaults__ = make(defaults, memo), make(named, memo)
 
     def back() -> None:
-        for cell, value in cells:
-            cell.cell_contents = value
-        if defaults:
-            function.__defaults__ = defaults
-        if named:
-            function.__kwdefaults__ = named
-        function.__dict__.clear()
-        function.__dict__.update(own)
+        function.__defaults__, function.__kwdefaults__ = defaults, named
 
     return back
+
+
+def _hide_attributes(function: Any, make: Any, memo: Memo) -> _Undo:
+    own = function.__dict__.copy()
+    function.__dict__.update({name: make(value, memo) for name, value in own.items()})
+    return functools.partial(function.__dict__.update, own)
+
+
+def _hide_process(make: Any, memo: Memo) -> _Undo:
+    """The environment, context variables (of a context that ends with the step), and how torch computes."""
+    environment = vars(os.environ)["_data"]
+    kept, switches = environment.copy(), _switches()
+    for variable, value in contextvars.copy_context().items():
+        made = make(value, memo)
+        if made is not value:
+            variable.set(made)
+
+    def back() -> None:
+        if environment != kept:
+            environment.clear()
+            environment.update(kept)
+        if (now := _switches()) != switches:
+            for name, before, after in zip(_SWITCHES, switches, now, strict=True):
+                if before != after:
+                    getattr(torch, name)(before)
+
+    return back
+
+
+_SWITCHES = ("set_grad_enabled", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms")
+
+
+def _switches() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def in_own_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function run in a copy of the context, so that context variables are as before afterwards."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return contextvars.copy_context().run(function, *args, **kwargs)
+
+    return run
+
+
+# ------------------------------------------------------------------ randomness
 
 
 class PrivateRandomness:
@@ -683,6 +817,17 @@ class PrivateRandomness:
                 np.random.set_state(kept)
                 random.setstate(theirs)
 
+    @contextlib.contextmanager
+    def of_the_system(self) -> Iterator[None]:
+        """Let what Python draws from the operating system follow from the seeds too, which a test can repeat."""
+
+        def drawn(count: int) -> bytes:
+            self._drew = True
+            return random.randbytes(count)
+
+        with mock.patch.object(random, "_urandom", drawn), mock.patch.object(os, "urandom", drawn):
+            yield
+
 
 def _state() -> tuple[Any, ...]:
     """Where the global generators are."""
@@ -690,45 +835,108 @@ def _state() -> tuple[Any, ...]:
     return torch.random.get_rng_state().numpy().tobytes(), words[1].tobytes(), words[2:], random.getstate()
 
 
-def _refuse_collective(*args: Any, **kwargs: Any) -> Any:
-    raise UnreachableError("torch.distributed can't be reached from a private step")
+# ------------------------------------------------------------------ ways out
+
+_CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+_COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
+    *("gather", "scatter", "send", "isend", "recv", "broadcast_object_list", "barrier"),
+)
+_OUT = ("os.", "subprocess.", "shutil.", "_thread.", "sys.settrace", "sys.setprofile")
+_OUT_OF_STEPS = ("socket.", "sqlite3.", "urllib.", "ftplib.")  # from where a data set may read
+_HARMLESS = frozenset(f"os.{name}" for name in ("listdir", "scandir", "walk", "fwalk", "putenv", "unsetenv"))
+_reads = False  # whether a data set is being read
+_inside: int | None = None  # the thread of the private step that is under way
+_listens = False
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse what leads out of a private step: files, processes, threads, connections."""
+    if _inside is None or not _is_private():
+        return
+    flags = arguments[2] if event == "open" else 0
+    if (
+        (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        or (event.startswith(_OUT) and event not in _HARMLESS)
+        or (event.startswith(_OUT_OF_STEPS) and not _reads)
+    ):
+        raise UnreachableError(f"{event} can't be reached from a private step")
+
+
+def _is_private() -> bool:
+    """Whether this thread is that of the private step, or one that torch has begun for it."""
+    thread = threading.get_ident()
+    return thread == _inside or (_inside is not None and thread not in threading._active)  # type: ignore[attr-defined]
+
+
+def _only_elsewhere(original: Any, inside: Any) -> Any:
+    """A function that other threads call as it was."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (inside if _is_private() else original)(*args, **kwargs)
+
+    return call
 
 
 def _opened(original: Any) -> Any:
-    @functools.wraps(original)
     def opened(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(mode, str) and set(mode) & set("wax+"):
             return io.BytesIO() if "b" in mode else io.StringIO()
         return original(file, mode, *args, **kwargs)
 
-    return opened
+    return _only_elsewhere(original, opened)
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Let a data set ask a service, or a database, for a record."""
+    global _reads
+    _reads = True
+    try:
+        yield
+    finally:
+        _reads = False
+
+
+def _refuse_collective(*args: Any, **kwargs: Any) -> Any:
+    raise UnreachableError("torch.distributed can't be reached from a private step")
 
 
 @contextlib.contextmanager
 def writing_nowhere() -> Iterator[None]:
-    """Let nothing that runs inside write a file, log to a service, or speak to other processes."""
+    """Let nothing that runs inside write a file, log to a service, start a thread or speak to other processes.
+
+    Clocks stand still, since the time tells how many records came before. Other threads go on as before.
+    """
+    global _inside, _listens
+    if not _listens:
+        sys.addaudithook(_hear)
+        _listens = True
     with contextlib.ExitStack() as stack:
         patch = lambda target, name, new: stack.enter_context(mock.patch.object(target, name, new))  # noqa: E731
         for target in (builtins, io):
             patch(target, "open", _opened(target.open))
-        patch(torch, "save", Nobody())
+        patch(torch, "save", _only_elsewhere(torch.save, Sink()))
+        patch(atexit, "register", _only_elsewhere(atexit.register, Sink()))
+        for name in _CLOCKS:
+            clock = getattr(time, name)
+            patch(time, name, _only_elsewhere(clock, functools.partial(_as_it_is, clock())))
         if torch.distributed.is_available():
             patch(torch.distributed, "is_initialized", lambda: False)
-            for name in (
-                "all_reduce",
-                "all_gather",
-                "all_gather_into_tensor",
-                "broadcast",
-                "reduce",
-                "gather",
-            ):
+            for name in _COLLECTIVES:
                 patch(torch.distributed, name, _refuse_collective)
         for name in ("wandb", "mlflow", "comet_ml", "neptune"):
             if (library := sys.modules.get(name)) is not None:
                 for one in ("run", "log", "save", "summary", "log_metric", "log_metrics", "log_artifact"):
                     if hasattr(library, one):
-                        patch(library, one, Nobody())
-        hooks = nn.modules.module
-        for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
-            patch(hooks, name, collections.OrderedDict())
-        yield
+                        patch(library, one, Sink())
+        for name in _HOOKS:
+            if hasattr(nn.modules.module, f"_global_{name}"):
+                patch(nn.modules.module, f"_global_{name}", collections.OrderedDict())
+        before, _inside = _inside, threading.get_ident()
+        try:
+            yield
+        finally:
+            _inside = before

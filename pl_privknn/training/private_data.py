@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from pl_privknn._checks import shown
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.training.isolation import Copier, OutsideState, PrivateRandomness
+from pl_privknn.training.isolation import Copier, PrivateRandomness, Surroundings, in_own_context, reading
 
 _READ_TOGETHER = 256
 _REMEDY = (
@@ -68,6 +68,7 @@ class PrivateData:
         self._rows = torch.arange(total)[share[0] :: share[1]]
         self._all = total
         self._vectors: Tensor | None = None
+        self._table = _table_of(source)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -109,33 +110,44 @@ class PrivateData:
         for rows in torch.arange(self._all).split(_READ_TOGETHER):
             yield self.images.store.read(rows), self.images.labels[rows]
 
+    # ------------------------------------------------------------------ rows of tensors
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether records are rows of tensors, to read which runs nobody's code."""
+        return self._collate is default_collate and (self.images is not None or self._table is not None)
+
+    def rows(self, places: Tensor) -> Any:
+        """**Private.** Batches of one in some places of this process's records, stacked: tensors ``(b, 1, …)``."""
+        rows = self._rows[places]
+        if self._table is not None:
+            index, tensors = self._table
+            return [part[rows if index is None else index[rows]].unsqueeze(1) for part in tensors]
+        first = self.images.store.read(rows) if self._vectors is None else self._vectors[places]
+        return first.unsqueeze(1), self.images.labels[rows].unsqueeze(1)
+
     # ------------------------------------------------------------------ single records, on copies
 
     def reader(self, randomness: PrivateRandomness) -> Callable[[int], Any]:
         """Gives the batch of one that a record makes, by its place among this process's records."""
-        if self.images is not None and self._collate is default_collate:
-            return self._of_images
+        if self.has_rows:
+            return lambda place: unstacked(self.rows(torch.tensor([place])), 0)
         copier = Copier(lambda: None, randomness.for_copy, opens=True)
-        copier.copy((self._dataset, self._collate))
-        outside = OutsideState(copier, (self._collate,))
+        surroundings = Surroundings(copier)
 
+        @in_own_context
         def read(place: int) -> Any:
-            memo: dict[int, Any] = {}
-            with outside.replaced(memo):
-                randomness.begin()
-                dataset, collate = copier.copy(self._dataset, memo), copier.copy(self._collate, memo)
+            randomness.begin()
+            with reading(), surroundings.alone({}, self._dataset, self._collate) as (dataset, collate):
                 row = int(self._rows[place])
                 items = dataset.__getitems__([row]) if hasattr(dataset, "__getitems__") else [dataset[row]]
                 return collate(items)
 
         return read
 
-    def _of_images(self, place: int) -> tuple[Tensor, Tensor]:
-        return self.tensors(torch.tensor([place]))
-
     def made_up(self, randomness: PrivateRandomness) -> list[Any]:
         """Batches of one with the shapes of the private ones, and nothing of their values; none without records."""
-        if self.images is not None and self._collate is default_collate:
+        if self.images is not None and self.has_rows:
             shape = self.images.image_shape if self._vectors is None else self._vectors.shape[1:]
             first, labels = torch.rand(1, *shape), self.images.labels.shape[1:]
             return [(first, torch.full((1, *labels), number)) for number in (1, 0)]
@@ -158,13 +170,6 @@ class PrivateData:
         """Whether :meth:`prepare` has made vectors of the images."""
         return self._vectors is not None
 
-    def tensors(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """**Private.** Images (or their vectors) and labels, in some places of this process's records."""
-        assert self.images is not None
-        rows = self._rows[places]
-        first = self.images.store.read(rows) if self._vectors is None else self._vectors[places]
-        return first, self.images.labels[rows]
-
     @torch.no_grad()
     def prepare(self, transform: Callable[[Tensor], Tensor]) -> None:
         """Turn each image into a vector, once; vectors are kept in memory alone.
@@ -172,11 +177,9 @@ class PrivateData:
         Args:
             transform: maps images ``(b, channels, height, width)`` to vectors ``(b, d)``, each image by itself.
         """
-        made = [transform(self.tensors(part)[0]).float().cpu() for part in self._places(_READ_TOGETHER)]
+        parts = torch.arange(len(self)).split(_READ_TOGETHER) if len(self) else ()
+        made = [transform(self.rows(part)[0][:, 0]).float().cpu() for part in parts]
         self._vectors = torch.cat(made) if made else torch.zeros(0, 1)
-
-    def _places(self, size: int) -> Sequence[Tensor]:
-        return torch.arange(len(self)).split(size) if len(self) else ()
 
 
 def _made_up(batch: Any, number: int) -> Any:
@@ -211,6 +214,20 @@ def signature(batch: Any) -> tuple[Any, ...] | None:
 def stacked(batches: Sequence[Any]) -> Any:
     """Batches of one signature with a dimension before all others: the record's."""
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), batches[0], *batches[1:])
+
+
+def unstacked(stack: Any, place: int) -> Any:
+    """One batch of a stack of them."""
+    return pytree.tree_map(lambda leaf: leaf[place], stack)
+
+
+def _table_of(dataset: Any) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
+    """The rows that a plain ``TensorDataset``, or a ``Subset`` of one, reads of its tensors; None for others."""
+    index = None
+    if type(dataset) is Subset:
+        index, dataset = torch.as_tensor(list(dataset.indices), dtype=torch.int64), dataset.dataset
+    plain = type(dataset) is TensorDataset and all(type(part) is Tensor for part in dataset.tensors)
+    return (index, dataset.tensors) if plain else None
 
 
 class Steps(Dataset[Any]):

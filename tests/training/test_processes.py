@@ -208,7 +208,7 @@ def test_shares_of_the_records_are_disjoint_and_their_coins_independent():
     assert sorted(map(len, shares)) == [22, 22, 23, 23]
     for rank, part in enumerate(shares):
         torch.testing.assert_close(
-            part.tensors(torch.arange(len(part)))[0], data.private.images(torch.arange(rank, PRIVATE, 4))
+            part.rows(torch.arange(len(part)))[0][:, 0], data.private.images(torch.arange(rank, PRIVATE, 4))
         )
 
 
