@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.config import ConfigurationError, put, read_document
-from pl_privknn.planning import FreeParameter
+from pl_privknn.planning import FreeParameter, free_parameter
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.units import Unit, check_unit
@@ -22,7 +22,9 @@ _METHOD = (
     "name", "title", "labeling", "model", "trainer", "student", "true_labels", "epsilon_to", "calibrate", "settings",
     "nonprivate", "epsilons",
 )  # fmt: skip
-_CALIBRATE = ("parameter", "low", "high", "rising", "whole", "exact", "tied")
+_CALIBRATE = ("parameter", "low", "high", "rising", "exact", "tied")
+_KINDS = {"labeling": "labeler", "model": "baseline", "true_labels": "true_labels"}
+_Value = TypeVar("_Value", float, int)
 _WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 #: What is the same for all methods and so belongs to no method.
@@ -159,25 +161,22 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
 
 def comparison_of(document: Any) -> Comparison:
     """The comparison that plain types (a parsed YAML) state; see :func:`read_comparison`."""
-    top = _section("the file", document, _TOP)
-    for name in ("name", "base", "delta", "epsilons", "methods"):
-        _need(top, name, "the comparison")
-    base = _section("base", top["base"], _BASE)
-    for name in ("data", "student"):
-        _need(base, name, "base")
-        if not (name == "student" and base[name] is None):
-            _class_section(f"base.{name}", base[name])
+    top = _section("the comparison", document, _TOP, ("name", "base", "delta", "epsilons", "methods"))
+    base = _section("base", top["base"], _BASE, ("data", "student"))
+    _class_section("base.data", base["data"])
+    if base["student"] is not None:
+        _class_section("base.student", base["student"])
+        _refuse_shared("base.student", base["student"].get("init_args"))
     for name in ("trainer", "labeling"):
-        base[name] = _section(f"base.{name}", base.get(name) or {}, None)
+        base[name] = _section(f"base.{name}", base.get(name) or {})
     _refuse_shared("base.labeling", base["labeling"])
-    _refuse_shared("base.student", (base["student"] or {}).get("init_args"))
     if base["labeling"].get("labeler"):
         raise ConfigurationError("base.labeling.labeler: a teacher belongs to a method; move it there")
-    epsilons = _epsilons("epsilons", top["epsilons"])
-    methods = top["methods"]
-    if not isinstance(methods, list) or not methods:
-        raise ConfigurationError(f"methods={methods!r} must be a list of at least one method")
-    read = tuple(_method(f"methods[{place}]", method, base, epsilons) for place, method in enumerate(methods))
+    epsilons = _distinct("epsilons", top["epsilons"], read_epsilon)
+    read = [
+        _method(f"methods[{place}]", method, base, epsilons)
+        for place, method in enumerate(_list("methods", top["methods"]))
+    ]
     names = [method.name for method in read]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigurationError(f"methods: {twice[0]!r} is there twice; give each its own name")
@@ -187,69 +186,68 @@ def comparison_of(document: Any) -> Comparison:
         delta=check_open_unit("delta", top["delta"]),
         adjacency=check_adjacency(top.get("adjacency", "add_remove")),
         unit=check_unit(top.get("unit", "record")),
-        noise_seeded=_switch("noise_seeded", top.get("noise_seeded", False)),
-        seeds=_seeds(top.get("seeds", [0, 1, 2])),
-        epsilons=epsilons,
-        methods=read,
+        noise_seeded=check_switch("noise_seeded", top.get("noise_seeded", False)),
+        seeds=_distinct("seeds", top.get("seeds", [0, 1, 2]), lambda name, seed: check_int(name, seed, 0)),
+        epsilons=tuple(sorted(epsilons)),
+        methods=tuple(read),
         wandb=_wandb(top.get("wandb")),
     )
 
 
 def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[float, ...]) -> Method:
-    section = _section(where, given, _METHOD)
-    _need(section, "name", where)
+    section = _section(where, given, _METHOD, ("name",))
     name = _name(f"{where}.name", section["name"])
     where = f"methods.{name}"
-    kinds = [key for key in ("labeling", "model", "true_labels") if section.get(key)]
+    kinds = [key for key in _KINDS if section.get(key)]
     if len(kinds) != 1:
         raise ConfigurationError(
             f"{where}: {' and '.join(kinds) or 'none'} of labeling, model and true_labels; a method has exactly one: "
             "a teacher in labeling, a baseline's own model, or true_labels: true"
         )
+    kind = _KINDS[kinds[0]]
     if section.get("student") is not None:
         raise ConfigurationError(
             f"{where}.student: all teachers share base.student; a baseline has a model of its own"
         )
-    if kinds != ["model"] and base["student"] is None:
+    if kind != "baseline" and base["student"] is None:
         raise ConfigurationError(
             f"base.student: {name} needs a student; only baselines with a model of their own do without"
         )
-    kind = {"labeling": "labeler", "model": "baseline", "true_labels": "true_labels"}[kinds[0]]
-    labeling = _labeling(f"{where}.labeling", section["labeling"]) if kind == "labeler" else None
-    model = None
-    if kind == "baseline":
-        model = _class_section(f"{where}.model", section["model"])
-        _refuse_shared(f"{where}.model", model.get("init_args"))
-    trainer = _section(f"{where}.trainer", section.get("trainer") or {}, None)
-    if trainer and kind != "baseline":
+    if section.get("trainer") and kind != "baseline":
         raise ConfigurationError(
             f"{where}.trainer: methods that train base.student share base.trainer; leave it out"
         )
-    if kind == "true_labels":
-        for key in ("settings", "calibrate", "epsilon_to", "nonprivate"):
-            if section.get(key):
-                raise ConfigurationError(
-                    f"{where}.{key}: true_labels asks no teacher and has no ε; leave it out"
-                )
-    wanted = _epsilons(f"{where}.epsilons", section["epsilons"]) if "epsilons" in section else epsilons
+    if section.get("calibrate") and kind == "baseline":
+        raise ConfigurationError(
+            f"{where}.calibrate: only a labeler states a plan that noise can be found for; use epsilon_to"
+        )
+    for key in ("settings", "calibrate", "epsilon_to", "nonprivate"):
+        if kind == "true_labels" and section.get(key):
+            raise ConfigurationError(f"{where}.{key}: true_labels asks no teacher and has no ε; leave it out")
+    labeling = _labeling(f"{where}.labeling", section["labeling"]) if kind == "labeler" else None
+    model = _class_section(f"{where}.model", section["model"]) if kind == "baseline" else None
+    if model is not None:
+        _refuse_shared(f"{where}.model", model.get("init_args"))
     roots = ("labeling.",) if kind == "labeler" else ("model.", "trainer.")
+    nonprivate = {} if kind == "true_labels" else section.get("nonprivate")
+    own = section.get("epsilons")
+    wanted = epsilons if own is None else _distinct(f"{where}.epsilons", own, read_epsilon)
     method = Method(
         name=name,
         title=str(section.get("title", name)),
         kind=kind,
         labeling=labeling,
         model=model,
-        trainer=trainer,
+        trainer=_section(f"{where}.trainer", section.get("trainer") or {}),
         epsilon_to=_paths(f"{where}.epsilon_to", section.get("epsilon_to"), roots),
-        calibrate=_calibrate(f"{where}.calibrate", section.get("calibrate"), kind),
+        calibrate=_calibrate(f"{where}.calibrate", section.get("calibrate")),
         settings=_settings(f"{where}.settings", section.get("settings"), roots),
-        nonprivate=(
-            {} if kind == "true_labels" else _overrides(f"{where}.nonprivate", section["nonprivate"], roots)
-            if section.get("nonprivate") is not None else None
-        ),
+        nonprivate=None if nonprivate is None else _overrides(f"{where}.nonprivate", nonprivate, roots),
         epsilons=(),
-    )  # fmt: skip
-    return dataclasses.replace(method, epsilons=_defined(where, method, wanted, "epsilons" in section))
+    )
+    return dataclasses.replace(
+        method, epsilons=_defined(where, method, tuple(sorted(wanted)), own is not None)
+    )
 
 
 def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -> tuple[float, ...]:
@@ -276,12 +274,13 @@ def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -
 
 
 def _labeling(where: str, given: Any) -> dict[str, Any]:
-    section = _section(where, given, None)
+    section = _section(where, given)
     if not section.get("labeler"):
         raise ConfigurationError(f"{where}.labeler is missing; name the teacher's class_path and init_args")
-    labeler = _class_section(f"{where}.labeler", section["labeler"])
     _refuse_shared(where, section)
-    _refuse_shared(f"{where}.labeler", labeler.get("init_args"))
+    _refuse_shared(
+        f"{where}.labeler", _class_section(f"{where}.labeler", section["labeler"]).get("init_args")
+    )
     return section
 
 
@@ -296,9 +295,8 @@ def _refuse_shared(where: str, section: Any) -> None:
 
 
 def _settings(where: str, given: Any, roots: tuple[str, ...]) -> dict[float, dict[str, Any]]:
-    section = _section(where, given or {}, None)
     found = {}
-    for key, overrides in section.items():
+    for key, overrides in _section(where, given or {}).items():
         epsilon = read_epsilon(where, key)
         if epsilon == math.inf:
             raise ConfigurationError(f"{where}: settings without privacy belong into nonprivate")
@@ -307,7 +305,7 @@ def _settings(where: str, given: Any, roots: tuple[str, ...]) -> dict[float, dic
 
 
 def _overrides(where: str, given: Any, roots: tuple[str, ...]) -> dict[str, Any]:
-    section = _section(where, given, None)
+    section = _section(where, given)
     _paths(where, list(section), roots)
     return section
 
@@ -326,56 +324,35 @@ def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _calibrate(where: str, given: Any, kind: str) -> FreeParameter | None:
+def _calibrate(where: str, given: Any) -> FreeParameter | None:
     if given is None:
         return None
-    if kind != "labeler":
-        raise ConfigurationError(
-            f"{where}: only a labeler states a plan that noise can be found for; use epsilon_to"
-        )
-    section = _section(where, given, _CALIBRATE)
-    for key in ("parameter", "low", "high"):
-        _need(section, key, where)
-    (parameter,) = _paths(f"{where}.parameter", section["parameter"], ("labeling.",))
-    tied = _section(f"{where}.tied", section.get("tied") or {}, None)
-    _paths(f"{where}.tied", list(tied), ("labeling.",))
-    low, high = (check_positive(f"{where}.{key}", section[key]) for key in ("low", "high"))
-    if low >= high:
-        raise ConfigurationError(f"{where}: low={low:g} must be below high={high:g}")
-    switches = {
-        key: _switch(f"{where}.{key}", section.get(key, False)) for key in ("rising", "whole", "exact")
-    }
-    factors = {path: check_positive(f"{where}.tied.{path}", factor) for path, factor in tied.items()}
-    return FreeParameter(parameter, low, high, tied=factors, **switches)
+    section = _section(where, given, _CALIBRATE, ("parameter",))
+    _paths(where, [section["parameter"], *(section.get("tied") or {})], ("labeling.",))
+    try:
+        return free_parameter({}, section.pop("parameter"), **section)
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
 
 
 def _wandb(given: Any) -> dict[str, Any] | None:
     if given is None:
         return None
-    section = _section("wandb", given, _WANDB)
-    _need(section, "project", "wandb")
-    section["mode"] = check_choice(
-        "wandb.mode", section.get("mode", "online"), ("online", "offline", "disabled")
-    )
-    section["attach_ledger"] = _switch("wandb.attach_ledger", section.get("attach_ledger", False))
+    section = _section("wandb", given, _WANDB, ("project",))
+    modes = ("online", "offline", "disabled")
+    section["mode"] = check_choice("wandb.mode", section.get("mode", "online"), modes)
+    section["attach_ledger"] = check_switch("wandb.attach_ledger", section.get("attach_ledger", False))
     return section
 
 
-def _epsilons(where: str, given: Any) -> tuple[float, ...]:
-    values = [read_epsilon(where, value) for value in _list(where, given)]
+def _distinct(where: str, given: Any, read: Callable[[str, Any], _Value]) -> tuple[_Value, ...]:
+    values = tuple(read(where, value) for value in _list(where, given))
     if len(set(values)) < len(values):
         raise ConfigurationError(f"{where}={given!r}: a value is there twice")
-    return tuple(sorted(values))
+    return values
 
 
-def _seeds(given: Any) -> tuple[int, ...]:
-    seeds = tuple(check_int("seeds", seed, minimum=0) for seed in _list("seeds", given))
-    if len(set(seeds)) < len(seeds):
-        raise ConfigurationError(f"seeds={given!r}: a seed is there twice")
-    return seeds
-
-
-def _list(where: str, given: Any) -> Sequence[Any]:
+def _list(where: str, given: Any) -> list[Any]:
     if not isinstance(given, list) or not given:
         raise ConfigurationError(f"{where}={given!r} must be a list of at least one value")
     return given
@@ -389,26 +366,17 @@ def _name(where: str, given: Any) -> str:
     return given
 
 
-def _switch(where: str, given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise ConfigurationError(f"{where}={given!r} must be true or false")
-    return given
-
-
-def _need(section: Mapping[str, Any], key: str, where: str) -> None:
-    if key not in section:
-        raise ConfigurationError(f"{where} has no {key!r}; it needs one")
-
-
 def _class_section(where: str, given: Any) -> dict[str, Any]:
-    section = _section(where, given, ("class_path", "init_args"))
-    _need(section, "class_path", where)
-    return section
+    return _section(where, given, ("class_path", "init_args"), ("class_path",))
 
 
-def _section(where: str, given: Any, known: Sequence[str] | None) -> dict[str, Any]:
+def _section(
+    where: str, given: Any, known: Sequence[str] | None = None, needed: Sequence[str] = ()
+) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"{where}: {given!r} must be a section with keys")
     if unknown := [str(key) for key in given if known is not None and key not in known]:
         raise ConfigurationError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known or ())}")
+    if missing := [key for key in needed if key not in given]:
+        raise ConfigurationError(f"{where} has no {missing[0]!r}; it needs one")
     return dict(given)

@@ -47,7 +47,7 @@ def changed(path, value):
         ("methods.knn.settings", {"inf": {}}, ["nonprivate"]),
         ("methods.knn.calibrate.parameter", "labeling.delta", ["labeling.delta"]),
         ("methods.knn.calibrate.low", 5000.0, ["low=5000", "high=1000"]),
-        ("methods.knn.calibrate.low", -1, ["calibrate.low"]),
+        ("methods.knn.calibrate.low", -1, ["methods.knn.calibrate", "low=-1"]),
         ("methods.knn.labeling.labeler", None, ["methods.knn.labeling.labeler"]),
         ("methods.sgd.calibrate", {"parameter": SIGMA, "low": 1, "high": 2}, ["only a labeler"]),
         ("methods.supervised.settings", {"1": {}}, ["true_labels"]),
