@@ -66,6 +66,9 @@ class TextDataModule(PrivatePublicDataModule):
         longest: characters that a text may have; longer ones are refused.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
+    Attributes:
+        holds_vectors: whether the column holds vectors.
+
     Raises:
         FileNotFoundError: if a part is missing.
         ImportError: where pyarrow, or what ``features`` needs, is not installed.
@@ -115,9 +118,9 @@ class TextDataModule(PrivatePublicDataModule):
         self.longest = check_int("longest", longest)
         self._opened: dict[str, Columns] = {}
         kind = self._column("public", "text").type
-        self._vectors = "list" in str(kind)
+        self.holds_vectors = "list" in str(kind)
         self._embed: Any = None
-        if self._vectors:
+        if self.holds_vectors:
             if features is not None:
                 raise ValueError(
                     f"features: the column {text!r} holds vectors, which are taken as they are; leave it out"
@@ -165,7 +168,7 @@ class TextDataModule(PrivatePublicDataModule):
 
     def public_texts(self, examples: Tensor) -> list[str] | None:
         """The beginnings of public texts, for a report; None where the public part holds vectors."""
-        if self._vectors:
+        if self.holds_vectors:
             return None
         column = self._column("public", "text")
         return [str(column[row].as_py())[:_SHOWN] for row in examples.tolist()]
@@ -239,7 +242,7 @@ class TextDataModule(PrivatePublicDataModule):
     # ------------------------------------------------------------------ vectors
 
     def _store(self, part: str) -> TensorImages:
-        rows = self._table_of_vectors(part) if self._vectors else self._texts_as_vectors(part)
+        rows = self._table_of_vectors(part) if self.holds_vectors else self._texts_as_vectors(part)
         if rows.shape[1:] != self.image_shape[:1]:
             raise ValueError(f"{part}: other vectors than the public ones; embed all parts by the same model")
         if not bool(torch.isfinite(rows).all()):
@@ -306,9 +309,9 @@ def files_in(root: str | Path) -> dict[str, Path]:
 
 
 def lasting_number(word: str) -> int:
-    """A number for a name: whole numbers stand for themselves, other names for 63 bits of their digest."""
+    """A number from 0 for a name: whole numbers stand for themselves, other names for 63 bits of their digest."""
     with contextlib.suppress(ValueError):
-        if str(number := int(word)) == word and -(2**63) <= number < 2**63:
+        if str(number := int(word)) == word and 0 <= number < 2**63:
             return number
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big") >> 1
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ from pl_privknn._checks import check_choice, check_int, check_open_unit, check_p
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.config import as_section, instantiate, write_yaml
-from pl_privknn.datamodules import PrivatePublicDataModule
+from pl_privknn.datamodules import PrivatePublicDataModule, TextDataModule
 from pl_privknn.datamodules.arrays import image_shape
 from pl_privknn.datamodules.folder import SUFFIXES
 from pl_privknn.datamodules.tables import Table
+from pl_privknn.datamodules.text import TABLES, files_in
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
 from pl_privknn.privacy.mechanisms import Mechanism
@@ -230,22 +231,36 @@ def compare(
 # ------------------------------------------------------------------------------- the public side
 
 
-def data_section(path: str | Path, num_classes: int | None = None) -> dict[str, Any]:
-    """The ``data`` section for a folder of images, a folder of ``.npy`` files, or an ``.npz`` file.
+def data_section(
+    path: str | Path, num_classes: int | None = None, columns: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The ``data`` section for a folder of images, of tables or of ``.npy`` files, or for an ``.npz`` file.
 
     Sizes come from public files, the number of classes from the test set (its folders or labels) or the public one
     unless it is given. Of private files only the names are used.
 
     Args:
         path: ``private/``, ``public/`` and ``test/`` with images; ``public_images.npy`` or ``public_embeddings.npy``
-            and so on; or one ``.npz``.
+            and so on; one ``.npz``; or ``private``, ``public`` and ``test`` as tables, see
+            :class:`~pl_privknn.datamodules.TextDataModule`.
         num_classes: number of classes, for data without a test set.
+        columns: of tables: arguments ``text``, ``label``, ``person`` and ``classes`` of that data module.
 
     Raises:
         FileNotFoundError: where nothing of the kind is there.
         ValueError: where the number of classes can't be told.
     """
     path = Path(path)
+    if files_in(path):
+        arguments = {"root": str(path), **(columns or {})}
+        if not TextDataModule(**arguments).holds_vectors:
+            arguments["features"] = {"class_path": "WordLlamaFeatures"}  # by name, so that an exported file has it
+        return {"class_path": "TextDataModule", "init_args": arguments}
+    if columns:
+        raise ValueError(
+            f"--data {path}: there are no tables for --{next(iter(columns))}; want private, public and test, each "
+            f"with one of {', '.join(TABLES)}"
+        )
     if (path / "public").is_dir():
         return _folder_section(path)
     files: dict[str, str] = {}
@@ -414,6 +429,7 @@ def recommend(
     delta: float | None = None,
     teacher: str | None = None,
     num_classes: int | None = None,
+    columns: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> Recommendation:
     """Recommend features, teacher, student and released model for one's data, as a full configuration.
@@ -425,6 +441,7 @@ def recommend(
         delta: target δ; a tenth of one over the records, or less, by default.
         teacher: one of :data:`TEACHERS`, where it is not to be chosen.
         num_classes: number of classes, where no part of a path tells it.
+        columns: of tables, see :func:`data_section`.
         progress: show a progress bar.
 
     Raises:
@@ -438,7 +455,7 @@ def recommend(
         check_choice("teacher", teacher, tuple(TEACHERS))
     section: dict[str, Any] | None = None
     if not isinstance(data, PrivatePublicDataModule):
-        section = data_section(data, num_classes)
+        section = data_section(data, num_classes, columns)
         data = _made(section)
     else:
         described, left_out = as_section(data)
@@ -474,7 +491,8 @@ def _made(section: dict[str, Any]) -> PrivatePublicDataModule:
     from pl_privknn import datamodules
 
     kind = getattr(datamodules, section["class_path"])
-    return kind(**section["init_args"])
+    made: PrivatePublicDataModule = instantiate({"data": section["init_args"]}, {"data": kind}, own_classes=True).data
+    return made
 
 
 def _with_batch(section: dict[str, Any]) -> dict[str, Any]:

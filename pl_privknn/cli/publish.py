@@ -14,6 +14,8 @@ from pl_privknn.cli.common import CommandParser, suggest, without_suggestions
 
 #: Configurations of the demo, the best teacher for small data first.
 _DEMO = {"Reverse kNN": "digits_reverse_knn", "Private-kNN": "digits_private_knn"}
+#: Options that say what stands in tables: arguments of TextDataModule.
+_COLUMNS = ("text", "label", "person", "classes")
 
 
 def add_init(commands: Any) -> None:
@@ -29,8 +31,11 @@ def add_init(commands: Any) -> None:
 def _add_recommended(parser: argparse.ArgumentParser) -> None:
     """Options of ``init``, and of ``fit`` without a configuration."""
     parser.add_argument(
-        "--data", required=True, metavar="PATH", help="folder of images or arrays, or an .npz file"
+        "--data", required=True, metavar="PATH", help="folder of images, tables or arrays, or an .npz file"
     )
+    for column, what in (("text", "texts, or of vectors (text)"), ("label", "labels (label)"), ("person", "owners")):
+        parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them")
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
     parser.add_argument(
         "--private-records", type=int, required=True, metavar="N", help="about how many, as anybody may know"
@@ -66,6 +71,7 @@ def _recommended(parsed: argparse.Namespace) -> str:
         delta=parsed.delta,
         teacher=parsed.teacher,
         num_classes=parsed.num_classes,
+        columns={name: value for name in _COLUMNS if (value := getattr(parsed, name)) is not None},
         progress=sys.stderr.isatty(),
     )
     print(*found.reasons, sep="\n", flush=True)
