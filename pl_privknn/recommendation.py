@@ -46,6 +46,8 @@ TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gr
 CROSSING = 100.0
 #: Widths of features, and the n ε up to which each serves.
 WIDTHS = ((30, 1_000.0), (100, 10_000.0), (300, math.inf))
+#: Likewise of embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
+WIDTHS_OF_EMBEDDINGS = ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
 # A vote's noise has a deviation of √2/ε: clusters of some 25/ε records stand above it.
 _VOTES_A_CLUSTER, _MOST_CLUSTERS = 25.0, 200
 _MOST_RECORDS = 10**9
@@ -85,6 +87,7 @@ class Sizes:
         delta: target δ.
         num_classes: C.
         public: number of public examples.
+        widths: :data:`WIDTHS`, or :data:`WIDTHS_OF_EMBEDDINGS`.
     """
 
     records: int
@@ -92,6 +95,7 @@ class Sizes:
     delta: float
     num_classes: int
     public: int
+    widths: tuple[tuple[int, float], ...] = WIDTHS
 
     @property
     def ratio(self) -> float:
@@ -107,7 +111,7 @@ class Sizes:
     def rule(self) -> Setting:
         """What the battery says."""
         teacher = "ReverseKNN" if self.ratio <= CROSSING else "PreconditionedGradients"
-        width = next(width for width, most in WIDTHS if self.records * self.epsilon <= most)
+        width = next(width for width, most in self.widths if self.records * self.epsilon <= most)
         return Setting(teacher, max(2, min(width, self.public // 3)))
 
 
@@ -254,7 +258,9 @@ def data_section(
     if files_in(path):
         arguments = {"root": str(path), **(columns or {})}
         if not TextDataModule(**arguments).holds_vectors:
-            arguments["features"] = {"class_path": "WordLlamaFeatures"}  # by name, so that an exported file has it
+            arguments["features"] = {
+                "class_path": "WordLlamaFeatures"
+            }  # by name, so that an exported file has it
         return {"class_path": "TextDataModule", "init_args": arguments}
     if columns:
         raise ValueError(
@@ -477,7 +483,8 @@ def recommend(
             raise ValueError(
                 "data: all public examples are of one class; give public examples of every class"
             )
-        sizes = Sizes(records, epsilon, delta, data.num_classes, len(images))
+        widths = WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
+        sizes = Sizes(records, epsilon, delta, data.num_classes, len(images), widths)
         rule = sizes.rule()
         if teacher is not None:
             rule = dataclasses.replace(rule, teacher=teacher)
@@ -491,7 +498,9 @@ def _made(section: dict[str, Any]) -> PrivatePublicDataModule:
     from pl_privknn import datamodules
 
     kind = getattr(datamodules, section["class_path"])
-    made: PrivatePublicDataModule = instantiate({"data": section["init_args"]}, {"data": kind}, own_classes=True).data
+    made: PrivatePublicDataModule = instantiate(
+        {"data": section["init_args"]}, {"data": kind}, own_classes=True
+    ).data
     return made
 
 
@@ -515,7 +524,7 @@ def _compared(
     count = len(rows) if validation is None else len(validation)
     if count < max(_LABELLED, _OF_EACH * sizes.num_classes):
         return rule, None, ""
-    widths = sorted({min(width, max(2, sizes.public // 3)) for width, _ in WIDTHS})
+    widths = sorted({min(width, max(2, sizes.public // 3)) for width, _ in sizes.widths})
     place = widths.index(rule.width)
     near = widths[max(0, place - 1) : place + 2]
     teachers = tuple(TEACHERS) if free else (rule.teacher,)

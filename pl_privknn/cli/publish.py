@@ -33,9 +33,15 @@ def _add_recommended(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="folder of images, tables or arrays, or an .npz file"
     )
-    for column, what in (("text", "texts, or of vectors (text)"), ("label", "labels (label)"), ("person", "owners")):
+    for column, what in (
+        ("text", "texts, or of vectors (text)"),
+        ("label", "labels (label)"),
+        ("person", "owners"),
+    ):
         parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
-    parser.add_argument("--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them")
+    parser.add_argument(
+        "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
+    )
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
     parser.add_argument(
         "--private-records", type=int, required=True, metavar="N", help="about how many, as anybody may know"

@@ -6,7 +6,6 @@ import json
 import onnxruntime
 import pytest
 import torch
-import yaml
 from tokenizers import Tokenizer
 
 from pl_privknn.cli import main
@@ -16,14 +15,13 @@ TOPICS = {
     "sport": "the team won the match with a late goal",
     "money": "the bank raised rates and shares fell",
 }
-FEATURES = {"class_path": "PublicPCA", "init_args": {"components": 4, "extractor": "Pixels"}}
 
 
-def write_part(path, count, secret=""):
+def write_part(path, numbers, secret=""):
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["body", "topic", "sender"])
-        for number in range(count):
+        for number in numbers:
             topic = list(TOPICS)[number % 2]
             said = f'{secret} <script>alert("{number}")</script> {TOPICS[topic]}, {number} times'
             rows.writerow([said, topic, f"{PERSON} {number % 7}" if secret else ""])
@@ -33,33 +31,18 @@ def write_part(path, count, secret=""):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     (folder / "data").mkdir()
-    for part, count, secret in (("private", 120, SECRET), ("public", 40, ""), ("test", 20, "")):
-        write_part(folder / "data" / f"{part}.csv", count, secret)
-    columns = {"text": "body", "label": "topic", "person": "sender", "overlap": "ignore"}
-    teacher = {"class_path": "PreconditionedGradients", "init_args": {"epsilon": 50.0, "releases": 2}}
-    config = {
-        "data": {
-            "class_path": "TextDataModule",
-            "init_args": {"root": str(folder / "data"), **columns, "features": "WordLlamaFeatures"},
-        },
-        "model": {
-            "class_path": "SupervisedStudent",
-            "init_args": {"network": "linear_probe", "extractor": FEATURES},
-        },
-        "labeling": {
-            "labeler": teacher,
-            "rounds": 1,
-            "selection": "all",
-            "released": "head",
-            "features": [FEATURES],
-            "budget": {"delta": 1e-4},
-            "progress": False,
-        },
-        "trainer": {"max_epochs": 2, "accelerator": "cpu", "devices": 1, "enable_progress_bar": False},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    words = ["fit", "--config", str(folder / "run.yaml"), "--run_dir", str(folder / "runs" / "text")]
-    assert main([*words, "--trainer.logger", "TensorBoardLogger"]) == 0
+    for part, numbers, secret in (
+        ("private", range(120), SECRET),
+        ("public", range(120, 160), ""),
+        ("test", range(1000, 1020), ""),
+    ):
+        write_part(folder / "data" / f"{part}.csv", numbers, secret)
+    columns = ["--text", "body", "--label", "topic", "--person", "sender"]
+    sizes = ["--epsilon", "50", "--private-records", "120", "--delta", "1e-4"]
+    config = str(folder / "run.yaml")
+    assert main(["init", "--data", str(folder / "data"), *columns, *sizes, "--output", config]) == 0
+    words = ["fit", "--config", config, "--run_dir", str(folder / "runs" / "text")]
+    assert main([*words, "--trainer.logger", "TensorBoardLogger", "--trainer.max_epochs", "10"]) == 0
     assert main(["report", str(folder / "runs" / "text"), "--fast"]) == 0
     assert main(["export", str(folder / "runs" / "text")]) == 0
     return folder / "runs" / "text"
@@ -87,7 +70,9 @@ def test_no_file_holds_a_private_text_or_person_and_public_ones_are_in_the_repor
 
 def test_public_queries_are_shown_as_escaped_text(run):
     page = (run / "report.html").read_text(encoding="utf-8")
-    shown = "&lt;script&gt;alert(&#34;8&#34;)&lt;/script&gt; the team won the match with a late goal, 8 times"
+    shown = (
+        "&lt;script&gt;alert(&#34;128&#34;)&lt;/script&gt; the team won the match with a late goal, 128 times"
+    )
     assert f"<q> {shown}</q>" in page
     assert "<script>alert" not in page
 
@@ -107,3 +92,31 @@ def test_the_exported_file_takes_strings(run, kind, tmp_path):
     for topic, text in TOPICS.items():
         tokens = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])
         assert names[int(model(tokens).argmax())] == topic
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", "said"], "has no column 'said'; it has body, topic, sender: name the right one by text="),
+        (
+            ["--text", "body", "--label", "kind"],
+            "tell 0 classes in the column 'kind'; name the classes by classes=",
+        ),
+        (
+            ["--text", "body", "--label", "topic", "--classes", "sport", "x"],
+            "public: some labels are empty or none of",
+        ),
+    ],
+)
+def test_init_on_other_columns(run, words, message, capsys, tmp_path):
+    sizes = ["--epsilon", "1", "--private-records", "120", "--output", str(tmp_path / "run.yaml")]
+    assert main(["init", "--data", str(run.parents[1] / "data"), *words, *sizes]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run.yaml").exists()
+
+
+def test_columns_are_those_of_tables(capsys, tmp_path):
+    (tmp_path / "public").mkdir()
+    sizes = ["--epsilon", "1", "--private-records", "120", "--output", str(tmp_path / "run.yaml")]
+    assert main(["init", "--data", str(tmp_path), "--text", "body", *sizes]) == 2
+    assert "there are no tables for --text; want private, public and test" in capsys.readouterr().err
