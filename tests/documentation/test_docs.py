@@ -51,6 +51,14 @@ def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(2.3764, abs=1e-3)
 
 
+@pytest.mark.long
+def test_readme_recommendation_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for block in _blocks("README.md", "python") if "recommend" in block]
+    exec(code.replace("found.max_epochs", "1"), {})
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(1.0, abs=1e-3)
+
+
 def test_counts_of_several_clients_are_released_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = _blocks("docs/methods/reverse_knn.md", "python")
