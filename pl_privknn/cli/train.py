@@ -20,7 +20,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
-from pl_privknn.callbacks.loggers import finish_wandb, spender_of
+from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
 from pl_privknn.callbacks.run_summary import (
     CHECKPOINT,
     DurableCheckpointIO,
@@ -374,6 +374,7 @@ class PrivKNNCLI(LightningCLI):
         self.run_report = RunReport(folder, show=False)  # once, after the test
         trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
         ParameterCount.stand_in(trainer)
+        shorten_progress(trainer)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             keep_last_checkpoint(trainer, folder)
         if type(trainer.strategy.checkpoint_io) in pl.both("plugins.io.TorchCheckpointIO"):
@@ -511,6 +512,40 @@ class ParameterCount(pl.Callback):
         """Say how large the student is."""
         size = sum(parameter.numel() for parameter in pl_module.parameters() if parameter.requires_grad)
         rank_zero_info(f"{type(pl_module).__name__}: {size:,} parameters to train")
+
+
+class _OneLine:
+    """Lightning's progress bar on one line of 80 columns, with the round."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        trainer: Any = self.trainer  # type: ignore[attr-defined]
+        labeling, text = labeling_of(trainer), f"epoch {current_epoch + 1}/{trainer.max_epochs}"
+        if labeling is None or labeling.labeler is None:
+            return text
+        round_ = min(current_epoch // labeling.epochs_per_round + 1, labeling.rounds)
+        return f"{text} round {round_}/{labeling.rounds}"
+
+    def configure_columns(self, trainer: Any) -> list[Any]:
+        """Those of Lightning, with a short bar and without the speed."""
+        columns = super().configure_columns(trainer)  # type: ignore[misc]
+        for column in columns:
+            if hasattr(column, "bar_width"):
+                column.bar_width = 10
+        return [column for column in columns if type(column).__name__ != "ProcessingSpeedColumn"]
+
+    def get_metrics(self, trainer: Any, module: Any) -> dict[str, Any]:
+        """Those of Lightning, with short names for the toolkit's own."""
+        names = {"val/accuracy": "val", "train/loss": "loss"}
+        found = super().get_metrics(trainer, module)  # type: ignore[misc]
+        return {names.get(name, name): value for name, value in found.items() if name != "v_num"}
+
+
+def shorten_progress(trainer: Any) -> None:
+    """Replace Lightning's progress bar by one that fits a line of 80 columns; a user's own class stays."""
+    for place, callback in enumerate(trainer.callbacks):
+        if type(callback) in pl.both("callbacks.RichProgressBar"):
+            kind = type("OneLine", (_OneLine, type(callback)), {})
+            trainer.callbacks[place] = kind(callback.refresh_rate)
 
 
 @contextlib.contextmanager

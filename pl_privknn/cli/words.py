@@ -56,6 +56,7 @@ SECTIONS = (
     "weights_only", "verbose", "return_predictions",
 )  # fmt: skip
 _OTHERS = ("config", "resume", "help", "help-all", "print_config", "optimizer", "lr_scheduler")
+_RECOMMENDED = ("epsilon", "private-records", "delta", "num-classes", "teacher")
 _STARTS = ("config", "c", "resume", "data", "model", "print_config")
 
 
@@ -81,6 +82,11 @@ def check_words(words: Sequence[str]) -> None:
     command, given = words[0], list(words[1:])
     for word in given:
         first = word[2:].partition("=")[0].partition(".")[0].rstrip("+")
+        if word.startswith("--") and first in _RECOMMENDED:
+            raise ConfigurationError(
+                f"--{first} belongs to privknn fit --data PATH --epsilon ε --private-records N; give these three, or "
+                "--config FILE without it"
+            )
         if word.startswith("--") and first not in (*SECTIONS, *_OTHERS):
             known = did_you_mean(first, (*SECTIONS, *_OTHERS), "options are")
             raise ConfigurationError(

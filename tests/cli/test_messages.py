@@ -34,6 +34,10 @@ MISTAKES = {
     "an option that is none": (f"{RUN} --labeling.rouns 2", "did you mean labeling.rounds?"),
     "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: there is no such file"),
     "no file at all": ("fit", "give --config FILE"),
+    "ε without a number of records": (
+        "fit --data photos --epsilon 1",
+        "--private-records N; give these three",
+    ),
     "a misspelt section": ("fit --config run.yaml --modle VATStudent", "did you mean model?"),
     "a misspelt command": ("fitt", "did you mean fit?"),
     "a plan without a target": ("plan run.yaml", "--epsilon"),
