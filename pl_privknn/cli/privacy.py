@@ -44,6 +44,12 @@ def add_epsilon(commands: Any) -> None:
     parser.add_argument(
         "--plot", metavar="FILE", default=None, help="draw the best attack's error rates; with --tradeoff"
     )
+    parser.add_argument(
+        "--certificate",
+        metavar="OUT",
+        default=None,
+        help="write a witness of ε that examples/check_certificate.py checks without this package",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_epsilon)
 
@@ -77,6 +83,11 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
         report |= found.to_dict()
         if parsed.plot is not None:
             found.plot(parsed.plot)
+    if parsed.certificate is not None:
+        from pl_privknn.privacy.accounting.certificate import write_certificate
+
+        document = write_certificate(parsed.certificate, charges, **stated, report=report)
+        report["epsilon_certificate"] = document["epsilon"]
     print_report(report, parsed.json)
     return 0
 

@@ -33,6 +33,8 @@ _HOMES = {
     "default_noise": "noise",
     "exact_epsilon": "accounting.exact",
     "epsilon_lower": "accounting.from_below",
+    "certify": "accounting.certificate",
+    "write_certificate": "accounting.certificate",
     "trade_off": "accounting.accountant",
     "TradeOff": "accounting.accountant",
 }

@@ -348,10 +348,10 @@ def compose_charges(
     # Mechanisms that only have an RDP curve compose as curves, which is tighter than as pairs made of them.
     curves = [charge for charge in parts if type(charge.mechanism).pld is Mechanism.pld]
     parts = [charge for charge in parts if type(charge.mechanism).pld is not Mechanism.pld]
-    variance = sum(charge.count * _variance(charge.mechanism, adjacency) for charge in charges)
+    variance = sum(charge.count * loss_variance(charge.mechanism, adjacency) for charge in charges)
     releases = sum(charge.count for charge in parts) + (mu > 0) + bool(curves)
     # Heavy-tailed releases (much noise for most records, little for a sampled one) need a grid that fits memory.
-    span = max((_span(charge.mechanism, adjacency) for charge in parts), default=0.0)
+    span = max((loss_span(charge.mechanism, adjacency) for charge in parts), default=0.0)
     if not (span <= LARGEST_LOSS and mu <= LARGEST_LOSS):
         raise OverflowError(f"a loss of {max(span, mu):g}")
     step = pld.choose_discretization(variance, releases, span)
@@ -371,14 +371,14 @@ def compose_charges(
             step *= error.factor
 
 
-def _variance(mechanism: Mechanism, adjacency: Adjacency) -> float:
+def loss_variance(mechanism: Mechanism, adjacency: Adjacency) -> float:
     """About the variance of one release's loss, from its RDP near order 1."""
     if (scale := mechanism.loss_scale(adjacency)) is not None:
         return scale[0]
     return 2 * float(_curve(mechanism, adjacency)[_VARIANCE_ORDER]) / float(rdp.ORDERS[_VARIANCE_ORDER])
 
 
-def _span(mechanism: Mechanism, adjacency: Adjacency) -> float:
+def loss_span(mechanism: Mechanism, adjacency: Adjacency) -> float:
     """About the largest loss of one release, but for a mass of e^−75 (Chernoff's bound from its RDP)."""
     if (scale := mechanism.loss_scale(adjacency)) is not None:
         return scale[1]

@@ -114,7 +114,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
     def log_dominating_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
         """Two outcomes for each cell of the touched class's probability; see the class."""
         self._check(adjacency)
-        return _cell_pairs(self.log_gain, self.sampling_rate, _cells())
+        return _cell_pairs(self.log_gain, self.sampling_rate, cells())
 
     def pure_epsilon(self, adjacency: Adjacency) -> float:
         """1/b for added votes, 2/b for swapped ones, less when sampled."""
@@ -136,7 +136,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
 
 
 @functools.lru_cache(maxsize=1)
-def _cells() -> Floats:
+def cells() -> Floats:
     """Ends of the cells in x, from 0 to 1, symmetric about ½; see :func:`_cell_pairs`."""
     tolerance = 1e-3
     ends = [0.5]
