@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,94 +67,27 @@ def cut_out(images: Tensor, x: Tensor, y: Tensor, size: Tensor, fill: float = 0.
     return torch.where((in_rows.unsqueeze(2) & in_columns.unsqueeze(1)).unsqueeze(1), fill, images)
 
 
-def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Multiply by ``factor``: 0 is black, 1 changes nothing."""
-    return (images * _per_image(factor)).clamp(0, 1)
-
-
-def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image's mean grey: factor 0 is that grey, 1 changes nothing."""
-    return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), factor)
-
-
-def saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the grey image: factor 0 is grey, 1 changes nothing. Images without three channels stay."""
-    return _blend(images, _grey(images), factor) if images.shape[1] == 3 else images
-
-
-def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with a 3×3 smoothed image: factor 0 is smooth, 1 changes nothing. The outermost pixels stay."""
-    channels, height, width = images.shape[1:]
-    if min(height, width) < 3:
-        return images
-    kernel = torch.ones(3, 3, device=images.device, dtype=images.dtype)
-    kernel[1, 1] = 5
-    smooth = images.clone()
-    with torch.autocast(images.device.type, enabled=False):
-        weight = (kernel / kernel.sum()).expand(channels, 1, 3, 3)
-        smooth[..., 1:-1, 1:-1] = F.conv2d(images, weight, groups=channels)
-    return _blend(images, smooth, factor)
-
-
-def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keep the ``bits`` highest bits (whole numbers from 1 to 8) of pixels as 8-bit numbers."""
-    step = _per_image(2.0 ** (8 - bits))
-    return ((images * 255).round() / step).floor() * step / 255
-
-
-def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Invert pixels of at least ``threshold``."""
-    return torch.where(images >= _per_image(threshold), 1 - images, images)
-
-
-def autocontrast(images: Tensor) -> Tensor:
-    """Stretch each channel of each image to [0, 1]; constant channels stay."""
-    low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
-    return torch.where(high > low, (images - low) / (high - low).clamp(min=1e-12), images).clamp(0, 1)
-
-
-def equalize(images: Tensor) -> Tensor:
-    """Flatten the histogram of each channel of each image, as Pillow does on 8-bit pixels."""
-    pixels = (images * 255).round().long().flatten(2)
-    histogram = torch.zeros(*pixels.shape[:2], 256, device=images.device, dtype=torch.int64)
-    histogram.scatter_add_(2, pixels, torch.ones_like(pixels))
-    largest = pixels.amax(dim=2, keepdim=True)
-    step = (pixels.shape[2] - histogram.gather(2, largest)) // 255
-    below = histogram.cumsum(2) - histogram
-    table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
-    equalized = table.gather(2, pixels).to(images.dtype).view_as(images) / 255
-    return torch.where((step > 0).unsqueeze(3), equalized, images)
-
-
 def _per_image(values: Tensor) -> Tensor:
     return values.view(-1, 1, 1, 1)
 
 
-def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    weight = _per_image(factor)
-    return (images * weight + other * (1 - weight)).clamp(0, 1)
-
-
-def _grey(images: Tensor) -> Tensor:
-    if images.shape[1] != 3:
-        return images
-    luma = torch.tensor([0.2989, 0.587, 0.114], device=images.device, dtype=images.dtype)
-    return (images * luma.view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
-
-
 _GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
-#: Photometric operations: images and levels in [-1, 1], shape ``(n,)``, to images.
-_PHOTOMETRIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": lambda images, level: brightness(images, 1 + 0.9 * level),
-    "contrast": lambda images, level: contrast(images, 1 + 0.9 * level),
-    "saturation": lambda images, level: saturation(images, 1 + 0.9 * level),
-    "sharpness": lambda images, level: sharpness(images, 1 + 0.9 * level),
-    "posterize": lambda images, level: posterize(images, 8 - (4 * level.abs()).round()),
-    "solarize": lambda images, level: solarize(images, 1 - level.abs()),
-    "autocontrast": lambda images, level: autocontrast(images),
-    "equalize": lambda images, level: equalize(images),
+#: Photometric operations of torchvision's ``functional``: that module, an image and a level in [-1, 1], to an image.
+_PHOTOMETRIC: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
+    "brightness": lambda tv, image, level: tv.adjust_brightness(image, 1 + 0.9 * level),
+    "contrast": lambda tv, image, level: tv.adjust_contrast(image, 1 + 0.9 * level),
+    "saturation": lambda tv, image, level: tv.adjust_saturation(image, 1 + 0.9 * level),
+    "sharpness": lambda tv, image, level: tv.adjust_sharpness(image, 1 + 0.9 * level),
+    "posterize": lambda tv, image, level: tv.posterize(_bytes(image), 8 - round(4 * abs(level))) / 255,
+    "solarize": lambda tv, image, level: tv.solarize(image, 1 - abs(level)),
+    "autocontrast": lambda tv, image, level: tv.autocontrast(image),
+    "equalize": lambda tv, image, level: tv.equalize(_bytes(image)) / 255,
 }
+
+
+def _bytes(image: Tensor) -> Tensor:
+    return (image * 255).round().to(torch.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +172,7 @@ class StrongAugmentation:
         num_ops: operations for each example.
         magnitude: scale of all levels, in [0, 1]; at 1 rotations reach 30 degrees, shears 0.3, translations
             0.3 of the side, brightness, contrast and the like factors of 0.1 to 1.9.
-        photometric: whether to draw photometric operations too.
+        photometric: whether to draw photometric operations of torchvision too, for images of 1 or 3 channels.
         cutout: largest side of the square that is cut out, as a fraction of the longer side; 0 cuts nothing.
         shift: see :class:`WeakAugmentation`.
         flip: see :class:`WeakAugmentation`.
@@ -281,6 +215,8 @@ class StrongAugmentation:
             images: the batch; not changed.
             generator: source of randomness; torch's default one for the batch's device if None.
         """
+        if self.photometric and images.shape[1] not in (1, 3):
+            raise ValueError("photometric=True is for images of 1 or 3 channels; leave it out")
         images = WeakAugmentation(self.shift, self.flip, self.fill)(images, generator)
         height, width = images.shape[-2:]
         names = self.operations
@@ -289,11 +225,8 @@ class StrongAugmentation:
             draws = _uniform((2, len(images)), images, generator)
             drawn = (draws[0] * len(names)).long().clamp(max=len(names) - 1)
             level = self.magnitude * (2 * draws[1] - 1)
-            for number, name in enumerate(names):
-                if name in _PHOTOMETRIC:
-                    rows = (drawn == number).nonzero().squeeze(1)
-                    if len(rows):
-                        images = images.index_copy(0, rows, _PHOTOMETRIC[name](images[rows], level[rows]))
+            if self.photometric:
+                images = _photometric(images, [names[number] for number in drawn.tolist()], level.tolist())
             levels = {name: level * (drawn == names.index(name)) for name in _GEOMETRIC}
             matrices = _matrices(levels, height, width) @ matrices
         images = warp(images, matrices[:, :2], self.fill)
@@ -302,6 +235,18 @@ class StrongAugmentation:
         draws = _uniform((3, len(images)), images, generator)
         size = self.cutout * max(height, width) * draws[2]
         return cut_out(images, draws[0] * width, draws[1] * height, size, self.fill)
+
+
+def _photometric(images: Tensor, names: list[str], levels: list[float]) -> Tensor:
+    """Each image by its own operation; those of other kinds stay."""
+    from torchvision.transforms import functional
+
+    return torch.stack(
+        [
+            _PHOTOMETRIC[name](functional, image, level).to(image.dtype) if name in _PHOTOMETRIC else image
+            for image, name, level in zip(images, names, levels, strict=True)
+        ]
+    )
 
 
 def _matrices(levels: dict[str, Tensor], height: int, width: int) -> Tensor:

@@ -1,6 +1,5 @@
 import pytest
 import torch
-import torchvision.transforms.v2.functional as reference
 
 from pl_privknn.students import StrongAugmentation, WeakAugmentation, augment
 
@@ -11,12 +10,6 @@ AUGMENTATIONS = [
     FULL,
     StrongAugmentation(cutout=0),
 ]
-
-
-def eight_bit(*shape):
-    """Random images whose pixels are 8-bit numbers, as float in [0, 1] and as uint8."""
-    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
-    return pixels.float() / 255, pixels
 
 
 def each(function, images, values):
@@ -93,9 +86,9 @@ def test_every_operation_is_drawn(monkeypatch):
     seen = dict.fromkeys(augment._PHOTOMETRIC, 0)
 
     def counting(name):
-        def operation(images, level):
-            seen[name] += len(images)
-            return images
+        def operation(functional, image, level):
+            seen[name] += 1
+            return image
 
         return operation
 
@@ -125,41 +118,6 @@ def test_warp_rotates_pixels_about_the_centre():
     turned = augment.warp(images, quarter)
     assert torch.allclose(turned[0], torch.rot90(images[0], 1, (-2, -1)), atol=1e-5)
     assert torch.allclose(turned[1], images[1], atol=1e-5)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (augment.brightness, reference.adjust_brightness),
-        (augment.contrast, reference.adjust_contrast),
-        (augment.saturation, reference.adjust_saturation),
-        (augment.sharpness, reference.adjust_sharpness),
-    ],
-)
-def test_blends_match_torchvision(ours, theirs, channels):
-    images = torch.rand(6, channels, 7, 9)
-    factors = torch.tensor([0.0, 0.3, 0.7, 1.0, 1.4, 1.9])
-    assert torch.allclose(ours(images, factors), each(theirs, images, factors), atol=1e-5)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_eight_bit_operations_match_torchvision(channels):
-    images, pixels = eight_bit(6, channels, 11, 13)
-    pixels[0, 0] = 7  # a constant channel
-    images[0, 0] = 7 / 255
-    pixels[1] = pixels[1] // 3 + 40
-    images[1] = pixels[1].float() / 255
-    bits = torch.tensor([1, 2, 4, 5, 7, 8])
-    assert torch.allclose(
-        augment.posterize(images, bits) * 255, each(reference.posterize, pixels, bits).float(), atol=1e-3
-    )
-    assert torch.allclose(augment.equalize(images) * 255, reference.equalize(pixels).float(), atol=1e-3)
-    assert torch.allclose(augment.autocontrast(images), reference.autocontrast(images), atol=1e-5)
-    thresholds = torch.tensor([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert torch.allclose(
-        augment.solarize(images, thresholds), each(reference.solarize, images, thresholds), atol=1e-6
-    )
 
 
 @pytest.mark.parametrize(
