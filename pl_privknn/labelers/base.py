@@ -18,7 +18,7 @@ from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.ledger import ChargesLedger, charge_and_draw
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.units import Unit
+from pl_privknn.privacy.units import Unit, check_owners, records_drawn
 
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
@@ -255,6 +255,21 @@ class ProtectsPersons(Labeler):
     def protects_persons(self) -> bool:
         """Whether it can do so with these settings."""
         return True
+
+    def checked_owners(self, num_records: int) -> Tensor | None:
+        """**Private.** :attr:`private_owners`, which must fit a table of so many records."""
+        return None if self.private_owners is None else check_owners(self.private_owners, num_records)
+
+    def drawn_records(self, num_records: int, most: int = 1) -> Tensor:
+        """**Private.** Rows that take part: at most ``most`` a person, by private coins; else all of them.
+
+        What holds of these rows whatever the coins, holds of the table: a person has no more than ``most`` of them.
+        """
+        owners, shard = self.checked_owners(num_records), held_shard(self)
+        if owners is None:
+            return torch.arange(num_records)
+        rank = 0 if shard is None else shard.group.rank
+        return records_drawn(owners, most, self.noise_source.stream("records of persons", rank))
 
 
 def unit_of(labeler: Labeler) -> Unit:

@@ -47,7 +47,6 @@ from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.mechanisms.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
-from pl_privknn.privacy.units import check_owners
 
 #: One record is in one teacher, whose vote leaves one class and joins another.
 PATE_VOTES_L2 = math.sqrt(2.0)
@@ -300,9 +299,8 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
             RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
         """
         (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
-        if self.private_owners is not None:
-            check_owners(self.private_owners, len(features))
-        trained = self._train(features, labels, num_classes)
+        owners = self.checked_owners(len(features))
+        trained = self._train(features, labels, num_classes, owners)
         kinds = ", ".join(sorted(trained.failures))
         if bool((trained.failed | trained.empty).all()):
             raise RuntimeError(
@@ -317,7 +315,9 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
         self._trained, self._num_classes = trained, num_classes
         self._fits += 1
 
-    def _train(self, features: Tensor, labels: Tensor, num_classes: int) -> TrainedTeachers:
+    def _train(
+        self, features: Tensor, labels: Tensor, num_classes: int, owners: Tensor | None
+    ) -> TrainedTeachers:
         teachers, rank = self._own_teachers(), 0 if self.shard is None else self.shard.group.rank
         shown = self.progress and not rank
         with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
@@ -328,7 +328,7 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
                 num_classes=max(2, num_classes),
                 num_parts=teachers,
                 noise=self.noise_source.stream("partition", self._fits, *(("rank", rank) if rank else ())),
-                groups=self.private_owners,
+                groups=owners,
             )
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 

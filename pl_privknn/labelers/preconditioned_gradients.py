@@ -86,9 +86,15 @@ class PreconditionedGradients(StatisticsTeacher):
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
         """Σ of the clipped gradients (p_W(x) − y) xᵀ, in steps."""
         total, clip_norm = torch.zeros(weights.shape, dtype=torch.int64), self.clip_norms[release]
-        for inputs, labels in self.private_parts():
+
+        def errors_of(inputs: Tensor, labels: Tensor) -> Tensor:
             errors = self.targets.expected(inputs @ weights.T) - self.targets.vectors(labels, len(weights))
-            errors *= self.targets.error_scale(len(weights))
+            return errors * self.targets.error_scale(len(weights))
+
+        if self._persons is not None:
+            return total + self.sum_over_persons(errors_of, clip_norm, self.step(release))
+        for inputs, labels in self.private_parts():
+            errors = errors_of(inputs, labels)
             # The norm of an outer product is the product of the norms.
             norms = errors.norm(dim=1) * inputs.norm(dim=1)
             clipped = errors * clip_factors(norms, clip_norm)[:, None]

@@ -125,8 +125,10 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         assert self.shard is not None
         return self.noise_source.stream("shard", self.shard.group.rank, release).bernoulli
 
-    def _records(self, own: int) -> int:
-        return own if self.shard is None else self.shard.total
+    def _units(self, own: int) -> int:
+        if self.shard is None:
+            return own
+        return self.shard.total if self._owners is None else int(self.shard.group.sum(torch.tensor([own]))[0])
 
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
         # Its guarantee is for exactly k votes, with and without any one record.
@@ -140,11 +142,15 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
     def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
         if self.attributes is not None:
             values = clip_attributes(labels, self.attributes.tau)
-            return PoissonSums(features, values, self.k, self.sampling_rate, device=self.device)
+            return PoissonSums(
+                features, values, self.k, self.sampling_rate, owners=self._owners, device=self.device
+            )
         table = (features, labels, num_classes, self.k, self.sampling_rate)
         if self.shard is not None:
-            return ShardedNeighbors(*table, self.shard, self._own_coins, device=self.device)
-        return PoissonNeighbors(*table, device=self.device)
+            return ShardedNeighbors(
+                *table, self.shard, self._own_coins, owners=self._owners, device=self.device
+            )
+        return PoissonNeighbors(*table, owners=self._owners, device=self.device)
 
 
 class PrivateRadius(NeighborVoting, UsesPublicFeatures):
@@ -238,6 +244,7 @@ class PrivateRadius(NeighborVoting, UsesPublicFeatures):
             self._radius,
             self.sampling_rate,
             most_votes=self.most_votes,
+            owners=self._owners,
             device=self.device,
         )
 

@@ -23,6 +23,7 @@ from pl_privknn.labelers.attributes import (
 from pl_privknn.labelers.base import (
     ChargesLedger,
     HasCanaries,
+    ProtectsPersons,
     RecordBlocks,
     Release,
     ShardedLabeler,
@@ -83,7 +84,7 @@ def decide(
     return Release(labels, shares, released, deviation)
 
 
-class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
+class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
     """Reverse kNN labelling (record-level private knowledge distillation).
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
@@ -98,6 +99,9 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
     trust a shuffler to mix their messages (:mod:`~pl_privknn.labelers.reverse_knn_local`). The last two are
     simulated here, from one table, with the distribution of the messages; they hold under ``replace_one``, since who
     sends is visible.
+
+    **Persons.** Where the unit of privacy is a person, one record of each, drawn by a private coin, votes in a round,
+    or makes the person's message.
 
     **Attributes.** A record gives its attribute vector, clipped to an L1 norm of at most τ (the r of the paper: it
     spreads r votes over all of its attributes), to its ``k`` nearest queries, and beside it one vote that says "here
@@ -169,6 +173,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
         self.adjacency = check_adjacency(natural if adjacency is None else adjacency)
         self.adjacencies = (self.adjacency,)
         self._blocks: RecordBlocks | None = None
+        self._drawn: Tensor | None = None
         self._num_classes = 0
         self._channel: Channel | None = None
         self.attributes, self.epsilon = attributes, epsilon
@@ -230,11 +235,20 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
         self._check_records(features, labels, num_classes)
+        self.checked_owners(len(labels))
         self.fit_blocks(lambda: [(features, labels)], num_classes)
 
     def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block, each looked at once a round; see the base."""
+        """Take the private records block by block, each looked at once a round; see the base.
+
+        Of a person one record, drawn by a private coin, is looked at.
+        """
         self._blocks, self._num_classes = blocks, num_classes
+        self._drawn = None
+        if self.private_owners is not None:
+            count = len(self.private_owners)
+            self._drawn = torch.zeros(count, dtype=torch.bool)
+            self._drawn[self.drawn_records(count)] = True
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One release a round; see :meth:`Labeler.plan`."""
@@ -427,6 +441,10 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, HasCanaries):
             raise ValueError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
+        done = 0
         for features, labels in self._blocks():
             self._check_records(features, labels, self._num_classes)
+            if self._drawn is not None:
+                rows, done = self._drawn[done : done + len(labels)], done + len(labels)
+                features, labels = features[rows], labels[rows]
             yield assign(features, queries, self.k, device=self.device), labels[:, None]

@@ -33,6 +33,7 @@ from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
     MakesModel,
+    ProtectsPersons,
     Release,
     ShardedLabeler,
     UsesPublicFeatures,
@@ -43,7 +44,7 @@ from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import noise_for_steps, step_mechanism
+from pl_privknn.privacy.noisy_steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 
 
@@ -396,7 +397,7 @@ def read_releases(store: PrivateStore) -> tuple[dict[int, Taken], Tensor | None]
 #: Releases of one teacher.
 MOST_RELEASES = 1000
 
-_ROWS_AT_ONCE = 8192
+_ROWS_AT_ONCE, _PERSONS_AT_ONCE = 8192, 256
 # Public features that were made again may differ by the order of sums.
 _SAME = 1e-3
 # A hair below 1: rounding must not let a unit vector be longer.
@@ -407,12 +408,17 @@ class ReleaseLostError(RuntimeError):
     """What was paid for did not survive; nothing may be drawn in its place."""
 
 
-class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesModel, HasCanaries):
+class StatisticsTeacher(
+    SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons, HasCanaries
+):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
     the run's private folder from then on: every later query, of every round and of a resumed run, is answered by
     post-processing and costs nothing. A release that was paid for and lost in a crash is not drawn again.
+
+    **Persons.** Where the unit of privacy is a person, ``records_per_person`` of each take part, drawn by private
+    coins at each fit; what they add together is clipped to what one record may add.
 
     What enters a sum is x = (f / |f|, bias) of each record, f its features, or what public examples make of them. So
     |x| ≤ √(1 + bias²), a public constant, whatever the features.
@@ -431,6 +437,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         whitening: divide each direction by its public standard deviation to this power.
         adjacency: neighbouring relation.
         task: ``"multiclass"``, or ``"multilabel"`` for attributes, each of which holds or doesn't.
+        records_per_person: m, a public constant: most records of a person that take part, where the unit is a person.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
@@ -454,9 +461,11 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         whitening: float = 0.5,
         adjacency: Adjacency = "add_remove",
         task: str = "multiclass",
+        records_per_person: int = 1,
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
+        self.records_per_person = check_int("records_per_person", records_per_person)
         self.targets = TARGETS[check_choice("task", task, tuple(TARGETS))]
         self.tasks = (self.targets.task,)
         if (epsilon is None) == (noise_multiplier is None):
@@ -478,6 +487,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         if self.noise_multiplier > 2**20:
             raise ValueError(f"noise_multiplier={noise_multiplier!r} must be at most 2**20; use less noise")
         self._table: tuple[Tensor, Tensor, int] | None = None
+        self._persons: Tensor | None = None  # of the table's rows, in order; None where each has one row
         self._public: Tensor | None = None  # x of the public examples
         self._change: PublicWhitening | None = None
         self._kept: PrivateStore | None = None
@@ -596,6 +606,13 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Nothing is computed before the first query."""
         self.targets.check(features, labels, num_classes)
+        self._persons = None
+        if (owners := self.checked_owners(len(features))) is not None:
+            rows = self.drawn_records(len(features), self.records_per_person)
+            if self.records_per_person > 1:
+                rows = rows[owners[rows].argsort(stable=True)]
+                self._persons = owners[rows].unique_consecutive(return_inverse=True)[1]
+            features, labels = features[rows], labels[rows]
         self._table = (features, labels, num_classes)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -632,6 +649,7 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         """A shallow copy with another table, for audits."""
         made = copy.copy(self)
         made._table = features, labels, num_classes
+        made._persons = None if self._persons is None else torch.arange(len(features))
         return made
 
     def head_state(self) -> dict[str, Tensor] | None:
@@ -665,6 +683,36 @@ class StatisticsTeacher(SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesMode
         features, labels, _ = self._table
         for part, classes in zip(features.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True):
             yield self.inputs(part), classes
+
+    def sum_over_persons(self, left: Callable[[Tensor, Tensor], Tensor], bound: float, step: float) -> Tensor:
+        """Σ over this process's persons of what their records add together, clipped to ``bound``: **private**.
+
+        Args:
+            left: of x ``(n, p)`` and labels, what each record multiplies its x with, ``(n, c)``.
+            bound: longest that a person's part may be.
+            step: the power of two of which whole numbers are counted.
+
+        Returns:
+            In steps, int64 ``(c, p)``.
+        """
+        assert self._table is not None
+        assert self._persons is not None
+        features, labels, _ = self._table
+        total = torch.zeros((), dtype=torch.int64)
+        ends = self._persons.bincount().cumsum(0).tolist()
+        for first in range(0, len(ends), _PERSONS_AT_ONCE):
+            rows = slice(ends[first - 1] if first else 0, ends[min(len(ends), first + _PERSONS_AT_ONCE) - 1])
+            inputs = self.inputs(features[rows])
+            given, persons = left(inputs, labels[rows]), self._persons[rows] - first
+            parts = given.new_zeros(int(persons[-1]) + 1, given.shape[1], inputs.shape[1])
+            for place in range(self.records_per_person):  # the first record of each person, the second, …
+                which = torch.arange(len(persons)) - torch.searchsorted(persons, persons) == place
+                parts[persons[which]] += given[which, :, None] * inputs[which, None, :]
+            flat = parts.flatten(1)
+            total = total + within(
+                flat * clip_factors(flat.norm(dim=1), bound)[:, None], bound, step
+            ).long().sum(dim=0).view(parts.shape[1:])
+        return total
 
     def _released(self, ledger: ChargesLedger) -> Tensor:
         """The model's weights; releases what was not released yet."""

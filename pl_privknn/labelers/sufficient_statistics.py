@@ -65,10 +65,12 @@ class SufficientStatistics(StatisticsTeacher):
         super().__init__(1, *args, **kwargs)
 
     def sensitivity(self, release: int) -> float:
-        """R, or max(2, √2·R), of attributes 2R; see the class."""
+        """R, or max(2, √2·R), of attributes and of several records a person 2R; see the class."""
         longest = math.sqrt(1 + self.bias**2)
         if self.adjacency == "add_remove":
             return longest
+        if self.records_per_person > 1:
+            return 2 * longest
         return max(2.0, self.targets.farthest * longest)
 
     def step(self, release: int) -> float:
@@ -92,6 +94,11 @@ class SufficientStatistics(StatisticsTeacher):
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
         """Σ y xᵀ in steps, the unit vector in x of length 1 at most and the bias the same for all."""
         total, (left, right) = torch.zeros(weights.shape, dtype=torch.int64), self._steps
+        if self._persons is not None:
+            longest = math.sqrt(1 + self.bias**2)
+            return total + self.sum_over_persons(
+                lambda _, labels: self._vectors(labels, len(weights)), longest, self.step(release)
+            )
         for inputs, labels in self.private_parts():
             unit = inputs[:, :-1] if self.bias else inputs
             rows = torch.cat(

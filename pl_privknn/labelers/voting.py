@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
 from pl_privknn.labelers.attributes import Attributes, check_attribute_table, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, HasCanaries, Release, check_table
+from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release, check_table
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
@@ -180,8 +180,11 @@ class Neighbors(Protocol):
         """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
 
 
-class NeighborVoting(HasCanaries):
+class NeighborVoting(ProtectsPersons, HasCanaries):
     """Screening on one sample of the neighbours, aggregation on another.
+
+    Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
+    has one coin, and moves votes as one record does.
 
     Args:
         most_votes: the largest count that :class:`Screening` sees; None where there is no screening.
@@ -239,6 +242,7 @@ class NeighborVoting(HasCanaries):
             # Rules that learn want all answers of a round in one release.
             self.asks_in_batches = not attributes.decision.learns
         self._num_classes = 0
+        self._owners: Tensor | None = None
         self._neighbors: Neighbors | None = None
         self._aggregation: Aggregation | None = None
 
@@ -247,12 +251,14 @@ class NeighborVoting(HasCanaries):
         (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
         self._num_classes = num_classes
         aggregation = self._bind(num_classes)
-        self._check_size(self._records(len(features)), aggregation)
+        self._owners = self.checked_owners(len(features))
+        own = len(features) if self._owners is None else len(self._owners.unique())
+        self._check_size(self._units(own), aggregation)
         self._aggregation = aggregation
         self._neighbors = self._find(features, labels, num_classes)
 
-    def _records(self, own: int) -> int:
-        """Number of records of all processes."""
+    def _units(self, own: int) -> int:
+        """Number of records, or of persons, of all processes."""
         return own
 
     @abc.abstractmethod

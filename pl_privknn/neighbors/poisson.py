@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,12 +60,16 @@ class PoissonTotals(abc.ABC):
     than k are accepted with probability below 1e-6; where it happens, the walk goes on over a longer list
     with coins for the further records only. (Zhu et al., Private-kNN, CVPR 2020, take the sample literally.)
 
+    Where records have ``owners``, neighbours are persons: each enters with the record nearest to the query, and
+    tosses one coin.
+
     Args:
         table: features of the private records, floating point, shape ``(n, d)``.
         k: number of neighbours.
         sampling_rate: γ in (0, 1]. A record takes part in a sample at most once.
         width: columns of the totals.
         list_length: K; chosen from ``k`` and ``sampling_rate`` by default. It changes the time, not the result.
+        owners: person of each record, int64 ``(n,)``; None where each record counts by itself.
         block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
 
@@ -83,6 +88,7 @@ class PoissonTotals(abc.ABC):
         width: int,
         list_length: int | None = None,
         *,
+        owners: Tensor | None = None,
         block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -90,7 +96,9 @@ class PoissonTotals(abc.ABC):
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.width = width
         wanted = _list_length(self.k, self.sampling_rate) if list_length is None else list_length
-        self.list_length = min(max(check_int("list_length", wanted), self.k), len(table))
+        self._persons = None if owners is None else compact(owners)
+        self.units = len(table) if self._persons is None else int(self._persons.max(initial=-1)) + 1
+        self.list_length = min(max(check_int("list_length", wanted), self.k), self.units)
         self._table, self._block_size, self._device = table, block_size, device
 
     @abc.abstractmethod
@@ -136,7 +144,7 @@ class PoissonTotals(abc.ABC):
             self._walk(totals, taken, rows, further, coins)
             short = taken[rows] < self.k
             rows, seen = rows[short], seen[short]
-            if len(rows) == 0 or seen.shape[1] == len(self._table):
+            if len(rows) == 0 or seen.shape[1] == self.units:
                 return totals
             further = self._further(ranked.queries[rows], seen)
             seen = torch.cat([seen, further], dim=1)
@@ -169,8 +177,8 @@ class PoissonTotals(abc.ABC):
 
     def _further(self, queries: Tensor, seen: Tensor) -> Tensor:
         """The next nearest records after those already walked over: as many again, or all that are left."""
-        records, walked = len(self._table), seen.shape[1]
-        longer = self._nearest(queries, min(records, 2 * walked))
+        walked = seen.shape[1]
+        longer = self._nearest(queries, min(self.units, 2 * walked))
         further = torch.empty((len(queries), longer.shape[1] - walked), dtype=longer.dtype)
         step = max(1, _COINS_AT_A_TIME // longer.shape[1])
         for start in range(0, len(queries), step):
@@ -185,7 +193,26 @@ class PoissonTotals(abc.ABC):
         return further
 
     def _nearest(self, queries: Tensor, length: int) -> Tensor:
-        return nearest(queries, self._table, length, block_size=self._block_size, device=self._device)
+        """The nearest records, or the nearest record of each of the nearest persons."""
+        search = functools.partial(nearest, block_size=self._block_size, device=self._device)
+        if self._persons is None:
+            return search(queries, self._table, length)
+        found = torch.empty((len(queries), min(length, self.units)), dtype=torch.int32)
+        if not self.units:
+            return found
+        rows, searched = torch.arange(len(queries)), min(2 * length, len(self._table))
+        while len(rows):
+            short = []
+            for part in rows.split(max(1, _COINS_AT_A_TIME // max(1, searched))):
+                records = search(queries[part], self._table, searched)
+                first = first_of_each(self._persons[records.numpy()])
+                first &= first.cumsum(axis=1) <= found.shape[1]
+                enough = torch.from_numpy(first.sum(axis=1) == found.shape[1])
+                chosen = records[enough][torch.from_numpy(first)[enough]]
+                found[part[enough]] = chosen.view(-1, found.shape[1]).int()
+                short.append(part[~enough])
+            rows, searched = torch.cat(short), min(2 * searched, len(self._table))
+        return found
 
 
 class PoissonNeighbors(PoissonTotals):
@@ -258,6 +285,22 @@ class PoissonSums(PoissonTotals):
         return max(length, self.k * self.width)
 
 
+def compact(owners: Tensor) -> NDArray[np.int32]:
+    """Persons numbered from 0, one a record, int32 ``(n,)``."""
+    return owners.unique(return_inverse=True)[1].int().numpy()
+
+
+def first_of_each(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where a number stands for the first time in its row, bool of the shape ``(m, l)``."""
+    order = numbers.argsort(axis=1, kind="stable")
+    sorted_numbers = np.take_along_axis(numbers, order, axis=1)
+    new = np.ones_like(sorted_numbers, dtype=bool)
+    new[:, 1:] = sorted_numbers[:, 1:] != sorted_numbers[:, :-1]
+    first = np.empty_like(new)
+    np.put_along_axis(first, order, new, axis=1)
+    return first
+
+
 def toss(coins: Coins | None, shape: tuple[int, ...], rate: float) -> Tensor:
     """Return ``coins(shape, rate)``.
 
@@ -321,6 +364,7 @@ class RadiusNeighbors:
         radius: Euclidean distance up to which records vote.
         sampling_rate: γ in (0, 1]. A record takes part in a sample at most once.
         most_votes: a count above this is cut to it; a record still moves one of them by one at most.
+        owners: person of each record, int64 ``(n,)``: a person then votes once, by the record nearest to the query.
         block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
 
@@ -337,6 +381,7 @@ class RadiusNeighbors:
         sampling_rate: float = 1.0,
         *,
         most_votes: int | None = None,
+        owners: Tensor | None = None,
         block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -345,12 +390,24 @@ class RadiusNeighbors:
         self.num_classes = check_int("num_classes", num_classes, minimum=2)
         self._table, self._labels = table, compact_labels(labels, len(table), self.num_classes)
         self.most_votes, self._block_size, self._device = most_votes, block_size, device
+        self._persons = None if owners is None else compact(owners)
 
     def rank(self, queries: Tensor) -> Tensor:
-        """Bool, shape ``(m, n)``, private: which records lie within the radius of each query."""
-        return within_radius(
+        """Bool, shape ``(m, n)``, private: which records within the radius of each query vote."""
+        members = within_radius(
             queries, self._table, self.radius, block_size=self._block_size, device=self._device
         )
+        if self._persons is None:
+            return members
+        rows, records = (places.numpy() for places in members.nonzero(as_tuple=True))
+        squared = _squared(queries, self._table, rows, records)
+        order = np.lexsort((records, squared, self._persons[records], rows))
+        pairs = np.stack([rows, self._persons[records]])[:, order]
+        nearest_one = np.ones(len(order), dtype=bool)
+        nearest_one[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)
+        others = torch.from_numpy(order[~nearest_one])
+        members[torch.from_numpy(rows)[others], torch.from_numpy(records)[others]] = False
+        return members
 
     def votes(self, ranked: Tensor, coins: Coins | None = None) -> Tensor:
         """Votes of one fresh sample for each query: int64, shape ``(m, num_classes)``, private."""
@@ -359,11 +416,18 @@ class RadiusNeighbors:
         for start in range(0, len(ranked), step):
             part = ranked[start : start + step]
             if self.sampling_rate < 1:
-                part = part & toss(coins, tuple(part.shape), self.sampling_rate)
+                part = part & self._drawn(coins, len(part))
             rows, records = part.nonzero(as_tuple=True)
             counted = count_votes(rows, self._labels[records], len(part), self.num_classes)
             votes[start : start + step] = counted
         return votes if self.most_votes is None else votes.clamp_(max=self.most_votes)
+
+    def _drawn(self, coins: Coins | None, queries: int) -> Tensor:
+        """Which records are in the samples of so many queries, bool ``(queries, n)``: a coin each, or a person."""
+        if self._persons is None:
+            return toss(coins, (queries, len(self._labels)), self.sampling_rate)
+        persons = int(self._persons.max(initial=-1)) + 1
+        return toss(coins, (queries, persons), self.sampling_rate)[:, torch.from_numpy(self._persons)]
 
 
 # A candidate travels as its float64 squared distance and an int64 that holds its global index above its label.
@@ -406,6 +470,7 @@ class ShardedNeighbors:
         sampling_rate: γ in (0, 1].
         shard: which records these are.
         own_coins: gives the coins of this shard for the release with a number; not called on process 0.
+        owners: see :class:`PoissonTotals`; no person lies in two shards.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
 
     Attributes:
@@ -422,6 +487,7 @@ class ShardedNeighbors:
         shard: Shard,
         own_coins: Callable[[int], Coins],
         *,
+        owners: Tensor | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         if num_classes > 1 << _LABEL_BITS:
@@ -429,7 +495,7 @@ class ShardedNeighbors:
                 f"num_classes={num_classes} is more than the {1 << _LABEL_BITS} that shards can name"
             )
         self.num_classes, self.shard = num_classes, shard
-        self._nearest = _NearestAccepted(table, k, sampling_rate, k, device=device)
+        self._nearest = _NearestAccepted(table, k, sampling_rate, k, owners=owners, device=device)
         # One label more, for candidates that are nobody: number -1.
         self._labels = functional.pad(compact_labels(labels, len(table), num_classes), (0, 1))
         self._own_coins = own_coins
@@ -511,10 +577,14 @@ class _NearestAccepted(PoissonTotals):
         records = self.totals(ranked, coins) - 1
         rows, places = (records >= 0).nonzero(as_tuple=True)
         squared = torch.full(records.shape, torch.inf, dtype=torch.float64)
-        # The numbers by which single distances are compared in a search, too.
-        queries, table = (
-            part.detach().to("cpu", torch.float32).contiguous() for part in (ranked.queries, self._table)
-        )
-        exact = pair_distances(queries.numpy(), table.numpy(), rows.numpy(), records[rows, places].numpy())
-        squared[rows, places] = torch.from_numpy(exact)
+        pairs = rows.numpy(), records[rows, places].numpy()
+        squared[rows, places] = torch.from_numpy(_squared(ranked.queries, self._table, *pairs))
         return squared, records
+
+
+def _squared(
+    queries: Tensor, table: Tensor, rows: NDArray[np.int64], records: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Squared distances of pairs: the numbers by which single distances are compared in a search, too."""
+    here, there = (part.detach().to("cpu", torch.float32).contiguous().numpy() for part in (queries, table))
+    return pair_distances(here, there, rows, records)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.base import Labeler, ProtectsPersons, Release
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import (
     Adjacency,
@@ -259,6 +259,8 @@ def _rows(entered: Entered) -> int:
 _ORDERS = np.array([1.5, 2.0, 8.0])
 #: Refuse the first charge, the second, …; a labeler with more charges is refused at these.
 _REFUSALS = 4
+# Enough that whoever counts records finds a person moves more than one of them.
+_RECORDS_OF_A_PERSON = 3
 
 
 def check_source(subject: Subject) -> str:
@@ -605,15 +607,16 @@ def compare(
     firsts: dict[int, Run | None] = {}
     for pair in pairs:
         with named(check, owner, f"tables {pair.name}, coins {coins}"):
-            key = id(pair.first)
+            key, units = id(pair.first), pair.first.units
+            sizes = {"records": units, "each": len(pair.first) // max(1, units)}
             if key not in firsts:
-                firsts[key] = _accepted(subject, pair.first, largest, coins=coins, records=len(pair.first))
+                firsts[key] = _accepted(subject, pair.first, largest, coins=coins, **sizes)
             first = firsts[key]
             if first is None:
                 continue
             second = _accepted(
                 subject, pair.second, largest,
-                coins=coins, records=len(pair.first), removed=pair.removed, after=first,
+                coins=coins, removed=pair.removed, after=first, **sizes,
             )  # fmt: skip
             if second is None:
                 continue
@@ -776,6 +779,8 @@ def check_labeler(
             examined = _Examined(owner, adjacencies, subject, makers, task, checks)
             examined.contract()
             largest |= examined.neighbors(pairs)
+            if isinstance(owner, ProtectsPersons) and owner.protects_persons and shards == 1:
+                largest |= examined.neighbors((), each=_RECORDS_OF_A_PERSON)
     return CheckReport(type(owner).__name__, tuple(checks), largest)
 
 
@@ -810,26 +815,34 @@ class _Examined:
         self.do("many records", check_strangers, subject, *many)
         self.do("samples", check_samples, subject, self.makers.together(), table)
 
-    def neighbors(self, pairs: Sequence[Pair]) -> dict[str, Largest]:
-        """Checks on neighbouring tables; the largest moves for each relation."""
-        found = {}
-        tables = self.makers.all()
+    def neighbors(self, pairs: Sequence[Pair], each: int = 1) -> dict[str, Largest]:
+        """Checks on neighbouring tables; the largest moves for each relation.
+
+        Args:
+            pairs: further ones.
+            each: neighbours differ in a person with so many records, where there are several.
+        """
+        found, makers = {}, self.makers
+        owned = [makers.random(), makers.scattered(), *makers.decisive(), makers.together()]
+        tables = makers.all() if each == 1 else [table.of_persons(each) for table in owned]
+        what = "" if each == 1 else ", persons"
         for adjacency in self.adjacencies:
-            seen = found[f"{self.task}, {adjacency}"] = Largest()
+            seen = found[f"{self.task}, {adjacency}{what}"] = Largest()
             made = [pair for table in tables for pair in neighbors_of(table, adjacency)]
             made += [pair for pair in pairs if pair.adjacency == adjacency]
-            self._compare(f"sensitivity under {adjacency}", made, "heads", seen)
+            self._compare(f"sensitivity under {adjacency}{what}", made, "heads", seen)
             if adjacency == "add_remove" and is_sampled(self.subject, self.makers.m):
                 few = [
                     pair
-                    for table in (tables[0], self.makers.together())
+                    for table in (tables[0], tables[-1] if each > 1 else makers.together())
                     for pair in neighbors_of(table, adjacency)
                 ]
-                self._compare("records not drawn", few, "tails", Largest(still=True))
-                n = self.makers.n
-                labels = tables[0].labels
-                line = self.makers.in_order("records in order", labels, n, (0, 1, n // 2, n - 1))
-                self._compare("same coins", list(neighbors_of(line, adjacency)), "mixed", Largest())
+                self._compare(f"records not drawn{what}", few, "tails", Largest(still=True))
+                n = makers.n
+                labels = tables[0].labels[:n]
+                line = makers.in_order("records in order", labels, n, (0, 1, n // 2, n - 1))
+                line = line if each == 1 else line.of_persons(each)
+                self._compare(f"same coins{what}", list(neighbors_of(line, adjacency)), "mixed", Largest())
         return found
 
     def do(self, name: str, check: Callable[..., str], *arguments: Any) -> None:

@@ -37,6 +37,7 @@ class Table:
         queries: float32 ``(m, d)``; public.
         records: positions of the records that a neighbour lacks, or has another record in place of.
         others: under ``replace_one``, a record ``(features, label)`` to put there, beside those made up.
+        owners: person of each record, where persons are the unit; the first record of person ``i`` lies at ``i``.
     """
 
     name: str
@@ -45,19 +46,42 @@ class Table:
     queries: Tensor
     records: tuple[int, ...] = ()
     others: tuple[tuple[Tensor, Tensor], ...] = ()
+    owners: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def units(self) -> int:
+        """Number of records, or of persons."""
+        return len(self if self.owners is None else self.owners.unique())
+
+    def of_persons(self, each: int) -> Table:
+        """As many persons as there were records, each with so many records at one place."""
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}, {each} records a person",
+            features=self.features.repeat(each, 1),
+            labels=self.labels.repeat(each, *[1] * (self.labels.ndim - 1)),
+            owners=torch.arange(len(self)).repeat(each),
+        )
+
+    def _rows(self, record: int) -> Tensor:
+        owners = torch.arange(len(self)) if self.owners is None else self.owners
+        return owners == owners[record]
+
     def without(self, record: int) -> Table:
-        """The neighbour that lacks a record."""
-        kept = torch.arange(len(self)) != record
-        return dataclasses.replace(self, features=self.features[kept], labels=self.labels[kept])
+        """The neighbour that lacks a record, or its person."""
+        kept = ~self._rows(record)
+        owners = None if self.owners is None else self.owners[kept]
+        return dataclasses.replace(
+            self, features=self.features[kept], labels=self.labels[kept], owners=owners
+        )
 
     def with_other(self, record: int, features: Tensor, label: Tensor) -> Table:
-        """The neighbour that has another record in place of one."""
-        changed, labels = self.features.clone(), self.labels.clone()
-        changed[record], labels[record] = features, label
+        """The neighbour that has another record in place of one, or of each one of a person."""
+        changed, labels, rows = self.features.clone(), self.labels.clone(), self._rows(record)
+        changed[rows], labels[rows] = features, label
         return dataclasses.replace(self, features=changed, labels=labels)
 
 

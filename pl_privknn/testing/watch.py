@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.labelers.base import Labeler, RecognisesRecords, Release, UsesPublicFeatures
+from pl_privknn.labelers.base import Labeler, ProtectsPersons, RecognisesRecords, Release, UsesPublicFeatures
 from pl_privknn.labelers.ind_knn import engine
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Votes
 from pl_privknn.labelers.pate_training import Partitioner
@@ -64,6 +64,7 @@ class FreeLedger:
     def __init__(self, limit: int | None = None, start: int = 0) -> None:
         self.limit = None if limit is None else check_int("limit", limit, minimum=0)
         self.start = check_int("start", start, minimum=0)
+        self.unit: Unit | None = None  # that charges have to state
         self.rows: list[Charge] = []
 
     def charge(
@@ -83,6 +84,8 @@ class FreeLedger:
         """
         charge = Charge(mechanism, count)
         check_known(charge)
+        if self.unit not in (None, unit):
+            raise ValueError(f"unit={unit!r}: this ledger counts by {self.unit}")
         if self.limit is not None and len(self.rows) >= self.limit:
             raise BudgetExceeded(
                 f"limit={self.limit}: this ledger takes no more charges; nothing was charged and nothing was drawn",
@@ -168,6 +171,7 @@ class Watch:
         records: number of records of the larger table of a neighbouring pair.
         removed: position in that table of the record that this run's table lacks; None where it lacks none.
         shards: in so many shards the table lies.
+        each: number of records of each, where ``records`` and ``removed`` are persons.
 
     Attributes:
         at_work: says which shard is at work, where there are several.
@@ -180,7 +184,9 @@ class Watch:
         records: int = 0,
         removed: int | None = None,
         shards: int = 1,
+        each: int = 1,
     ) -> None:
+        self.each = each
         self.events: list[Any] = []
         self.shards, self.at_work = shards, SimulatedGroup(shards)
         self.coins, self.records, self.removed = coins, records, removed
@@ -232,8 +238,11 @@ class Watch:
                 return torch.full(dims, self.coins == "heads")
             return self._of_records(dims, draw)
         records, removed = self._at_hand()
-        if self.place == "fit" and dims and dims[-1] == records - (removed is not None):
+        here = records - (removed is not None)
+        if self.place == "fit" and dims and dims[-1] == here:
             return self._of_records(dims, draw)
+        if self.place == "fit" and dims and dims[-1] == self.each * here:
+            return self._of_records((*dims[:-1], self.each, here), draw).flatten(-2)
         return draw(dims)
 
     def _at_hand(self) -> tuple[int, int | None]:
@@ -694,6 +703,7 @@ class Run:
         hold_parts: give its conditional partition again, too.
         records: number of records of the pair's larger table.
         removed: the record that this run's table lacks.
+        each: see :class:`Watch`.
         limit: charges that the ledger takes.
         start: first row of the ledger.
     """
@@ -708,11 +718,12 @@ class Run:
         hold_parts: bool = True,
         records: int = 0,
         removed: int | None = None,
+        each: int = 1,
         limit: int | None = None,
         start: int = 0,
     ) -> None:
         self.subject = subject
-        self.watch = Watch(subject.seed, coins, records, removed, subject.shards)
+        self.watch = Watch(subject.seed, coins, records, removed, subject.shards, each)
         replay = None if after is None else after.methods.outcomes
         self.methods: WatchedMethods = WatchedMethods(self.watch, subject.methods, passing, replay)
         if after is not None and hold_parts:
@@ -744,6 +755,9 @@ class Run:
                 self.labeler.fit_public(self.subject.public)
             if isinstance(self.labeler, RecognisesRecords):
                 self.labeler.private_digests = self.labeler.record_digests(images, table.labels)
+            if isinstance(self.labeler, ProtectsPersons):
+                self.labeler.private_owners = None if table.owners is None else table.owners.clone()
+            self.ledger.unit = "record" if table.owners is None else "person"
             self.labeler.fit(table.features.clone(), table.labels.clone(), self.subject.num_classes)
         return self
 
