@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -278,29 +278,21 @@ class _Pool:
         """Run all; returns the errors of those that failed, by their labels."""
         failed: dict[str, str] = {}
         with ThreadPoolExecutor(max(1, self.workers)) as pool:
-            # In this process a run must be in its main thread: Lightning sets signal handlers.
-            jobs: dict[Future[str | None], Run] = {}
-            waiting = list(runs)
             try:
-                while waiting or jobs:
-                    if self.workers == 0:
-                        run = waiting.pop(0)
-                        self._note(run, self._job(run), failed)
-                        continue
-                    while waiting and len(jobs) < self.workers:
-                        run = waiting.pop(0)
-                        jobs[pool.submit(self._job, run)] = run
-                    for job in wait(jobs, return_when=FIRST_COMPLETED).done:
-                        self._note(jobs.pop(job), job.result(), failed)
+                if self.workers == 0:  # in the main thread: Lightning sets signal handlers
+                    done = ((run, self._job(run)) for run in runs)
+                else:
+                    jobs = {pool.submit(self._job, run): run for run in runs}
+                    done = ((jobs[job], job.result()) for job in as_completed(jobs))
+                for run, error in done:
+                    if error is not None:
+                        failed[run.label] = error
+                        self.report("failed", run, error)
             except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
                 self._stop()
                 raise
         return failed
-
-    def _note(self, run: Run, error: str | None, failed: dict[str, str]) -> None:
-        if error is not None:
-            failed[run.label] = error
-            self.report("failed", run, error)
 
     def _job(self, run: Run) -> str | None:
         """Do one run; returns its error, or None where it has a result."""

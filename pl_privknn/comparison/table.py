@@ -120,14 +120,13 @@ def markdown_table(results: Sequence[Result]) -> str:
     targets = sorted({result.target for result in results})
     finite = [target for target in targets if target < math.inf]
     seeds = {result.seed for result in results}
-    heads = [f"ε ≤ {epsilon_text(target)}" if target < math.inf else "without privacy" for target in targets]
-    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---|" * len(targets)]
+    lines = [f"| method | {' | '.join(map(head, targets))} |", "|---|" + "---|" * len(targets)]
     best = {target: best_at(cells, target) for target in finite}
     known = guarantees(cells)
     for method, title in methods.items():
         row = []
         for target in targets:
-            text = _cell(cells.get((method, target), []), len(seeds))
+            text = cell(cells.get((method, target), []), len(seeds))
             if best.get(target) == method:
                 text = f"**{text}**"
             row.append(text + mark(known.get((method, target), UNCONDITIONAL)))
@@ -148,7 +147,13 @@ def _best(cells: Cells, methods: Mapping[str, str], target: float) -> str:
     return text
 
 
-def _cell(results: Sequence[Result], seeds: int) -> str:
+def head(target: float) -> str:
+    """The title of a column."""
+    return f"ε ≤ {epsilon_text(target)}" if target < math.inf else "without privacy"
+
+
+def cell(results: Sequence[Result], seeds: int) -> str:
+    """Mean accuracy and spread of a method at a target; ``seeds`` is how many runs there should be."""
     if not results:
         return "–"
     mean, spread = mean_and_spread(results)

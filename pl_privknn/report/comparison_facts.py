@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn.comparison.results import Result, mark, read_results
-from pl_privknn.comparison.spec import epsilon_text
 from pl_privknn.comparison.table import (
+    cell,
     cells_of,
     guarantees,
+    head,
     marks_explained,
-    mean_and_spread,
     titles_of,
     together,
 )
@@ -32,31 +32,31 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     known = guarantees(cells)
     first = results[0].values
     targets = sorted({result.target for result in results})
-    rows = []
-    for method, title in titles_of(cells).items():
-        cell_texts = []
-        for target in targets:
-            here = cells.get((method, target), [])
-            if not here:
-                cell_texts.append("–")
-                continue
-            mean, spread = mean_and_spread(here)
-            text = f"{mean:.3f}" + (f" ± {spread:.3f}" if len(here) > 1 else "")
-            cell_texts.append(text + mark(known.get((method, target), UNCONDITIONAL)))
-        rows.append({"title": title, "cells": cell_texts})
+    seeds = sorted({result.seed for result in results})
+    rows = [
+        {
+            "title": title,
+            "cells": [
+                cell(cells.get((method, target), []), len(seeds))
+                + mark(known.get((method, target), UNCONDITIONAL))
+                for target in targets
+            ],
+        }
+        for method, title in titles_of(cells).items()
+    ]
     return {
         "kind": "comparison",
         "title": first["comparison"],
         "promise": None,
         "comparison": {
-            "heads": [f"ε ≤ {epsilon_text(t)}" if t < math.inf else "without privacy" for t in targets],
+            "heads": list(map(head, targets)),
             "rows": rows,
             "notes": marks_explained(cells),
             "together": together(results),
             "delta": first["delta"],
             "adjacency": first["adjacency"],
             "protected": protected(first["adjacency"], first.get("unit", "record")),
-            "seeds": sorted({result.seed for result in results}),
+            "seeds": seeds,
             "attackers": [
                 {"epsilon": target, **attacker(target, first["delta"])}
                 for target in targets
