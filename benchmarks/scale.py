@@ -146,7 +146,7 @@ def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namesp
         "seconds_a_record": slope,
         "seconds_a_round": max(0.0, min(seconds[few]) - slope * few),
         "bytes_sent_a_round": max(
-            member.shard.group.sent for member in shared.members if member.shard is not None
+            member.shard.group.sent for member in shared._members if member.shard is not None
         ),
         "processor_seconds": seconds,
     }

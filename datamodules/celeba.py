@@ -39,8 +39,7 @@ class CelebADataModule(PublishedDataModule):
     research only. torchvision compares the checksums of the lists and reads them. Images are stretched to
     ``image_size`` when they are first read and then kept as uint8 (2 GB at 64×64).
 
-    :attr:`private_groups` numbers the people, so that teachers can be given all images of a person
-    (``groups: data``).
+    :attr:`private_groups` numbers the people, who own their images where the unit of privacy is a person.
 
     Args:
         root: folder that holds (or will hold) the data.

@@ -53,7 +53,7 @@ class Market1501DataModule(PublishedDataModule):
     Annotations are of people, so all images of a person have the same ones.
 
     :attr:`private_groups` numbers the people of private images. A person has some 17 images, so a guarantee for one
-    image says little about a person: pass ``groups: data`` to teachers that take groups.
+    image says little about a person: set ``budget: {unit: person}``.
 
     **On disk**: the folders ``bounding_box_train`` and ``bounding_box_test`` with images named as in
     ``0002_c1s1_000451_03.jpg`` (person, camera and sequence, frame, box), in ``root/Market-1501-v15.09.15``;

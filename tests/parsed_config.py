@@ -1,11 +1,14 @@
 """Configurations as ``privknn fit`` reads them, without a run; its parser takes longer to make than to use."""
 
 import functools
+from pathlib import Path
 
 import pytest
 
 from pl_privknn.cli.main import main
 from pl_privknn.cli.train import PrivKNNCLI
+
+SOME = Path(__file__).resolve().parents[1] / "configs" / "digits_private_knn.yaml"
 
 
 class _Stop(BaseException):
@@ -23,7 +26,7 @@ def _command():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivKNNCLI, "parse_arguments", keep)
         with pytest.raises(_Stop):
-            main(["fit"])
+            main(["fit", "--config", str(SOME)])
     return made[0]
 
 

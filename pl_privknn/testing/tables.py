@@ -349,22 +349,22 @@ class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
     """
 
     def __init__(self, members: Sequence[Labeler], removed: int | None = None) -> None:
-        self.members = [member for member in members if isinstance(member, ShardedLabeler)]
-        if not self.members or not self.members[0].takes_shards:
+        self._members = [member for member in members if isinstance(member, ShardedLabeler)]
+        if not self._members or not self._members[0].takes_shards:
             raise ValueError(
                 f"shards={len(members)}: {type(members[0]).__name__} with these settings looks at private records in "
                 "one process; check it with shards=1"
             )
         self.removed = removed
-        super().__init__(self.members[0].noise_source)
-        self.adjacencies = self.members[0].adjacencies_in_shards
-        self.group = SimulatedGroup(len(self.members))
-        self.group.run_command = [member.run_command for member in self.members[1:]]
+        super().__init__(self._members[0].noise_source)
+        self.adjacencies = self._members[0].adjacencies_in_shards
+        self.group = SimulatedGroup(len(self._members))
+        self.group.run_command = [member.run_command for member in self._members[1:]]
 
     def fit_public(self, features: Tensor) -> None:
         """As a run does it: process 0 alone takes public features."""
-        if isinstance(self.members[0], UsesPublicFeatures):
-            self.members[0].fit_public(features)
+        if isinstance(self._members[0], UsesPublicFeatures):
+            self._members[0].fit_public(features)
 
     def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
         """Those of each shard, by a key of its own, in the table's order; see the base."""
@@ -386,8 +386,8 @@ class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
 
     def _dealt(self, records: int) -> Iterator[tuple[ShardedLabeler, slice]]:
         """Each member, one after another at work, and which rows of the table are its own."""
-        size, lacks = len(self.members), self.removed
-        for rank, member in enumerate(self.members):
+        size, lacks = len(self._members), self.removed
+        for rank, member in enumerate(self._members):
             rows = rows_of(records + (lacks is not None), rank, size)
             start, stop = (place - (lacks is not None and lacks < place) for place in (rows.start, rows.stop))
             self.group.turn = rank
@@ -398,18 +398,18 @@ class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """That of one process."""
-        return self.members[0].plan(num_queries, max_answers, num_classes, rounds=rounds)
+        return self._members[0].plan(num_queries, max_answers, num_classes, rounds=rounds)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """What process 0 answers."""
-        return self.members[0].label(queries, ledger, max_answers)
+        return self._members[0].label(queries, ledger, max_answers)
 
     def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
         """Nothing: members keep what they keep in memory."""
 
     def leave_run(self) -> None:
         """Close what members opened."""
-        for member in self.members:
+        for member in self._members:
             if isinstance(member, JoinsRuns):
                 member.leave_run()
 

@@ -91,6 +91,11 @@ def table(labels=N, dtype=torch.float32):
     return torch.zeros(N, 3, dtype=dtype), torch.zeros(labels, dtype=torch.int64)
 
 
+def owned(labeler):
+    labeler.private_owners = torch.zeros(N - 1, dtype=torch.int64)
+    return labeler
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -100,7 +105,7 @@ def table(labels=N, dtype=torch.float32):
         lambda: ReverseKNN(1, 1.0).fit(*table(N - 1), 2),
         lambda: IndKNN(0.1, 0.5, epsilon=1.0, delta=1e-5).fit(*table(N - 1), 2),
         lambda: attribute_knn(5).fit(*table(), 2),
-        lambda: PATE(4, groups=torch.zeros(N - 1, dtype=torch.int64)).fit(*table(), 2),
+        lambda: owned(PATE(4)).fit(*table(), 2),
         lambda: RandomPartition().assign(
             *table(), num_classes=2, num_parts=N + 1, noise=SeededNoise(0)
         ),
