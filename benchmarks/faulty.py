@@ -40,6 +40,7 @@ from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import negative_binomial
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, clip_factors, poisson_sample
+from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.training import NoisySGD, PrivateTraining
 from pl_privknn.training.session import PrivateSession
 
@@ -257,16 +258,17 @@ def _parts(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]
 
 @contextlib.contextmanager
 def _budget(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
-    literal = IndKNNEngine.add
+    literal, spend = IndKNNEngine.add, BudgetTable.spend
 
     def added(self: IndKNNEngine, *given: Any, **named: Any) -> None:
         literal(self, *given, **named)
-        self.table.left *= size
+        self.budgets.left *= size
 
-    def paid_nothing(self: IndKNNEngine, before: Any, mark: str | None = None) -> str:
-        return self.budgets.spend(self.table.ids[:0], before[:0], mark)
+    def paid_nothing(self: BudgetTable, mark: str) -> None:
+        self._written = self.left.copy()
+        spend(self, mark)
 
-    with mock.patch.multiple(IndKNNEngine, add=added, pay=paid_nothing):
+    with mock.patch.object(IndKNNEngine, "add", added), mock.patch.object(BudgetTable, "spend", paid_nothing):
         yield made
 
 

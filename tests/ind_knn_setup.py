@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
-from pl_privknn.labelers.ind_knn import IndKNNParameters
-from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, IndKNNSwitches, unit_rows
+from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
+from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, unit_rows
 from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -48,7 +48,7 @@ def engine_of(
         ids = np.asarray(ids, np.int64)
         features = torch.as_tensor(features, dtype=torch.float32)
         budgets.recognise(ids, None, (features, torch.as_tensor(labels)), limits)
-        engine.add(ids, unit_rows(features), np.asarray(labels, np.int64))
+        engine.add(ids, unit_rows(features), np.asarray(labels, np.int64), ids)
     return engine
 
 

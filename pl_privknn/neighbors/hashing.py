@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +54,10 @@ class SignProjections:
 
 
 class HashIndex:
-    """Which rows share a bucket with a query in at least one table; rows can be set and dropped at any time.
+    """Which rows share a bucket with a query in at least one table; rows come at the end and go anywhere.
+
+    The sorted tables are of the rows of some time ago, where few have changed since: of these, the ones that went
+    are passed over and the ones that came are compared one by one.
 
     Args:
         options: tables and bits.
@@ -67,13 +69,10 @@ class HashIndex:
         self._planes = options.hyperplanes(dimension)
         self._weights = torch.tensor([1 << bit for bit in range(options.num_bits)])
         self._codes = np.empty((0, options.num_tables), np.int32)
-        self._changed = np.empty(0, bool)
-        self._flags = np.empty(0, bool)
-        self._count = 0
         self._build()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._codes)
 
     def codes(self, vectors: Tensor) -> NDArray[np.int32]:
         """Buckets of float32 vectors ``(n, dimension)``: int32, shape ``(n, num_tables)``."""
@@ -85,31 +84,18 @@ class HashIndex:
             found[start : start + len(part)] = (bits * self._weights).sum(dim=2).numpy()
         return found
 
-    def set_rows(self, rows: NDArray[np.intp], vectors: Tensor) -> None:
-        """Put vectors into rows; rows up to one past the last may be named, in any order.
+    def append(self, vectors: Tensor) -> None:
+        """Add rows, float32 ``(k, dimension)``."""
+        self._codes = np.concatenate([self._codes, self.codes(vectors)])
 
-        Args:
-            rows: which rows, shape ``(k,)``; new ones extend the index without a gap.
-            vectors: float32, shape ``(k, dimension)``.
-        """
-        if not len(rows):
-            return
-        self._count = max(self._count, int(rows.max()) + 1)
-        if self._count > len(self._codes):
-            capacity = max(self._count, 2 * len(self._codes))
-            self._codes = _grown(self._codes, capacity)
-            self._changed = _grown(self._changed, capacity)
-            self._flags = np.zeros(capacity, bool)
-        self._codes[rows] = self.codes(vectors)
-        self._changed[rows] = True
-        if np.count_nonzero(self._changed[: self._count]) > max(_MANY_CHANGES, self._count // 8):
-            self._build()
-
-    def truncate(self, count: int) -> None:
-        """Drop all rows from ``count`` on; their codes are wiped."""
-        self._codes[count:] = 0
-        self._changed[count:] = True
-        self._count = min(self._count, count)
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Drop the rows where ``kept``, of shape ``(n,)``, is False; their codes are overwritten."""
+        codes, now, there = self._codes, np.cumsum(kept) - 1, self._rows >= 0
+        self._codes = codes[kept]
+        codes[:] = 0
+        old = self._rows[there]
+        self._rows[there] = np.where(kept[old], now[old], -1)
+        self._sorted_rows = int(kept[: self._sorted_rows].sum())
 
     def candidates(self, queries: Tensor) -> list[NDArray[np.intp]]:
         """Rows in the same bucket as each query in any table, ascending, each once.
@@ -117,33 +103,31 @@ class HashIndex:
         Args:
             queries: float32, shape ``(m, dimension)``.
         """
-        wanted = self.codes(queries)
+        changed = len(self._codes) + len(self._rows) - 2 * self._sorted_rows
+        if changed > max(_MANY_CHANGES, len(self._codes) // 8):
+            self._build()
+        wanted, new = self.codes(queries), self._codes[self._sorted_rows :]
         spans = np.empty((2, *wanted.shape), np.intp)
         for table, codes in enumerate(self._sorted):
             spans[0, :, table] = np.searchsorted(codes, wanted[:, table], "left")
             spans[1, :, table] = np.searchsorted(codes, wanted[:, table], "right")
-        changed = np.flatnonzero(self._changed[: self._count])
-        changed_codes = self._codes[changed]
-        flags = self._flags
-        found = []
+        flags, found = np.zeros(len(self._rows), bool), []
         for query in range(len(wanted)):
-            starts, stops = spans[:, query]
-            for table in range(len(self._order)):
-                flags[self._order[table, starts[table] : stops[table]]] = True
-            # The sorted tables are out of date where rows have changed: those are compared one by one.
-            flags[changed] = (changed_codes == wanted[query]).any(axis=1)
-            rows = np.flatnonzero(flags[: self._count])
-            flags[: len(self._order[0])] = False
-            flags[changed] = False
-            found.append(rows)
+            flags[:] = False
+            for table, (start, stop) in enumerate(spans[:, query].T):
+                flags[self._order[table, start:stop]] = True
+            rows = self._rows[flags]
+            tail = self._sorted_rows + np.flatnonzero((new == wanted[query]).any(axis=1))
+            found.append(np.concatenate([rows[rows >= 0], tail]))
         return found
 
     def _build(self) -> None:
-        codes = self._codes[: self._count].T
-        self._order = np.argsort(codes, axis=1, kind="stable")
-        self._order = self._order.astype(np.int32 if self._count < 2**31 else np.int64)
+        codes = self._codes.T
+        order = np.argsort(codes, axis=1, kind="stable")
+        self._order = order.astype(np.int32 if len(self) < 2**31 else np.int64)
         self._sorted = np.take_along_axis(codes, self._order, axis=1)
-        self._changed[: self._count] = False
+        #: The present row of each row that was sorted, -1 of those that went; the other rows come after all of these.
+        self._rows, self._sorted_rows = np.arange(len(self)), len(self)
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -166,9 +150,3 @@ def chosen_products(
             total += table[row, column] * vector[column]
         products[place] = total
     return products
-
-
-def _grown(values: NDArray[Any], capacity: int) -> NDArray[Any]:
-    larger = np.zeros((capacity, *values.shape[1:]), values.dtype)
-    larger[: len(values)] = values
-    return larger

@@ -21,6 +21,7 @@ from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
 from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import PrivateStore, PrivateStoreError
+from pl_privknn.privacy.units import Unit
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -250,7 +251,7 @@ CREATE TABLE runs (run TEXT PRIMARY KEY, charged INTEGER NOT NULL);
 
 
 class BudgetTable(PrivateStore):
-    """What each private record may spend in a stream of answers, and has spent; **private**.
+    """What each private record, or person, may spend in a stream of answers, and has spent; **private**.
 
     Amounts are whole quanta, so sums are exact; the file itself refuses to hold a record that has spent more than it
     may. A record that is taken out keeps its row, or it would come back with a new budget.
@@ -274,6 +275,9 @@ class BudgetTable(PrivateStore):
         **facts: what the table must have been made with, such as the number of its shard.
 
     Attributes:
+        numbers: under which there are budgets, int64, ascending.
+        left: what each has left, in quanta, float64. What is taken from it is written by :meth:`spend`.
+        unit: whose budgets these are.
         begun_elsewhere: whether records in other shards of the stream have answered.
         key: recognises records.
 
@@ -283,10 +287,16 @@ class BudgetTable(PrivateStore):
     """
 
     def __init__(
-        self, path: Path | None, budget: float, quantum: float, schema: str = "", **facts: Any
+        self,
+        path: Path | None,
+        budget: float,
+        quantum: float,
+        schema: str = "",
+        **facts: Any,
     ) -> None:
         super().__init__(path, _SCHEMA + schema)
         self.begun_elsewhere, self.quantum = False, quantum
+        self.unit: Unit = "record"
         self._paid_here: list[ChargesLedger] = []
         new = {"budget": budget, "quantum": quantum, "key": secrets.token_hex(32), **facts}
         try:
@@ -305,10 +315,17 @@ class BudgetTable(PrivateStore):
                         f"{self._folder} holds the budgets of {name} {stored[name]}, and this is {name} {value}; "
                         f"go back to that, or {_NEW_STREAM}"
                     )
+            self._load()
         except BaseException:
             self.close()
             raise
         self.key = RecordKey(bytes.fromhex(stored["key"]))
+
+    def _load(self) -> None:
+        rows = np.fromiter(self.read("SELECT id, allowed, spent FROM budgets ORDER BY id"), _ROW)
+        self.numbers, self._allowed = rows["id"].copy(), rows["allowed"].copy()
+        self.left = (rows["allowed"] - rows["spent"]).astype(np.float64)
+        self._written = self.left.copy()
 
     @property
     def calls(self) -> int:
@@ -329,6 +346,7 @@ class BudgetTable(PrivateStore):
         table: tuple[Tensor, Tensor],
         limits: Floats | None = None,
         is_shard: bool = False,
+        unit: Unit = "record",
     ) -> Ids:
         """Give each record of a table its budget, which is its own once anything was answered.
 
@@ -341,6 +359,7 @@ class BudgetTable(PrivateStore):
             limits: what each may spend, ``(n,)``; None for the whole budget.
             is_shard: refuse other records than those with which the stream began. Shards don't know each other's
                 records: one that moved would get a second budget where it comes.
+            unit: whose numbers ``ids`` are.
 
         Returns:
             The numbers under which the records have their budgets, int64 ``(n,)``. **Private**.
@@ -348,28 +367,24 @@ class BudgetTable(PrivateStore):
         Raises:
             ValueError: where it is not certain that every record keeps its own. It shows nothing of them.
         """
-        if digests is not None and len(digests) != len(table[1]):
-            raise ValueError(
-                "private_digests: want one for each record; set them before each fit, or not at all"
-            )
-        begun, kind = self.begun, "digests" if ids is None else "numbers"
+        begun, kind = self.begun, "digests" if ids is None else f"numbers of {unit}s"
         if begun and self.fact("identities") != kind:
-            said = "by their numbers; give every record its number with ids"
+            said = self.fact("identities") + (" of records" if self.fact("identities") == "digests" else "")
             raise ValueError(
-                f"ids: the budgets belong to records {said if ids is None else 'without numbers; leave ids out'}, or "
-                + _NEW_STREAM
+                f"ids: the budgets belong to {said}, and now come {kind}; go back to the former, or {_NEW_STREAM}"
             )
-        known, noted = self._rows(), None
+        self.unit = unit
+        noted: dict[int, bytes] | None = None
         if ids is None:
             ids, following = self.key.numbers(self.key.digests(*table) if digests is None else digests)
             if begun:
-                _check_digests(ids, following, known["id"])
+                _check_digests(ids, following, self.numbers)
         elif digests is not None:
             noted = dict(zip(ids.tolist(), as_bytes(digests), strict=True))
-        allowed = self._allowed(len(ids), limits)
+        allowed = self._quanta(len(ids), limits)
         if begun:
             before = {} if noted is None else dict(self.read("SELECT id, digest FROM budgets"))
-            is_same = np.array_equal(np.sort(ids), known["id"]) and (noted is None or noted == before)
+            is_same = np.array_equal(np.sort(ids), self.numbers) and (noted is None or noted == before)
             if is_shard and not is_same:
                 raise ValueError(
                     f"private records: shard {self.fact('shard')} must hold those with which the stream began, all "
@@ -380,7 +395,13 @@ class BudgetTable(PrivateStore):
                     "ids: some private records come under another number than before, and would get another budget; "
                     "give the numbers in the data module's order, and every record its own"
                 )
-            self._check_limits(known, ids, allowed)
+            known = np.isin(ids, self.numbers)
+            granted = self._allowed[self.places(ids[known])]
+            if not np.allclose(granted, allowed[known], rtol=BUDGET_SPREAD, atol=1):
+                raise ValueError(
+                    "groups: some private records are in another group than before, or groups have other ε, or the "
+                    f"stream began without or with groups; go back to those, or {_NEW_STREAM}"
+                )
         with self.writing() as db:
             if not begun:
                 db.execute("DELETE FROM budgets")
@@ -389,8 +410,8 @@ class BudgetTable(PrivateStore):
         return ids
 
     def admit(self, ids: Ids, allowed: Ids | None = None, digests: Sequence[bytes] | None = None) -> None:
-        """Give records a budget, unless they have one; digests that are given are noted anew."""
-        allowed = self._allowed(len(ids)) if allowed is None else allowed
+        """Give a budget to those that have none; digests that are given are noted anew."""
+        allowed = self._quanta(len(ids)) if allowed is None else allowed
         known = [None] * len(ids) if digests is None else digests
         with self.writing() as db:
             db.executemany(
@@ -398,55 +419,47 @@ class BudgetTable(PrivateStore):
                 "ON CONFLICT (id) DO UPDATE SET digest = COALESCE(excluded.digest, digest)",
                 zip(ids.tolist(), allowed.tolist(), known, strict=True),
             )
+            self._load()
 
-    def left(self, ids: Ids) -> Floats:
-        """Quanta that records have left, whole numbers as float64; of records that have a budget."""
-        rows = self._rows()
-        found = rows[np.searchsorted(rows["id"], ids)]
-        return (found["allowed"] - found["spent"]).astype(np.float64)
+    def places(self, ids: Ids) -> NDArray[np.intp]:
+        """Places in :attr:`left` of numbers that have a budget.
 
-    def _rows(self) -> NDArray[Any]:
-        return np.fromiter(self.read("SELECT id, allowed, spent FROM budgets ORDER BY id"), _ROW)
+        Raises:
+            PrivateStoreError: if some have none.
+        """
+        found = np.searchsorted(self.numbers, ids)
+        if not np.array_equal(self.numbers.take(found, mode="clip") if len(self.numbers) else [], ids):
+            raise PrivateStoreError("budgets: a record that is to pay has none")
+        return found
 
-    def _allowed(self, count: int, limits: Floats | None = None) -> Ids:
+    def _quanta(self, count: int, limits: Floats | None = None) -> Ids:
         whole = np.full(count, self.fact("budget"))
         spendable = whole if limits is None else np.minimum(whole, limits)
         return np.floor(spendable / self.quantum).astype(np.int64)
 
-    def _check_limits(self, known: NDArray[Any], ids: Ids, allowed: Ids) -> None:
-        at = np.minimum(np.searchsorted(known["id"], ids), len(known) - 1)
-        held = known["id"][at] == ids
-        if not np.allclose(known["allowed"][at][held], allowed[held], rtol=BUDGET_SPREAD, atol=1):
-            raise ValueError(
-                "groups: some private records are in another group than before, or groups have other ε, or the "
-                f"stream began without or with groups; go back to those, or {_NEW_STREAM}"
-            )
-
     # ------------------------------------------------------------------ payments
 
-    def spend(self, ids: Ids, quanta: Floats, mark: str | None = None) -> str:
-        """Take what a batch of answers cost from its records' budgets; on disk when the transaction ends.
+    def next_mark(self) -> str:
+        """A mark for the next batch of answers: its number and what is drawn for it; public."""
+        return f"{self.calls + 1}:{secrets.token_hex(8)}"
+
+    def spend(self, mark: str) -> None:
+        """Write what a batch of answers has taken from :attr:`left`; on disk when the transaction ends.
 
         Args:
-            ids: the records that pay, each once.
-            quanta: what each pays, whole numbers.
-            mark: drawn by the first shard; drawn here if None.
-
-        Returns:
-            The batch's mark: its number and what was drawn for it; public.
+            mark: of the batch; one of the same number belongs to a batch that was let out nowhere.
 
         Raises:
             PrivateStoreError: if a record would have spent more than it may, or it could not be written: let nothing
                 out.
         """
-        mark = f"{self.calls + 1}:{secrets.token_hex(8)}" if mark is None else mark
+        quanta = self._written - self.left
+        paying = np.flatnonzero(quanta)
+        paid = zip(quanta[paying].astype(np.int64).tolist(), self.numbers[paying].tolist(), strict=True)
         with self.writing() as db:
-            db.execute("INSERT INTO calls VALUES (?, ?)", (int(mark.split(":")[0]), mark))
-            paid = zip(quanta.astype(np.int64).tolist(), ids.tolist(), strict=True)
-            found = db.executemany("UPDATE budgets SET spent = spent + ? WHERE id = ?", paid).rowcount
-            if found != len(ids):
-                raise PrivateStoreError("budgets: a record that pays has none; nothing was charged")
-        return mark
+            db.execute("INSERT OR REPLACE INTO calls VALUES (?, ?)", (int(mark.split(":")[0]), mark))
+            db.executemany("UPDATE budgets SET spent = spent + ? WHERE id = ?", paid)
+        self._written = self.left.copy()
 
     def pay_for(self, total: Mechanism, ledger: ChargesLedger | None, source: NoiseSource) -> NoiseSource:
         """Charge the whole stream to a ledger, unless its run has paid for it already, and get a batch's noise.
@@ -482,7 +495,8 @@ class BudgetTable(PrivateStore):
             )
         self.note("noise", kind)
         if ledger is not None and not is_paid:
-            self.note("row", ledger.charge(total, 1, noise=source, adjacencies=("add_remove",)))
+            stated: Any = {"noise": source, "adjacencies": ("add_remove",), "unit": self.unit}
+            self.note("row", ledger.charge(total, 1, **stated))
             self._paid_here.append(ledger)
         return source.stream("ind_knn", self.fact("row", -1), self.calls)
 

@@ -593,7 +593,7 @@ class StreamMethod(DrawingMethod):
     """One answer of Ind-KNN: the number of neighbours enters, and then their votes at the number released.
 
     Both are Gaussian releases of the stream that is paid for as a whole. What enters them, and the deviation of the
-    noise that meets it, is found from outside, by asking with other noise and with copies of the budgets.
+    noise that meets it, is found from outside, by asking with other noise; the last answer is paid for.
     """
 
     def view(
@@ -608,14 +608,11 @@ def _through_ask(
     earlier: Votes | None,
     original: Callable[..., Votes],
     parameters: IndKNNParameters,
-    near: NDArray[np.intp],
-    kappa: Floats,
-    labels: NDArray[np.int64],
-    left: Floats,
+    active: int,
+    votes: Callable[[float], Floats],
     public_votes: Floats,
     num_public: int,
     draws: Floats,
-    **further: Any,
 ) -> tuple[list[Entered], Votes]:
     source = watch.claim(np.asarray(draws))
     if source is None:
@@ -624,20 +621,19 @@ def _through_ask(
             "its own from the labeler's noise_source"
         )
 
-    def asked(first: float, others: float, budgets: Floats) -> Votes:
-        given = np.concatenate([[first], np.full(len(draws) - 1, others)])
-        return original(parameters, near, kappa, labels, budgets, public_votes, num_public, given, **further)
+    def asked(first: float, others: Floats | float) -> Votes:
+        given = np.concatenate([[first], np.broadcast_to(others, len(draws) - 1)])
+        return original(parameters, active, votes, public_votes, num_public, given)
 
     high = _FAR / parameters.sigma1
-    far = asked(high, 0.0, left.copy()).count
-    count_deviation = asked(high + 1, 0.0, left.copy()).count - far
+    far = asked(high, 0.0).count
+    count_deviation = asked(high + 1, 0.0).count - far
     first = float(draws[0])
     if earlier is not None:  # noise that brings this table's number of neighbours to the one released
         floor = earlier.count <= parameters.min_count
         first = -high if floor else high + (earlier.count - far) / count_deviation
-    quiet, loud = (asked(first, others, left.copy()).noisy for others in (0.0, 1.0))
-    given = np.concatenate([[first], draws[1:]])
-    outcome = original(parameters, near, kappa, labels, left, public_votes, num_public, given, **further)
+    quiet, loud = (asked(first, others).noisy for others in (0.0, 1.0))
+    outcome = asked(first, draws[1:])  # the last one asked for is paid for
     return [
         Entered(Gaussian(count_deviation * source.parameter), torch.tensor([far], dtype=torch.float64)),
         Entered(Gaussian(float((loud - quiet).min()) * source.parameter), torch.from_numpy(quiet)),

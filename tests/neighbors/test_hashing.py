@@ -33,41 +33,29 @@ def test_candidates_are_those_in_the_same_bucket_of_any_table(tables, bits):
     rows, queries = torch.randn(300, 9), torch.randn(40, 9)
     queries[:10] = rows[:10]
     index = HashIndex(options, 9)
-    index.set_rows(np.arange(300), rows)
+    index.append(rows)
     found = index.candidates(queries)
     assert_same(found, brute_force(options, rows, queries))
     assert all(row in candidates for row, candidates in enumerate(found[:10]))
 
 
-def test_candidates_after_changes_are_those_of_a_fresh_index(monkeypatch):
-    monkeypatch.setattr(hashing, "_MANY_CHANGES", 40)
+@pytest.mark.parametrize("many", [0, 40, 10**6])
+def test_candidates_after_changes_are_those_of_a_fresh_index(monkeypatch, many):
+    monkeypatch.setattr(hashing, "_MANY_CHANGES", many)
     rng = np.random.default_rng(0)
     options, queries = SignProjections(6, 4), torch.randn(15, 5)
     index, rows = HashIndex(options, 5), torch.empty(0, 5)
     for step in range(60):
-        count = len(rows)
-        if step % 3 == 2 and count:
-            keep = int(rng.integers(count))
-            index.truncate(keep)
-            rows = rows[:keep].clone()
+        if step % 3 == 2:
+            kept = rng.random(len(rows)) < rng.random()
+            index.keep(kept)
+            rows = rows[kept]
         else:
-            added = int(rng.integers(1, 30))
-            changed = np.unique(rng.integers(0, count + 1, 5)) if count else np.empty(0, np.int64)
-            where = np.unique(np.concatenate([changed[changed < count], np.arange(count, count + added)]))
-            vectors = torch.randn(len(where), 5)
-            rows = torch.cat([rows, torch.empty(added, 5)])
-            rows[torch.from_numpy(where)] = vectors
-            index.set_rows(where, vectors)
+            added = torch.randn(int(rng.integers(0, 30)), 5)
+            index.append(added)
+            rows = torch.cat([rows, added])
         assert len(index) == len(rows)
         assert_same(index.candidates(queries), brute_force(options, rows, queries))
-
-
-def test_an_empty_index_has_no_candidates():
-    index = HashIndex(SignProjections(3, 2), 4)
-    assert [len(rows) for rows in index.candidates(torch.randn(2, 4))] == [0, 0]
-    index.set_rows(np.arange(7), torch.randn(7, 4))
-    index.truncate(0)
-    assert [len(rows) for rows in index.candidates(torch.randn(2, 4))] == [0, 0]
 
 
 def test_recall_is_that_of_the_angle():
@@ -86,8 +74,8 @@ def test_recall_is_that_of_the_angle():
 def test_candidacy_of_a_row_does_not_depend_on_the_others():
     options, rows, queries = SignProjections(5, 5), torch.randn(200, 8), torch.randn(20, 8)
     everything, alone = HashIndex(options, 8), HashIndex(options, 8)
-    everything.set_rows(np.arange(200), rows)
-    alone.set_rows(np.arange(1), rows[77:78])
+    everything.append(rows)
+    alone.append(rows[77:78])
     for candidates, single in zip(everything.candidates(queries), alone.candidates(queries), strict=True):
         assert (77 in candidates) == (len(single) == 1)
 

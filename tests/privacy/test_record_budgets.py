@@ -157,11 +157,15 @@ def table(path=None, budget=1.0, ids=range(5), **facts):
 
 
 def spend(budgets, ids, *quanta):
-    return budgets.spend(np.array(ids, np.int64), np.array(quanta, float))
+    budgets.left[budgets.places(np.array(ids, np.int64))] -= np.array(quanta, float)
+    mark = budgets.next_mark()
+    budgets.spend(mark)
+    return mark
 
 
 def left(budgets, *ids):
-    return budgets.left(np.array(ids, np.int64)).tolist()
+    written = dict(budgets.read("SELECT id, allowed - spent FROM budgets"))
+    return [written[number] for number in ids]
 
 
 @settings(max_examples=60, deadline=None)
@@ -178,21 +182,11 @@ def test_sums_are_exact_and_no_record_spends_more_than_its_budget(steps, budget)
             with pytest.raises(PrivateStoreError, match="constraint failed") as error:
                 spend(budgets, ids, *[amount] * len(ids))
             assert not any(character.isdigit() for character in str(error.value))
+            budgets._load()
         else:
             spend(budgets, ids, *[amount] * len(ids))
             spent = [have + amount * (i in who) for i, have in enumerate(spent)]
         assert left(budgets, 0, 1, 2, 3) == [whole - have for have in spent]
-
-
-def test_a_payment_of_somebody_unknown_or_twice_is_refused_as_a_whole():
-    budgets = table()
-    for ids in ([1, 99], [99]):
-        with pytest.raises(PrivateStoreError, match="a record that pays has none; nothing was charged"):
-            spend(budgets, ids, *[5] * len(ids))
-    assert left(budgets, 1) == [2**49]
-    assert not budgets.begun
-    budgets.admit(np.array([1, 99]))
-    assert left(budgets, 1, 99) == [2**49] * 2
 
 
 def test_budgets_are_found_again_with_what_was_spent(tmp_path):

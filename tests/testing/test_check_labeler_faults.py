@@ -2,7 +2,6 @@
 
 import broken_answers
 import broken_labelers as broken
-import numpy as np
 import pytest
 import torch
 from grouped import grouped
@@ -182,36 +181,32 @@ def stream(**settings):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda left, draws: (left.copy(), draws),
-            "moves stream of gaussian releases",
-        ),  # spent budgets vote on
-        (lambda left, draws: (left, draws * [1, 0.5, 0.5, 0.5]), "moves stream of gaussian releases"),
-        (lambda left, draws: (left, draws * [0.5, 1, 1, 1]), "moves stream of gaussian releases"),
-    ],
+    "scales",
+    [[1, 1, 1, 1], [1, 0.5, 0.5, 0.5], [0.5, 1, 1, 1]],
+    ids=["spent budgets vote on", "quiet votes", "quiet count"],
 )
-def test_stream_with_a_fault_is_caught(monkeypatch, change, message):
+def test_stream_with_a_fault_is_caught(monkeypatch, scales):
     original = ind_knn_engine.ask
 
-    def ask(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further):
-        left, draws = change(left, draws)
-        return original(parameters, near, kappa, labels, left, public_votes, num_public, draws, **further)
+    def ask(parameters, active, votes, public_votes, num_public, draws):
+        return original(parameters, active, votes, public_votes, num_public, draws * scales)
 
     check_labeler(stream())
+    if scales == [1, 1, 1, 1]:
+        monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_settle", lambda self: None)
     monkeypatch.setattr(ind_knn_engine, "ask", ask)
-    with pytest.raises(LabelerCheckError, match=message):
+    with pytest.raises(LabelerCheckError, match="moves stream of gaussian releases"):
         check_labeler(stream())
 
 
 def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
-    original = ind_knn_engine.IndKNNEngine._answer_block
+    original, first = ind_knn_engine.IndKNNEngine._answer_one, []
 
-    def block(self, vectors, thresholds, draws, answers, rows):
-        original(self, vectors, thresholds, np.repeat(draws[:1], len(draws), 0), answers, rows)
+    def one(self, query, answers, draws, *given):
+        first[:] = first if query else [draws]
+        original(self, query, answers, first[0], *given)
 
-    monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_answer_block", block)
+    monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_answer_one", one)
     with pytest.raises(LabelerCheckError, match="every query needs a row of its own"):
         check_labeler(stream())
 

@@ -1,7 +1,6 @@
 """Ind-KNN: kernel votes with a budget for every private record."""
 
-from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
-from pl_privknn.labelers.ind_knn.engine import IndKNNSwitches
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.ind_knn.labeler import IndKNN, RecordBudgets, Records, Similarity
 from pl_privknn.labelers.ind_knn.retrieval import Context, Retrieved, VoteRelease, smoothed_votes
 from pl_privknn.privacy.record_groups import RecordGroups

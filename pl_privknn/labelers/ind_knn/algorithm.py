@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, compiled
+from pl_privknn._checks import (
+    check_choice,
+    check_int,
+    check_non_negative,
+    check_open_unit,
+    check_positive,
+    compiled,
+)
+from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
 
@@ -209,11 +217,36 @@ class PublicDensity:
 
 
 @dataclasses.dataclass(frozen=True)
+class IndKNNSwitches:
+    """What may be added to Algorithm 3; none of it changes what the stream costs.
+
+    Args:
+        density: :class:`PublicDensity` for a threshold of its own for each query; None for the paper's fixed one.
+        reuse: let earlier answers take part as public records, while the features stay the same.
+        hashing: :class:`~pl_privknn.neighbors.hashing.SignProjections` to look only at records in the same
+            bucket; None for all.
+        abstain: hold back an answer where the two largest noisy votes differ by less than this many standard
+            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
+
+    Raises:
+        ValueError: if ``abstain`` is negative.
+    """
+
+    density: PublicDensity | None = None
+    reuse: bool = False
+    hashing: SignProjections | None = None
+    abstain: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_non_negative("abstain", self.abstain)
+
+
+@dataclasses.dataclass(frozen=True)
 class Votes:
-    """What one query lets out; all of it is noised and paid for.
+    """Noisy results for one query, which were paid for.
 
     Attributes:
-        count: the noisy number of neighbours, at least the floor.
+        count: noisy number of neighbours, at least the floor.
         noisy: noisy votes, float64, shape ``(c,)``.
     """
 
@@ -221,126 +254,81 @@ class Votes:
     noisy: Floats
 
 
-class NoShards:
-    """All private records are here: the other shards of a table that has none.
-
-    Attributes:
-        active: number of active neighbours of the present query in other shards. **Private**.
-    """
-
-    __slots__ = ()  # one object, which holds nothing, serves all tables
-    active = 0
-
-    def begin(self, vectors: Tensor, thresholds: Floats) -> None:
-        """Queries come: unit vectors, float32 ``(m, d)``, and the τ of each, ``(m,)``."""
-
-    def turn(self) -> None:
-        """The next query comes; what the one before cost is final."""
-
-    def votes(self, count: float) -> Floats | float:
-        """Votes for the present query, ``(c,)``, at the noisy number of neighbours. **Private**."""
-        return 0.0
-
-    def pay(self, mark: str) -> None:
-        """Write what the queries have cost; on the disks of all shards when this returns."""
-
-
-NO_SHARDS = NoShards()
-
-
 def ask(
     parameters: IndKNNParameters,
-    near: NDArray[np.intp],
-    kappa: Floats,
-    labels: NDArray[np.int64],
-    left: Floats,
+    active: int,
+    votes: Callable[[float], Floats],
     public_votes: Floats,
     num_public: int,
     draws: Floats,
-    others: NoShards = NO_SHARDS,
 ) -> Votes:
-    """One turn of Algorithm 3's loop; takes from ``left`` what the neighbours pay.
-
-    Nothing here depends on whether there are neighbours at all: nobody near means a count and votes of
-    noise alone.
+    """One turn of Algorithm 3's loop. Without neighbours the count and the votes are noise alone.
 
     Args:
         parameters: public constants.
-        near: private neighbours of the query, from :meth:`IndKNNParameters.neighbors`.
-        kappa: their kernel values.
-        labels: int64, labels of all private records.
-        left: what all private records have left, in quanta; changed in place.
+        active: number of private neighbours that can pay, **private**.
+        votes: their votes ``(c,)`` at a noisy number of neighbours, **private**; they pay for the last one asked for.
         public_votes: sum of κ over earlier answers near the query, by class, shape ``(c,)``.
         num_public: how many of them there are.
         draws: 1 + c independent standard normal numbers.
-        others: shards of private records in other processes.
     """
-    active = count_active(parameters, near, left) + others.active
     count = max(active + num_public + parameters.sigma1 * float(draws[0]), parameters.min_count)
-    votes = collect(parameters, near, kappa, labels, left, count, len(public_votes)) + others.votes(count)
     deviation = parameters.sigma2 * math.sqrt(count)
-    return Votes(count, votes + public_votes + deviation * draws[1:])
-
-
-def count_active(parameters: IndKNNParameters, near: NDArray[np.intp], left: Floats) -> int:
-    """How many neighbours can pay for being counted; see :func:`ask`. **Private**."""
-    return int(np.count_nonzero(left[near] >= parameters.costs(parameters.count_cost)))
-
-
-def collect(
-    parameters: IndKNNParameters,
-    near: NDArray[np.intp],
-    kappa: Floats,
-    labels: NDArray[np.int64],
-    left: Floats,
-    count: float,
-    num_classes: int,
-) -> Floats:
-    """Votes of the active neighbours at their noisy number, ``(c,)``, **private**; they pay from ``left``."""
-    votes = np.zeros(num_classes)
-    cost = float(parameters.costs(parameters.count_cost))
-    _collect(near, kappa, labels, left, votes, cost, count, parameters.sigma2, parameters.quantum)
-    return votes
+    return Votes(count, votes(count) + public_votes + deviation * draws[1:])
 
 
 @compiled()
-def _collect(
-    near: NDArray[np.intp],
+def collect(
+    owners: NDArray[np.intp],
     kappa: Floats,
     labels: NDArray[np.int64],
     left: Floats,
-    votes: Floats,
+    num_classes: int,
     count_cost: float,
-    count: float,
-    sigma2: float,
+    deviation: float,
     quantum: float,
-) -> None:
-    """Let each active neighbour vote and pay; compiled, and no sum is reordered.
+) -> Floats:
+    """Votes of one query, ``(c,)``; each owner of neighbours, a record or a person, pays from ``left``.
+
+    An owner votes with the sum of the κ of their neighbours, by class, scaled to an L2 norm of 1 at most (that of
+    one record at the query's own place), and pays for this norm. Compiled; no sum is reordered.
 
     Args:
-        near: as in :func:`ask`, each record once.
-        kappa: as there.
-        labels: as there.
-        left: as there; changed in place.
-        votes: zeros, shape ``(c,)``; filled in.
-        count_cost: what being counted costs, in quanta.
-        count: the noisy number of neighbours.
-        sigma2: noise of the votes.
+        owners: place in ``left`` of each neighbour's owner; an owner's neighbours follow one another.
+        kappa: kernel values of the neighbours.
+        labels: their classes.
+        left: what owners have left, in quanta; changed in place.
+        num_classes: c.
+        count_cost: what being counted costs, in quanta; owners with less have no vote.
+        deviation: of the noise on the votes.
         quantum: see :attr:`IndKNNParameters.quantum`.
     """
-    deviation = sigma2 * math.sqrt(count)
-    for place in range(len(near)):
-        record = near[place]
-        if left[record] < count_cost:
-            continue
-        after_count = left[record] - count_cost
-        share = kappa[place] / deviation
-        # IndKNNParameters.costs, for one number.
-        paid = np.ceil(share * share / 2 / quantum * _COST_MARGIN)
-        contribution = kappa[place]
-        if paid > after_count:
-            # min(κ, σ2 √(2 K z)): where the rest z is not enough, the contribution shrinks to what z pays for.
-            paid = after_count
-            contribution = min(contribution, deviation * math.sqrt(2 * quantum * after_count) * _CUT_MARGIN)
-        left[record] = after_count - paid
-        votes[labels[record]] += contribution
+    votes, own = np.zeros(num_classes), np.zeros(num_classes)
+    start = 0
+    while start < len(owners):
+        stop = start + 1
+        while stop < len(owners) and owners[stop] == owners[start]:
+            stop += 1
+        owner = owners[start]
+        if left[owner] >= count_cost:
+            after_count, norm, scale = left[owner] - count_cost, kappa[start], 1.0
+            if stop > start + 1:
+                own[:] = 0.0
+                for place in range(start, stop):
+                    own[labels[place]] += kappa[place]
+                norm = math.sqrt((own * own).sum())
+                if norm > 1:
+                    norm, scale = 1.0, 1 / norm
+            share = norm / deviation
+            # IndKNNParameters.costs, for one number.
+            paid = np.ceil(share * share / 2 / quantum * _COST_MARGIN)
+            if paid > after_count:
+                # min(f, σ2 √(2 K z)): where the rest z is not enough, the contribution shrinks to what z pays for.
+                paid = after_count
+                affordable = deviation * math.sqrt(2 * quantum * after_count) * _CUT_MARGIN
+                scale *= min(1.0, affordable / norm)
+            left[owner] = after_count - paid
+            for place in range(start, stop):
+                votes[labels[place]] += kappa[place] * scale
+        start = stop
+    return votes

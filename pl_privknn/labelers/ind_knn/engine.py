@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_non_negative
-from pl_privknn.labelers.ind_knn.algorithm import (
-    NO_SHARDS,
-    Floats,
-    IndKNNParameters,
-    NoShards,
-    PublicDensity,
-    ask,
-)
+from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, IndKNNSwitches, ask, collect
 from pl_privknn.labelers.ind_knn.retrieval import Retrieved
-from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
+from pl_privknn.neighbors.hashing import HashIndex, chosen_products
 from pl_privknn.neighbors.search import reaching
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.noise import NoiseSource
@@ -48,80 +41,6 @@ def unit_rows(rows: Tensor, *, overwrite: bool = False) -> Tensor:
     return result
 
 
-class RecordTable:
-    """Rows of records, in buffers that grow; one that is taken out is overwritten, so nothing of it stays in memory.
-
-    Args:
-        dimension: of the vectors.
-
-    Attributes:
-        left: what each row's record has left, in quanta, float64, shape ``(capacity,)``. Private, as is
-            everything here (but where the table is one of earlier queries and their answers).
-    """
-
-    def __init__(self, dimension: int) -> None:
-        self._count, self._vectors = 0, torch.empty(0, dimension)
-        self._labels, self._ids, self.left = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def dimension(self) -> int:
-        """Of the vectors."""
-        return self._vectors.shape[1]
-
-    @property
-    def vectors(self) -> Tensor:
-        """Float32 unit vectors, shape ``(n, dimension)``; a view."""
-        return self._vectors[: self._count]
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """Int64, shape ``(n,)``; a view."""
-        return self._labels[: self._count]
-
-    @property
-    def ids(self) -> Ids:
-        """The owner's numbers, int64, shape ``(n,)``; a view."""
-        return self._ids[: self._count]
-
-    def append(
-        self, vectors: Tensor, labels: NDArray[np.int64], ids: Ids | int = 0, left: Floats | float = 0.0
-    ) -> Rows:
-        """Add records; returns their rows. The first ``vectors`` are kept, not copied."""
-        start, stop = self._count, self._count + len(labels)
-        if stop > len(self._ids):
-            # The first records are their buffer, so a table that never grows takes no more than it needs.
-            more = max(stop, 2 * len(self._ids)) - start
-            grown = torch.cat([self.vectors, torch.zeros(more, self.dimension)]) if start else vectors
-            self._vectors = grown
-            self._labels, self._ids, self.left = (
-                np.concatenate([array[:start], np.zeros(more, array.dtype)])
-                for array in (self._labels, self._ids, self.left)
-            )
-        if self._vectors is not vectors:
-            self._vectors[start:stop] = vectors
-        self._labels[start:stop], self._ids[start:stop], self.left[start:stop] = labels, ids, left
-        self._count = stop
-        return np.arange(start, stop)
-
-    def delete(self, gone: Rows) -> Rows:
-        """Take rows out and wipe them; the last ones move into the holes, whose rows are returned."""
-        count = self._count - len(gone)
-        kept = np.ones(self._count, bool)
-        kept[gone] = False
-        holes = np.flatnonzero(~kept[:count])
-        movers = count + np.flatnonzero(kept[count:])
-        self._vectors[holes] = self._vectors[movers]
-        self._vectors[count : self._count] = 0
-        for array in (self._labels, self._ids, self.left):
-            array[holes] = array[movers]
-            array[count : self._count] = 0
-        self._count = count
-        return holes
-
-
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """What a batch of queries lets out; all of it is differentially private and paid for.
@@ -137,32 +56,6 @@ class Answers:
     counts: Floats
 
 
-@dataclasses.dataclass(frozen=True)
-class IndKNNSwitches:
-    """What may be added to Algorithm 3; none of it changes what the stream costs.
-
-    Args:
-        density: :class:`~pl_privknn.labelers.ind_knn.algorithm.PublicDensity` for a threshold of its own for each
-            query; None for the paper's fixed one.
-        reuse: let earlier answers take part as public records, while the features stay the same.
-        hashing: :class:`~pl_privknn.neighbors.hashing.SignProjections` to look only at records in the same
-            bucket; None for all.
-        abstain: hold back an answer where the two largest noisy votes differ by less than this many standard
-            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
-
-    Raises:
-        ValueError: if ``abstain`` is negative.
-    """
-
-    density: PublicDensity | None = None
-    reuse: bool = False
-    hashing: SignProjections | None = None
-    abstain: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_non_negative("abstain", self.abstain)
-
-
 class IndKNNEngine:
     """Ind-KNN over one table, whose budgets it alone charges.
 
@@ -171,13 +64,15 @@ class IndKNNEngine:
         switches: what is added to Algorithm 3.
         num_classes: number of classes.
         dimension: of the features.
-        budgets: of the records, in quanta of ``parameters``.
+        budgets: of the records or persons, in quanta of ``parameters``.
 
     Attributes:
-        table: private records.
-        answered: earlier queries and answers; public, so they take part without a budget.
+        vectors: of the private records, float32 unit vectors ``(n, dimension)``. **Private**, as the next three.
+        labels: int64 ``(n,)``.
+        ids: the records' numbers, int64 ``(n,)``.
+        owners: the numbers under which they have their budgets, int64 ``(n,)``.
+        answered: unit vectors and labels of earlier queries; public, so they take part without a budget.
         reference: unit vectors of public examples, for thresholds by density.
-        others: private records in other processes; none at first.
         device: where neighbours are searched for; on the CPU if None.
     """
 
@@ -191,77 +86,195 @@ class IndKNNEngine:
     ) -> None:
         self.parameters, self.switches = parameters, switches
         self.num_classes, self.budgets = num_classes, budgets
-        self.table, self.answered = RecordTable(dimension), RecordTable(dimension)
+        self.vectors = self.reference = torch.empty(0, dimension)
+        self.labels, self.ids, self.owners = (np.empty(0, np.int64) for _ in range(3))
+        self.answered: tuple[Tensor, NDArray[np.int64]] = (self.vectors, self.labels)
         self.index = None if switches.hashing is None else HashIndex(switches.hashing, dimension)
-        self.reference = torch.empty(0, dimension)
-        self.others: NoShards = NO_SHARDS
         self.device: torch.device | None = None
+        self._located: tuple[Ids | None, Rows] = (None, np.empty(0, np.intp))
 
-    def add(self, ids: Ids, vectors: Tensor, labels: NDArray[np.int64]) -> None:
-        """Let records take part that have a budget, with what they have left of it.
+    def add(self, ids: Ids, vectors: Tensor, labels: NDArray[np.int64], owners: Ids) -> None:
+        """Let records take part, with what their owners have left.
 
         Args:
             ids: their numbers, ``(n,)``; none is in the table.
             vectors: of :func:`unit_rows`, ``(n, dimension)``; the first ones are kept, not copied.
             labels: ``(n,)``.
+            owners: the numbers under which they have budgets, ``(n,)``.
         """
-        self._index(self.table.append(vectors, labels, ids, self.budgets.left(ids)))
+        self.vectors = torch.cat([self.vectors, vectors]) if len(self.vectors) else vectors
+        self.labels = np.concatenate([self.labels, labels])
+        self.ids, self.owners = np.concatenate([self.ids, ids]), np.concatenate([self.owners, owners])
+        self._located = (None, self._located[1])
+        if self.index is not None:
+            self.index.append(vectors)
 
     def remove(self, ids: Ids) -> None:
-        """Take records out; what they spent stays on record in the budgets."""
-        moved = self.table.delete(np.flatnonzero(np.isin(self.table.ids, ids)))
+        """Take records out and overwrite them; what was spent stays on record in the budgets."""
+        kept = ~np.isin(self.ids, ids)
+        self._located = (None, self._located[1])
+        for name in ("vectors", "labels", "ids", "owners"):
+            before = getattr(self, name)
+            setattr(self, name, before[kept])
+            before[:] = 0
         if self.index is not None:
-            self.index.truncate(len(self.table))
-        self._index(moved)
+            self.index.keep(kept)
+
+    @property
+    def _places(self) -> Rows:
+        """Places of the records' owners in the budgets, which move when budgets are read anew."""
+        numbers = self.budgets.numbers
+        if self._located[0] is not numbers:
+            self._located = (numbers, self.budgets.places(self.owners))
+        return self._located[1]
 
     def remaining(self) -> Floats:
-        """What each row's record has left. **Private**."""
-        return self.table.left[: len(self.table)] * self.parameters.quantum
-
-    def _index(self, rows: Rows) -> None:
-        if self.index is None or not len(rows):
-            return
-        ascending = rows[-1] - rows[0] + 1 == len(rows)  # a run of rows, which is not copied
-        chosen = slice(rows[0], rows[-1] + 1) if ascending else torch.from_numpy(rows)
-        self.index.set_rows(rows, self.table.vectors[chosen])
+        """What each record, or its person, has left. **Private**."""
+        return self.budgets.left[self._places] * self.parameters.quantum
 
     # ------------------------------------------------------------------ answering
 
-    def answer(self, queries: Tensor, source: NoiseSource, ledger: ChargesLedger | None) -> Answers:
+    def answer(
+        self,
+        queries: Tensor,
+        source: NoiseSource,
+        ledger: ChargesLedger | None,
+        merged: Callable[[Any], Tensor] | None = None,
+    ) -> Answers:
         """Answer queries one after another, by Algorithm 3; what they cost is on disk when this returns.
 
         Args:
             queries: float features, shape ``(m, dimension)``.
             source: of protective randomness; row t of ``normal((m, 1 + c), 1)`` serves query t.
             ledger: pays for the whole stream, unless it has; None where nobody keeps books.
+            merged: :meth:`partial`, summed over all shards of the records.
 
         Raises:
             BudgetExceeded: as the ledger says; nothing was drawn.
             PrivateStoreError: if the budgets are not the latest of this run, or could not be written; nothing is let
                 out.
         """
+        merged = self.partial if merged is None else merged
         noise = self.budgets.pay_for(self.parameters.total, ledger, source)
-        vectors = unit_rows(queries)
+        vectors, size, known = unit_rows(queries), (len(queries), self.num_classes), self.answered
         thresholds = self._thresholds(vectors)
-        self.others.begin(vectors, thresholds)
         draws = noise.normal((len(vectors), 1 + self.num_classes), 1.0).numpy()
-        answers = Answers(
-            np.full(len(vectors), -1, np.int64),
-            np.empty((len(vectors), self.num_classes)),
-            np.empty(len(vectors)),
-        )
-        before, known = self.table.left[: len(self.table)].copy(), len(self.answered)
-        try:
-            for block in self._blocks(len(vectors)):
-                self._answer_block(vectors[block], thresholds[block], draws[block], answers, block)
-            mark = self.pay(before)
-            self.others.pay(mark)
-            self.budgets.vouch(ledger, mark)
-        except BaseException:
-            # Answers that were not paid for must not take part later, where they would come out.
-            self.answered.delete(np.arange(known, len(self.answered)))
-            raise
+        answers = Answers(np.full(size[0], -1, np.int64), np.empty(size), np.empty(size[0]))
+        around = torch.cat([known[0], vectors]) if self.switches.reuse else known[0]
+        merged(("begin", vectors, thresholds))
+        for query, vector in enumerate(vectors):
+            votes, number = self._public_votes(
+                around, known[1], answers.labels[:query], vector, thresholds[query]
+            )
+            self._answer_one(query, answers, draws[query], merged, votes, number)
+        mark = self.budgets.next_mark()
+        merged(("pay", mark))
+        self.budgets.vouch(ledger, mark)
+        if self.switches.reuse:
+            kept = answers.labels >= 0
+            self.answered = (
+                torch.cat([known[0], vectors[torch.from_numpy(kept)]]),
+                np.concatenate([known[1], answers.labels[kept]]),
+            )
         return answers
+
+    def _answer_one(
+        self,
+        query: int,
+        answers: Answers,
+        draws: Floats,
+        merged: Callable[[Any], Tensor],
+        public_votes: Floats,
+        num_public: int,
+    ) -> None:
+        active = int(merged(("turn",)))
+        released = ask(
+            self.parameters,
+            active,
+            lambda count: merged(("votes", count)).numpy(),
+            public_votes,
+            num_public,
+            draws,
+        )
+        answers.noisy[query], answers.counts[query] = released.noisy, released.count
+        answers.labels[query] = self._decide(released.noisy, released.count)
+
+    def _public_votes(
+        self, around: Tensor, known: Ids, answered: Ids, vector: Tensor, threshold: float
+    ) -> tuple[Floats, int]:
+        """Votes of earlier answers, of former batches and of this one."""
+        labels = np.concatenate([known, answered]) if self.switches.reuse else known
+        if not len(labels):
+            return np.zeros(self.num_classes), 0
+        near, kappa = self.parameters.neighbors((around[: len(labels)] @ vector).numpy(), threshold)
+        said = labels[near] >= 0
+        votes = np.bincount(labels[near][said], kappa[said], self.num_classes).astype(np.float64)
+        return votes, int(said.sum())
+
+    def partial(self, command: Any) -> Tensor:
+        """**Private.** The part of this process's records in queries that are asked one after another.
+
+        A record's part depends on the query, on that record, on what its owner has left and on the noisy number of
+        neighbours, which is released: on nothing that other records hold. So records may lie in shards, and what
+        travels are sums.
+
+        Args:
+            command: ``("begin", vectors, thresholds)``; for each query ``("turn",)``, the number of active
+                neighbours, and ``("votes", count)``, their votes, which may be asked again with another count;
+                ``("pay", mark)`` at the end writes what all have paid.
+        """
+        kind, *given = command
+        if kind == "begin":
+            self._coming = self.neighborhoods(*given)
+            self._paying = (np.empty(0, np.intp), np.empty(0))
+        elif kind == "votes":
+            return torch.from_numpy(self._votes(*given))
+        else:
+            self._settle()
+            if kind == "pay":
+                self.budgets.spend(*given)
+            else:
+                self._near, self._kappa = next(self._coming)
+                owners = np.unique(self._places[self._near])
+                cost = self.parameters.costs(self.parameters.count_cost)
+                active = np.count_nonzero(self.budgets.left[owners] >= cost)
+                return torch.tensor([active], dtype=torch.float64)
+        return torch.zeros(1, dtype=torch.float64)
+
+    def _votes(self, count: float) -> Floats:
+        """Votes of the present query. What they cost is put aside until the next one: they may be asked for again."""
+        owners, near, kappa = self._places[self._near], self._near, self._kappa
+        if self.budgets.unit == "person":
+            order = np.argsort(owners, kind="stable")
+            owners, near, kappa = owners[order], near[order], kappa[order]
+        paying = np.unique(owners)
+        left = self.budgets.left[paying]
+        parameters = self.parameters
+        votes = collect(
+            np.searchsorted(paying, owners),
+            kappa,
+            self.labels[near],
+            left,
+            self.num_classes,
+            float(parameters.costs(parameters.count_cost)),
+            parameters.sigma2 * float(np.sqrt(count)),
+            parameters.quantum,
+        )
+        self._paying = (paying, left)
+        return votes
+
+    def _settle(self) -> None:
+        paying, left = self._paying
+        self.budgets.left[paying] = left
+
+    def _decide(self, noisy: Floats, count: float) -> int:
+        """The class with the most noisy votes, or -1; uses released values and public constants only."""
+        winner = int(noisy.argmax())
+        if self.switches.abstain:
+            margin = noisy[winner] - np.delete(noisy, winner).max()
+            if margin < self.switches.abstain * self.parameters.sigma2 * np.sqrt(2 * count):
+                return -1
+        return winner
 
     def retrieve(
         self, queries: Tensor, sigma: float, source: NoiseSource, ledger: ChargesLedger | None
@@ -278,79 +291,23 @@ class IndKNNEngine:
             BudgetExceeded: as the ledger says; nothing was found.
             PrivateStoreError: as in :meth:`answer`.
         """
-        noise = self.budgets.pay_for(self.parameters.total, ledger, source)
-        vectors, table = unit_rows(queries), self.table
-        before, found = table.left[: len(table)].copy(), []
+        noise, vectors = self.budgets.pay_for(self.parameters.total, ledger, source), unit_rows(queries)
+        left, found = self.budgets.left, []
         cost = float(self.parameters.costs(1 / sigma**2))
-        neighborhoods = self.neighborhoods(vectors, self._thresholds(vectors))
-        for query, (near, kappa) in enumerate(neighborhoods):
-            order = np.lexsort((table.ids[near], -kappa))
-            near, kappa = near[order], kappa[order]
-            able = table.left[near] >= cost
+        for query, (near, kappa) in enumerate(self.neighborhoods(vectors, self._thresholds(vectors))):
+            able = left[self._places[near]] >= cost
             near, kappa = near[able], kappa[able]
-            table.left[near] -= cost
-            own, ids = noise.stream("retrieval", query), table.ids[near]
-            found.append(Retrieved(ids, table.labels[near], kappa, ids.copy(), sigma, self.num_classes, own))
-        self.budgets.vouch(ledger, self.pay(before))
+            order = np.lexsort((self.ids[near], -kappa))
+            near, kappa = near[order], kappa[order]
+            left[np.unique(self._places[near])] -= cost
+            given = (self.ids[near], self.labels[near], kappa, self.owners[near])
+            found.append(Retrieved(*given, sigma, self.num_classes, noise.stream("retrieval", query)))
+        mark = self.budgets.next_mark()
+        self.budgets.spend(mark)
+        self.budgets.vouch(ledger, mark)
         return found
 
-    def _answer_block(
-        self, vectors: Tensor, thresholds: Floats, draws: Floats, answers: Answers, block: slice
-    ) -> None:
-        labels, noisy, counts = answers.labels[block], answers.noisy[block], answers.counts[block]
-        earlier = (vectors @ self.answered.vectors.T).numpy()
-        # An answer of this block takes part in those after it: their similarities are known beforehand.
-        mutual = (vectors @ vectors.T).numpy() if self.switches.reuse else earlier[:, :0]
-        for query, (near, kappa) in enumerate(self._private_neighbors(vectors, thresholds)):
-            known = np.flatnonzero(labels[: query if self.switches.reuse else 0] >= 0)
-            public, public_kappa = self.parameters.neighbors(
-                np.concatenate([earlier[query], mutual[query, known]]), float(thresholds[query])
-            )
-            public_labels = np.concatenate([self.answered.labels, labels[known]])[public]
-            public_votes = np.bincount(public_labels, public_kappa, self.num_classes).astype(np.float64)
-            self.others.turn()
-            released = ask(
-                self.parameters,
-                near,
-                kappa,
-                self.table.labels,
-                self.table.left,
-                public_votes,
-                len(public),
-                draws[query],
-                others=self.others,
-            )
-            noisy[query], counts[query] = released.noisy, released.count
-            labels[query] = self._decide(released.noisy, released.count)
-        if self.switches.reuse:
-            kept = labels >= 0
-            self.answered.append(vectors[torch.from_numpy(kept)], labels[kept])
-
-    def pay(self, before: Floats, mark: str | None = None) -> str:
-        """Charge the budgets what records have spent; on disk when the transaction ends.
-
-        Args:
-            before: what they had left, in quanta, ``(n,)``.
-            mark: of the batch, where another shard has drawn it.
-
-        Returns:
-            the batch's mark.
-
-        Raises:
-            PrivateStoreError: if the budgets could not be written.
-        """
-        spent = before - self.table.left[: len(before)]
-        paying = np.flatnonzero(spent)
-        return self.budgets.spend(self.table.ids[paying], spent[paying], mark)
-
-    def _decide(self, noisy: Floats, count: float) -> int:
-        """The class with the most noisy votes, or -1; uses released values and public constants only."""
-        winner = int(noisy.argmax())
-        if self.switches.abstain:
-            margin = noisy[winner] - np.delete(noisy, winner).max()
-            if margin < self.switches.abstain * self.parameters.sigma2 * np.sqrt(2 * count):
-                return -1
-        return winner
+    # ------------------------------------------------------------------ searching
 
     def _thresholds(self, vectors: Tensor) -> Floats:
         if self.switches.density is None:
@@ -363,32 +320,24 @@ class IndKNNEngine:
         return np.concatenate(parts) if parts else np.empty(0)
 
     def neighborhoods(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[Rows, Floats]]:
-        """Private neighbours of each query and their κ, whatever they have left, block by block of queries."""
-        for block in self._blocks(len(vectors)):
-            yield from self._private_neighbors(vectors[block], thresholds[block])
-
-    def _blocks(self, num_queries: int) -> list[slice]:
-        """Queries whose similarities are held at a time."""
-        step = min(_MOST_QUERIES_AT_ONCE, max(1, _BLOCK_ENTRIES // max(1, len(self.table))))
-        return [slice(start, min(start + step, num_queries)) for start in range(0, num_queries, step)]
-
-    def _private_neighbors(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[Rows, Floats]]:
-        """Private neighbours of each query, whatever they have left; one matrix product for all queries."""
-        table = self.table.vectors
+        """Private neighbours of each query and their κ, whatever is left; one matrix product a block of queries."""
+        step = min(_MOST_QUERIES_AT_ONCE, max(1, _BLOCK_ENTRIES // max(1, len(self.vectors))))
         elsewhere = None if self.device is None or self.device.type == "cpu" else self.device
-        if self.index is None and elsewhere is None:
-            for similarities, threshold in zip((vectors @ table.T).numpy(), thresholds, strict=True):
-                yield self.parameters.neighbors(similarities, float(threshold))
-            return
-        if self.index is not None:
-            found = self.index.candidates(vectors)
-        else:
-            least = np.array([self.parameters.similarity(float(threshold)) for threshold in thresholds])
-            found = reaching(vectors, table, least, elsewhere or torch.device("cpu"))
-        for vector, threshold, candidates in zip(vectors, thresholds, found, strict=True):
-            similarities = chosen_products(table.numpy(), candidates, vector.numpy())
-            near, kappa = self.parameters.neighbors(similarities, float(threshold))
-            yield candidates[near], kappa
+        for start in range(0, len(vectors), step):
+            some, bounds = vectors[start : start + step], thresholds[start : start + step]
+            if self.index is None and elsewhere is None:
+                for similarities, threshold in zip((some @ self.vectors.T).numpy(), bounds, strict=True):
+                    yield self.parameters.neighbors(similarities, float(threshold))
+                continue
+            if self.index is not None:
+                found = self.index.candidates(some)
+            else:
+                least = np.array([self.parameters.similarity(float(threshold)) for threshold in bounds])
+                found = reaching(some, self.vectors, least, elsewhere or torch.device("cpu"))
+            for vector, threshold, candidates in zip(some, bounds, found, strict=True):
+                similarities = chosen_products(self.vectors.numpy(), candidates, vector.numpy())
+                near, kappa = self.parameters.neighbors(similarities, float(threshold))
+                yield candidates[near], kappa
 
 
 def check_queries(queries: Tensor, dimension: int) -> None:

@@ -18,6 +18,7 @@ from pl_privknn.labelers.base import (
     ChargesLedger,
     HasCanaries,
     JoinsRuns,
+    ProtectsPersons,
     RecognisesRecords,
     Release,
     ShardedLabeler,
@@ -28,21 +29,11 @@ from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import (
     PAPER_BANDWIDTH,
     PAPER_MIN_COUNT,
-    Floats,
     IndKNNParameters,
-    Kernel,
-    NoShards,
-    collect,
-    count_active,
-)
-from pl_privknn.labelers.ind_knn.engine import (
-    IndKNNEngine,
     IndKNNSwitches,
-    check_queries,
-    probabilities,
-    unit_rows,
+    Kernel,
 )
-from pl_privknn.neighbors.processes import ProcessGroup
+from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, probabilities, unit_rows
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
@@ -54,6 +45,7 @@ from pl_privknn.privacy.record_budgets import (
     read_ids,
 )
 from pl_privknn.privacy.record_groups import RecordGroups
+from pl_privknn.privacy.units import check_owners
 
 # How often an attack asks about a record that spends its budget.
 _MOST_ASKED = 100
@@ -110,7 +102,7 @@ class Records:
     state_dir: str | Path | None = None
 
 
-class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, HasCanaries):
+class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, HasCanaries):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -134,6 +126,10 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
     with unknown digests are refused, for under other preprocessing every record would look new and get a second
     budget; with ``ids``, numbers that are unknown are new records. Equal records have budgets of their own and are
     either all there or none of them, unless ``ids`` tell them apart.
+
+    *Persons.* Where the unit of privacy is a person, budgets belong to persons, by the data module's numbers of them,
+    which must last as ``ids`` must. A person counts as one neighbour, votes with the sum of the κ of all their
+    neighbours, by class, scaled to the norm of one record's vote at most, and pays for the norm of that.
 
     *In shards* each process keeps the budgets of its own records, in a folder of its own within the first one's, and
     its records neither come nor go once a query was answered; ``ids`` and ``members`` are lists of all records.
@@ -174,7 +170,6 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
     _budgets: BudgetTable | None = None
     _run_folder: Path | None = None
     _engine: IndKNNEngine | None = None
-    _part: ShardPart | None = None
 
     def __init__(
         self,
@@ -258,20 +253,25 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         if shard is not None:
             rows, total = shard.index(torch.from_numpy(rows)).numpy(), shard.total
         given = self.private_ids if self.ids is None else read_ids(self.ids, total)[rows]
-        ids = budgets.recognise(
-            None if given is None else read_ids(given, len(labels)),
-            digests,
-            (features, labels),
-            self._limits(rows, total),
-            is_shard=shard is not None,
-        )
+        owners = self.private_owners
+        if owners is None:
+            ids = budgets.recognise(
+                None if given is None else read_ids(given, len(labels)),
+                digests,
+                (features, labels),
+                self._limits(rows, total),
+                is_shard=shard is not None,
+            )
+            owned_by = ids
+        else:
+            ids, owned_by = rows, check_owners(owners, len(labels)).numpy()
+            persons, here = np.unique(owned_by), shard is not None
+            budgets.recognise(persons, None, (features, labels), is_shard=here, unit="person")
         engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], budgets)
         engine.device = self.device
-        engine.add(ids, unit_rows(features, overwrite=self.owns_table), labels.cpu().numpy())
-        if shard is not None and shard.group.rank == 0:
-            engine.others = OtherShards(shard.group, num_classes)
+        engine.add(ids, unit_rows(features, overwrite=self.owns_table), labels.cpu().numpy(), owned_by)
         if (then := self._engine) is not None:
-            if len(ids) and torch.equal(then.table.vectors, engine.table.vectors):
+            if len(ids) and torch.equal(then.vectors, engine.vectors):
                 engine.answered, engine.reference = then.answered, then.reference
             else:
                 self._public = None  # those were public examples in other features
@@ -297,7 +297,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
                 nothing is let out.
         """
         engine = self._fitted("label")
-        check_queries(queries, engine.table.dimension)
+        check_queries(queries, engine.vectors.shape[1])
         labels = torch.full((len(queries),), -1, dtype=torch.int64)
         soft = torch.full((len(queries), engine.num_classes), 1 / engine.num_classes) if self.soft else None
         scores = torch.full((len(queries), engine.num_classes), torch.nan, dtype=torch.float64)
@@ -305,7 +305,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         if len(asked):
             if self.switches.density is not None and self._public is None:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
-            answers = engine.answer(asked, self.noise_source, ledger)
+            answers = engine.answer(asked, self.noise_source, ledger, self.merged)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
@@ -340,7 +340,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         """
         self._public = unit_rows(features)
         if self._engine is not None:
-            check_queries(features, self._engine.table.dimension)
+            check_queries(features, self._engine.vectors.shape[1])
             self._engine.reference = self._public
 
     def remaining(self) -> NDArray[np.float64]:
@@ -369,9 +369,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
         budgets = self._open_budgets()
         budgets.check(self.parameters.total, ledger)
         if self.shard is not None:
-            noted = budgets.noted(ledger)
-            self.shard.group.broadcast(("join", place, budgets.name, budgets.begun, noted))
-            self.shard.group.sum(torch.zeros(1))  # all others have opened theirs
+            self.merged(("join", place, budgets.name, budgets.begun, budgets.noted(ledger)))
 
     def leave_run(self) -> None:
         """Close the budgets; see :meth:`JoinsRuns.leave_run`."""
@@ -382,25 +380,33 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
     def close(self) -> None:
         """Forget the table and let others open ``state_dir``."""
         self.leave_run()
-        self._engine = self._part = None
+        self._engine = None
 
-    def run_command(self, order: Any) -> None:
-        """Answer for the records of this shard, which keeps their budgets; see :meth:`ShardedLabeler.run_command`.
+    def partial(self, command: Any) -> Tensor:
+        """**Private.** The part of this process's records; see :meth:`IndKNNEngine.partial`.
 
         Raises:
-            PrivateStoreError: if the shard's budgets are missing, damaged, another shard's, an older or second copy.
+            PrivateStoreError: if the budgets of a shard are missing, damaged, another shard's or a copy.
         """
-        if self.shard is None:
-            raise RuntimeError("IndKNN.run_command needs a shard")
-        kind, *given = order
-        if kind == "join":
-            self._join(*given)
-            self.shard.group.sum(torch.zeros(1))
-        elif kind == "begin":
-            self._part = ShardPart(self._fitted("run_command"), self.shard.group, *given)
-        else:
-            assert self._part is not None
-            self._part.run_command(kind, *given)
+        if command[0] != "join":
+            return self._fitted("partial").partial(command)
+        assert self.shard is not None
+        if self.shard.group.rank:
+            self._join(*command[1:])
+        return torch.zeros(1, dtype=torch.float64)
+
+    def merged(self, command: Any) -> Tensor:
+        """See :meth:`ShardedLabeler.merged`; payments are written here first, so that this shard knows of any."""
+        if self.shard is None or command[0] != "pay":
+            return super().merged(command)
+        part = self.partial(command)
+        self.shard.group.broadcast(command)
+        return self.shard.group.sum(part)
+
+    @property
+    def protects_persons(self) -> bool:
+        """Whether it does so with these settings; groups with an ε of their own are of records."""
+        return self.groups is None
 
     def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
         """Open the budgets of this shard beside those of the first one, once they are found to be the right ones."""
@@ -452,97 +458,3 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, H
             )
         budgets = np.array([self._group_budgets[own] for own in self.groups.epsilons])
         return budgets[self.groups.members.numpy()[rows]]
-
-
-class OtherShards(NoShards):
-    """Private records in other processes, each of which keeps the budgets of its own; for process 0.
-
-    A record's part in a query depends on the query, on that record, on what it has left, and on the noisy number of
-    neighbours, which is released: on nothing that other records hold. So each process works its records' parts out,
-    and what travels to process 0 are sums: one number, then one a class.
-
-    Args:
-        exchange: joins the processes.
-        num_classes: number of classes.
-    """
-
-    def __init__(self, exchange: ProcessGroup, num_classes: int) -> None:
-        self._exchange, self._none = exchange, torch.zeros(num_classes, dtype=torch.float64)
-
-    def begin(self, vectors: Tensor, thresholds: Floats) -> None:
-        """See the base."""
-        self._exchange.broadcast(("begin", vectors, thresholds))
-
-    def turn(self) -> None:
-        """See the base."""
-        self._exchange.broadcast(("turn",))
-        self.active = int(self._exchange.sum(self._none[:1]))
-
-    def votes(self, count: float) -> Floats:
-        """See the base. Asked again with another number, the other shards answer anew, and pay for the last one."""
-        self._exchange.broadcast(("votes", count))
-        return self._exchange.sum(self._none).numpy()
-
-    def pay(self, mark: str) -> None:
-        """See the base.
-
-        Raises:
-            RuntimeError: where a process failed or ended; nothing may be released then.
-        """
-        self._exchange.broadcast(("pay", mark))
-        self._exchange.sum(self._none[:1])
-
-
-class ShardPart:
-    """The part of this process's records in queries that process 0 asks, one after another.
-
-    Args:
-        engine: holds the records; charges their budgets at the end.
-        exchange: to process 0.
-        vectors: queries, unit vectors, float32 ``(m, d)``.
-        thresholds: τ of each, ``(m,)``.
-    """
-
-    def __init__(
-        self, engine: IndKNNEngine, exchange: ProcessGroup, vectors: Tensor, thresholds: Floats
-    ) -> None:
-        self._engine, self._exchange = engine, exchange
-        self._before = engine.table.left[: len(engine.table)].copy()
-        self._coming = engine.neighborhoods(vectors, thresholds)
-        self._next = next(self._coming, None)  # while process 0 looks for its own
-        self._near: NDArray[np.intp] = np.empty(0, np.intp)
-        self._kappa = self._left = np.empty(0)
-
-    def run_command(self, kind: str, *given: Any) -> None:
-        """Carry out an order of :class:`OtherShards`."""
-        engine, table = self._engine, self._engine.table
-        if kind == "votes":
-            self._exchange.sum(torch.from_numpy(self._votes(*given)))
-            if self._next is None:  # while process 0 decides
-                self._next = next(self._coming, None)
-            return
-        table.left[self._near] = self._left  # the query before, also where the call ends with it
-        done = torch.zeros(1, dtype=torch.float64)
-        if kind == "turn":
-            assert self._next is not None
-            (self._near, self._kappa), self._next = self._next, None
-            self._left = table.left[self._near]
-            done += count_active(engine.parameters, self._near, table.left)
-        else:
-            engine.pay(self._before, *given)
-        self._exchange.sum(done)
-
-    def _votes(self, count: float) -> Floats:
-        """Votes of the present query. What they cost is put aside: process 0 may ask again with another number."""
-        engine, near = self._engine, self._near
-        self._left = engine.table.left[near]
-        labels = engine.table.labels[near]
-        return collect(
-            engine.parameters,
-            np.arange(len(near)),
-            self._kappa,
-            labels,
-            self._left,
-            count,
-            engine.num_classes,
-        )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import sqlite3
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +16,9 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_positive, shape_text
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import ChargesLedger, check_table
-from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
-from pl_privknn.labelers.ind_knn.engine import (
-    IndKNNEngine,
-    IndKNNSwitches,
-    check_queries,
-    probabilities,
-    unit_rows,
-)
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
+from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, probabilities, unit_rows
+from pl_privknn.labelers.ind_knn.retrieval import Retrieved
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
@@ -36,11 +29,12 @@ from pl_privknn.privacy.record_budgets import (
     epsilon_of_budget,
     read_ids,
 )
+from pl_privknn.privacy.units import Unit, check_owners, check_unit
 
 #: The records that are in the table, earlier queries whose answers take part in later ones, and public examples for
 #: thresholds by density.
 _SCHEMA = "".join(
-    f"CREATE TABLE {name} (number INTEGER PRIMARY KEY, label INTEGER NOT NULL, vector BLOB NOT NULL);"
+    f"CREATE TABLE {name} (number INTEGER PRIMARY KEY, owner INTEGER, label INTEGER, vector BLOB NOT NULL);"
     for name in ("records", "answers", "reference")
 )
 
@@ -88,6 +82,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         extractor: turns images into features, where images are given instead of features.
         ledger: charged once, at the first query, with the whole stream; a saved predictor's state is noted there.
         noise_source: where protective randomness comes from; the operating system's generator by default.
+        unit: ``"person"`` gives persons one budget for all of their records, see :meth:`add`, and is what
+            neighbouring tables differ in.
 
     Raises:
         ValueError: for values out of range.
@@ -109,8 +105,9 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         extractor: Extractor | None = None,
         ledger: ChargesLedger | None = None,
         noise_source: NoiseSource | None = None,
+        unit: Unit = "record",
     ) -> None:
-        self.parameters = parameters
+        self.parameters, self.unit = parameters, check_unit(unit)
         self.num_classes = check_int("num_classes", num_classes, minimum=2)
         self.dimension = check_int("dimension", dimension)
         self.switches = switches if switches is not None else IndKNNSwitches()
@@ -140,13 +137,14 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         queries = self._features(x)
         with self._turn:
             engine = self._ready(queries)
-            known = len(engine.answered)
+            known = len(engine.answered[1])
             answers = engine.answer(queries, self.noise_source, self._ledger)
-            self._keep("answers", engine.answered.vectors[known:], engine.answered.labels[known:])
+            vectors, said = engine.answered
+            self._keep("answers", vectors[known:], said[known:])
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)
         return Predictions(labels, probabilities(answers.noisy), counts)
 
-    def retrieve(self, query: Tensor, sigma: float | None = None) -> Any:
+    def retrieve(self, query: Tensor, sigma: float | None = None) -> Retrieved | list[Retrieved]:
         """**Private.** Find the neighbours of a query that can still pay, for the curator, and book their charge.
 
         Each has then paid for *one* vote with noise of deviation ``sigma``, :meth:`Retrieved.vote`, which may be let
@@ -178,7 +176,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
     # ------------------------------------------------------------------ for the owner of the data
 
-    def add(self, ids: ArrayLike, x: Tensor, y: Tensor) -> None:
+    def add(self, ids: ArrayLike, x: Tensor, y: Tensor, persons: ArrayLike | None = None) -> None:
         """Admit records, from the next query on.
 
         Args:
@@ -186,6 +184,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
                 for a second number would give it a second budget.
             x: images or features, as in :meth:`predict`.
             y: int64 labels, shape ``(n,)``.
+            persons: the owner's lasting whole number of each record's person, shape ``(n,)``, where persons are the
+                unit of privacy.
 
         Raises:
             ValueError: for shapes and values that don't fit, or numbers that are in the table already.
@@ -196,15 +196,20 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         if features.shape[1] != self.dimension:
             raise ValueError(f"x: {features.shape[1]} features; want dimension={self.dimension}")
         numbers = read_ids(np.atleast_1d(np.asarray(ids)), len(y))
+        if (persons is None) != (self.unit == "record"):
+            raise ValueError(
+                f"persons: want the person of each record where the unit is one; it is {self.unit!r}"
+            )
+        owners = numbers if persons is None else check_owners(torch.as_tensor(persons), len(y)).numpy()
         with self._turn:
             engine = self._engine
-            if np.isin(numbers, engine.table.ids).any():
+            if np.isin(numbers, engine.ids).any():
                 raise ValueError("ids: some are in the table already; remove them first")
             vectors, labels = unit_rows(features), y.numpy()
             with engine.budgets.writing():
-                engine.budgets.admit(numbers)
-                self._keep("records", vectors, labels, numbers)
-            engine.add(numbers, vectors, labels)
+                engine.budgets.admit(np.unique(owners))
+                self._keep("records", vectors, labels, numbers, owners)
+            engine.add(numbers, vectors, labels, owners)
 
     def remove(self, ids: ArrayLike) -> None:
         """Take records out, from the next query on, and overwrite them.
@@ -217,17 +222,17 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         numbers = read_ids(given, len(given))
         with self._turn:
             engine = self._engine
-            if not np.isin(numbers, engine.table.ids).all():
+            if not np.isin(numbers, engine.ids).all():
                 raise ValueError("ids: some are not in the table; leave them out")
             with engine.budgets.writing() as db:
                 db.executemany("DELETE FROM records WHERE number = ?", zip(numbers.tolist()))
             engine.remove(numbers)
 
     def remaining(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Numbers of the records in the table, and what each has left. **Private**: for the owner alone."""
+        """Numbers of the records in the table, and what each, or its person, has left. **Private**: for the owner."""
         with self._turn:
-            order = np.argsort(self._engine.table.ids)
-            return self._engine.table.ids[order], self._engine.remaining()[order]
+            order = np.argsort(self._engine.ids)
+            return self._engine.ids[order], self._engine.remaining()[order]
 
     def use_public(self, x: Tensor) -> None:
         """Give the public examples from whose density thresholds are taken; replaces earlier ones.
@@ -268,10 +273,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
                 raise FileExistsError(
                     f"folder={str(folder)!r} holds a predictor; use open(folder), or choose a new one"
                 )
-            with engine.budgets.copied_to(target) as db:
-                _put(db, "records", engine.table.vectors, engine.table.labels, engine.table.ids)
-                _put(db, "answers", engine.answered.vectors, engine.answered.labels)
-                _put(db, "reference", engine.reference)
+            with engine.budgets.copied_to(target):
+                pass
             self._engine = self._opened(target)
             engine.budgets.close()
 
@@ -313,6 +316,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             extractor,
             ledger,
             noise_source,
+            settings["unit"],
         )
         predictor._engine = predictor._opened(path)
         predictor._engine.budgets.check(predictor.parameters.total, ledger)
@@ -338,26 +342,37 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             "switches": dataclasses.asdict(self.switches),
             "num_classes": self.num_classes,
             "dimension": self.dimension,
+            "unit": self.unit,
         }
         parameters = self.parameters
         budgets = BudgetTable(path, parameters.budget, parameters.quantum, _SCHEMA, settings=settings)
+        budgets.unit = self.unit
         engine = IndKNNEngine(parameters, self.switches, self.num_classes, self.dimension, budgets)
         try:
-            engine.add(*_read(budgets, "records", self.dimension))
-            _, vectors, labels = _read(budgets, "answers", self.dimension)
-            engine.answered.append(vectors, labels)
-            engine.reference = _read(budgets, "reference", self.dimension)[1]
+            numbers, owners, labels, vectors = _read(budgets, "records", self.dimension)
+            engine.add(numbers, vectors, labels, owners)
+            _, _, said, asked = _read(budgets, "answers", self.dimension)
+            engine.answered, engine.reference = (asked, said), _read(budgets, "reference", self.dimension)[3]
         except BaseException:
             budgets.close()
             raise
         return engine
 
     def _keep(
-        self, name: str, vectors: Tensor, labels: Ids | None = None, numbers: Ids | None = None
+        self,
+        name: str,
+        vectors: Tensor,
+        labels: Ids | None = None,
+        numbers: Ids | None = None,
+        owners: Ids | None = None,
     ) -> None:
-        if self._engine.budgets.path is not None and len(vectors):
-            with self._engine.budgets.writing() as db:
-                _put(db, name, vectors, labels, numbers)
+        """Write rows of a table of vectors; rows without a number come after those that are there."""
+        columns = [
+            itertools.repeat(None) if one is None else one.tolist() for one in (numbers, owners, labels)
+        ]
+        rows = (row.tobytes() for row in vectors.numpy())
+        with self._engine.budgets.writing() as db:
+            db.executemany(f"INSERT INTO {name} VALUES (?, ?, ?, ?)", zip(*columns, rows, strict=False))
 
     def _ready(self, queries: Tensor) -> IndKNNEngine:
         check_queries(queries, self.dimension)
@@ -376,27 +391,13 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             return self.extractor(x)
 
 
-def _put(
-    db: sqlite3.Connection, name: str, vectors: Tensor, labels: Ids | None = None, numbers: Ids | None = None
-) -> None:
-    """Write rows of a table of vectors."""
-    rows = (row.tobytes() for row in vectors.numpy())
-    columns: list[Any] = [
-        itertools.repeat(None) if numbers is None else numbers.tolist(),
-        itertools.repeat(-1) if labels is None else labels.tolist(),
-        rows,
-    ]
-    db.executemany(f"INSERT INTO {name} VALUES (?, ?, ?)", zip(*columns, strict=False))
-
-
-def _read(budgets: BudgetTable, name: str, dimension: int) -> tuple[Ids, Tensor, Ids]:
-    """Numbers, vectors and labels of a table of vectors."""
+def _read(budgets: BudgetTable, name: str, dimension: int) -> tuple[Ids, Ids, Ids, Tensor]:
+    """Numbers, owners, labels and vectors of a table of vectors."""
     (count,) = budgets.read(f"SELECT COUNT(*) FROM {name}").fetchone()
-    numbers, labels, vectors = (
-        np.empty(count, np.int64),
-        np.empty(count, np.int64),
-        np.empty((count, dimension), "f4"),
+    columns, vectors = np.empty((3, count), np.int64), np.empty((count, dimension), np.float32)
+    rows = budgets.read(
+        f"SELECT number, IFNULL(owner, 0), IFNULL(label, -1), vector FROM {name} ORDER BY number"
     )
-    for place, row in enumerate(budgets.read(f"SELECT number, label, vector FROM {name} ORDER BY number")):
-        numbers[place], labels[place], vectors[place] = row[0], row[1], np.frombuffer(row[2], np.float32)
-    return numbers, torch.from_numpy(vectors), labels
+    for place, (*numbers, vector) in enumerate(rows):
+        columns[:, place], vectors[place] = numbers, np.frombuffer(vector, np.float32)
+    return columns[0], columns[1], columns[2], torch.from_numpy(vectors)

@@ -93,9 +93,9 @@ def test_budgets_belong_to_records_whatever_their_features():
     left = labeler.remaining()
     assert left.min() < left.max()
     labeler.fit(*data(), 3)
-    assert len(labeler._engine.answered) == 30  # earlier answers serve as long as the features stay
+    assert len(labeler._engine.answered[1]) == 30  # earlier answers serve as long as the features stay
     labeler.fit(torch.randn(60, 9), torch.arange(60) % 3, 3)
-    assert len(labeler._engine.answered) == 0
+    assert len(labeler._engine.answered[1]) == 0
     np.testing.assert_array_equal(labeler.remaining(), left)
     labeler.label(torch.randn(30, 9), ledger)
     assert (labeler.remaining() <= left).all()
@@ -237,7 +237,7 @@ def test_only_a_table_that_nobody_else_looks_at_is_overwritten(hashing):
         before = features.clone()
         labeler.owns_table = owned
         labeler.fit(features, labels, 3)
-        vectors = labeler._engine.table.vectors
+        vectors = labeler._engine.vectors
         overwritten = owned and dtype == torch.float32
         assert torch.equal(features, unit_rows(before) if overwritten else before)
         assert (vectors.data_ptr() == features.data_ptr()) == overwritten

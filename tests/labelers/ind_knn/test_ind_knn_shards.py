@@ -10,7 +10,7 @@ from ind_knn_setup import teacher as any_teacher
 from shard_setup import by_row, in_order
 
 from pl_privknn.labelers.ind_knn import PublicDensity, RecordGroups
-from pl_privknn.labelers.ind_knn.labeler import ShardPart
+from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -76,9 +76,9 @@ def test_answers_and_payments_are_those_of_one_process(parts, settings):
     np.testing.assert_allclose(shards.left(), alone.remaining(), rtol=1e-5, atol=1e-5)
     assert (shards.left() < alone.parameters.count_cost).any(), "budgets must run out"
     assert ledgers[0].rows == ledgers[1].rows
-    # A count, votes, and once that the budgets are written.
+    # A count, votes, that all have begun, and that the budgets are written.
     for member in shards.members:
-        assert member.shard.group.sent == 8 * (len(queries) * (1 + C) + 1)
+        assert member.shard.group.sent == 8 * (len(queries) * (1 + C) + 2)
     again = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], features, labels).fit().ask(queries)
     assert torch.equal(again.scores, found.scores)
 
@@ -124,7 +124,8 @@ def test_the_last_query_of_each_call_is_paid_for(tmp_path, folder):
         np.testing.assert_allclose(shards.left(), alone.remaining(), rtol=1e-5, atol=1e-9)
         for member, (_, _, places) in zip(shards.members, THREE, strict=True):
             engine = member._engine
-            noted = engine.budgets.left(engine.table.ids) * engine.parameters.quantum
+            written = dict(engine.budgets.read("SELECT id, allowed - spent FROM budgets"))
+            noted = np.array([written[i] for i in engine.owners.tolist()]) * engine.parameters.quantum
             np.testing.assert_array_equal(noted, shards.left()[places])
             assert (noted < before[places]).any()
 
@@ -254,15 +255,16 @@ def test_records_that_changed_places_under_their_numbers_are_refused(tmp_path):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_shard_that_dies_lets_nothing_out_and_gives_nothing_back(tmp_path, monkeypatch, rank):
     run = started(tmp_path)
-    start, serve = run.left(), ShardPart.run_command
+    start, partial = run.left(), IndKNNEngine.partial
 
-    def dying(part, kind, *given):
-        serve(part, kind, *given)
-        if kind == "pay" and part is run.members[rank]._part:
+    def dying(engine, command):
+        found = partial(engine, command)
+        if command[0] == "pay" and engine is run.members[rank]._engine:
             raise RuntimeError("another process of this training ended")
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardPart, "run_command", dying)
+        patch.setattr(IndKNNEngine, "partial", dying)
         with pytest.raises(RuntimeError, match="another process"):
             run.ask()
     spent = run.left()
@@ -297,7 +299,7 @@ def test_shards_say_what_they_miss(tmp_path):
     with pytest.raises(RuntimeError, match="state_dir: budgets of shards are opened together; call join_run"):
         Together(lambda: teacher(state_dir=tmp_path), THREE, ROWS, LABELS).fit()
     shards = Together(teacher, THREE, ROWS, LABELS)
-    with pytest.raises(RuntimeError, match=r"IndKNN\.run_command needs the private table"):
+    with pytest.raises(RuntimeError, match=r"IndKNN\.partial needs the private table"):
         shards.members[1].run_command(("begin", torch.zeros(1, D), np.ones(1)))
     with pytest.raises(ValueError, match="ids: shape and numbers must be those of the records"):
         Together(lambda: teacher(ids=NUMBERS[:11]), THREE, ROWS, LABELS).fit()

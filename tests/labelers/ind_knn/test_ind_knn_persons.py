@@ -1,0 +1,204 @@
+"""Ind-KNN whose budgets belong to persons: what one person changes is what that person pays, however many records."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ind_knn_setup import C, D, Draws, Together, left_of, new, rows
+from ind_knn_setup import teacher as any_teacher
+from test_retrieval import ByNumber, flighty
+
+from pl_privknn.labelers import IndKNNPredictor
+from pl_privknn.labelers.base import unit_of
+from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, RecordGroups
+from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger
+
+PARAMETERS = IndKNNParameters(0.2, 4.0, 0.5, 0.3, min_count=2.0)
+#: A person with thousands of records has no more than one with one.
+PERSONS = np.array([0, 1, 1, 2, 2, 2, *[3] * 9, 4, 5, 6, 6])
+
+
+def table(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(len(PERSONS), D, generator=generator), torch.randint(
+        C, (len(PERSONS),), generator=generator
+    )
+
+
+def two_predictors(seed, gone, switches, **settings):
+    """The same predictor with and without a person."""
+    features, labels = table(seed)
+    for kept in (PERSONS >= 0, gone != PERSONS):
+        predictor = new(PARAMETERS, unit="person", switches=switches, **settings)
+        rows = torch.from_numpy(np.flatnonzero(kept))
+        predictor.add(rows.numpy(), features[rows], labels[rows], PERSONS[kept])
+        yield predictor
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3, 4])
+@pytest.mark.parametrize("switches", [IndKNNSwitches(), IndKNNSwitches(hashing=SignProjections(3, 2))])
+def test_a_person_changes_no_more_than_is_paid(gone, switches):
+    """Gaussian releases of count and votes, at equal releases: Σ Δ²/(2σ²) against the person's budget."""
+    for seed in range(6):
+        engines = [made._engine for made in two_predictors(seed, gone, switches)]
+        queries = torch.nn.functional.normalize(
+            torch.randn(20, D, generator=torch.Generator().manual_seed(seed + 50))
+        )
+        noise, cost = np.random.default_rng(seed), 0.0
+        for engine in engines:
+            engine.partial(("begin", queries, np.full(20, PARAMETERS.threshold)))
+        for _ in queries:
+            active = [int(engine.partial(("turn",))) for engine in engines]
+            assert abs(active[0] - active[1]) <= 1
+            count = max(active[0] + noise.normal(0, 4.0), PARAMETERS.min_count)
+            votes = [engine.partial(("votes", count)).numpy() for engine in engines]
+            cost += (active[0] - active[1]) ** 2 / (2 * PARAMETERS.sigma1**2)
+            cost += ((votes[0] - votes[1]) ** 2).sum() / (2 * PARAMETERS.sigma2**2 * count)
+            assert np.linalg.norm(votes[0] - votes[1]) <= 1 + 1e-12
+        for engine in engines:
+            engine.partial(("pay", engine.budgets.next_mark()))
+        left = [
+            dict(zip(engine.owners.tolist(), engine.remaining().tolist(), strict=True)) for engine in engines
+        ]
+        assert cost <= (PARAMETERS.budget - left[0].pop(gone)) * (1 + 1e-6)  # κ is float32
+        assert cost > 0
+        assert left[0] == pytest.approx(left[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("gone", [1, 3, 6])
+def test_a_person_changes_one_context_and_pays_once(gone):
+    sigma = 4.0
+    for seed in range(6):
+        with_them, without = two_predictors(seed, gone, IndKNNSwitches())
+        cost = 0.0
+        for query in torch.randn(20, D, generator=torch.Generator().manual_seed(seed + 70)):
+            found = [predictor.retrieve(query, sigma) for predictor in (with_them, without)]
+            assert set(found[0].ids) - set(found[1].ids) <= set(np.flatnonzero(gone == PERSONS))
+            assert set(found[1].ids) <= set(found[0].ids)
+            for one in found:
+                one._noise = ByNumber(sorted(set(PERSONS[one.ids].tolist())), seed)
+            votes = [one.vote(flighty, contexts=3).noisy.double() for one in found]
+            moved = float((votes[0] - votes[1]).square().sum())
+            assert moved <= 2
+            cost += moved / (2 * sigma**2)
+        left = [
+            dict(zip(PERSONS[list(one)].tolist(), one.values(), strict=True))
+            for one in map(left_of, (with_them, without))
+        ]
+        assert cost <= PARAMETERS.budget - left[0].pop(gone) + 1e-12
+        assert left[0] == left[1]
+
+
+def literal(features, labels, queries, draws):
+    """The algorithm, person by person, in plain float64."""
+    p, unit = PARAMETERS, lambda rows: rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+    x, left, answers = unit(features.double().numpy()), dict.fromkeys(PERSONS.tolist(), PARAMETERS.budget), []
+    for query, draw in zip(unit(queries.double().numpy()), draws, strict=True):
+        kappa = x @ query
+        able = [
+            z for z in left if left[z] >= 1 / (2 * p.sigma1**2) and (kappa[z == PERSONS] >= p.threshold).any()
+        ]
+        count, votes = max(len(able) + p.sigma1 * draw[0], p.min_count), np.zeros(C)
+        for z in able:
+            part = np.zeros(C)
+            for row in np.flatnonzero((z == PERSONS) & (kappa >= p.threshold)):
+                part[labels[row]] += kappa[row]
+            left[z] -= 1 / (2 * p.sigma1**2)
+            norm = np.linalg.norm(part)
+            longest = min(norm, 1.0, p.sigma2 * math.sqrt(2 * count * max(left[z], 0)))
+            votes += part * longest / norm
+            left[z] -= longest**2 / (2 * p.sigma2**2 * count)
+        noisy = votes + p.sigma2 * math.sqrt(count) * draw[1:]
+        answers.append(int(noisy.argmax()))
+    return answers, left
+
+
+def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
+    features, labels = table(3)
+    queries = torch.randn(8, D, generator=torch.Generator().manual_seed(9))
+    predictor = new(PARAMETERS, unit="person", noise_source=Draws(0))
+    predictor.add(range(len(PERSONS)), features, labels, PERSONS)
+    draws = Draws(0).normal((8, 1 + C), 1.0).numpy()
+    answers, left = literal(features, labels, queries, draws)
+    assert predictor.predict(queries).labels.tolist() == answers
+    np.testing.assert_allclose(predictor.remaining()[1], [left[z] for z in PERSONS.tolist()], atol=1e-6)
+    assert min(left.values()) < 1e-6 < max(left.values())
+    # The teacher of students is the same algorithm.
+    labeler = any_teacher(0.2, 0.5, budget=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
+    labeler.private_owners, ledger = torch.from_numpy(PERSONS), FreeLedger()
+    labeler.fit(features, labels, C)
+    assert unit_of(labeler) == "person"
+    assert labeler.label(queries, ledger).labels.tolist() == answers
+    np.testing.assert_allclose(labeler.remaining(), predictor.remaining()[1], atol=1e-9)
+
+
+def test_one_record_a_person_is_the_algorithm_of_records():
+    features, labels = rows(30)
+    queries = rows(20, seed=4)[0]
+    found = []
+    for unit in ("record", "person"):
+        predictor = new(PARAMETERS, unit=unit)
+        predictor.add(range(30), features, labels, *([] if unit == "record" else [np.arange(30) * 3]))
+        found.append((predictor.predict(queries).labels.tolist(), predictor.remaining()[1].tolist()))
+    assert found[0] == found[1]
+
+
+def test_persons_lie_in_shards():
+    features, labels = rows(40)
+    persons, queries = torch.arange(40) // 4, rows(25, seed=4)[0]
+    shards = [(0, 1, np.arange(16)), (16, 1, np.arange(16, 24)), (24, 1, np.arange(24, 40))]
+
+    def teacher():
+        return any_teacher(budget=0.3, sigma1=4.0, soft=True, noise_source=SeededNoise(1))
+
+    alone = teacher()
+    alone.private_owners = persons
+    alone.fit(features, labels, C)
+    together = Together(teacher, shards, features, labels)
+    for member, (_, _, places) in zip(together.members, shards, strict=True):
+        member.private_owners = persons[places]
+    together.fit()
+    assert torch.equal(together.ask(queries).labels, alone.label(queries, FreeLedger()).labels)
+    np.testing.assert_allclose(together.left(), alone.remaining(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
+    run = Ledger(tmp_path / "ledger.sqlite", unit="person").run("users", [])
+    predictor = new(PARAMETERS, unit="person", ledger=run)
+    predictor.add([1, 2, 3], *rows(3), persons=[7, 7, 8])
+    predictor.predict(rows(2)[0])
+    assert run.num_charges == 1
+    predictor.save(tmp_path / "p")
+    left = predictor.remaining()[1]
+    assert left[0] == left[1]
+    predictor.close()
+    with IndKNNPredictor.open(tmp_path / "p", noise_source=SeededNoise(0), ledger=run) as again:
+        assert again.unit == "person"
+        again.remove([1, 2])
+        again.add([9], *rows(1), persons=[7])  # who comes back comes back with what was left
+        assert dict(zip(*again.remaining(), strict=True)) == {3: left[2], 9: left[0]}
+        with pytest.raises(ValueError, match="persons: want the person of each record where the unit is one"):
+            again.add([4], *rows(1))
+        with pytest.raises(ValueError, match="some records have no owner"):
+            again.add([4], *rows(1), persons=[-1])
+    records = Ledger(tmp_path / "records.sqlite").run("users", [])
+    refused = new(PARAMETERS, unit="person", ledger=records)
+    refused.add([1], *rows(1), persons=[7])
+    with pytest.raises(ValueError, match="units are never composed"):
+        refused.predict(rows(1)[0])
+    with pytest.raises(ValueError, match="persons: want"):
+        new().add([4], *rows(1), persons=[1])
+    labeler = any_teacher(budget=0.3, state_dir=tmp_path / "state")
+    labeler.private_owners = torch.arange(12)
+    labeler.fit(*rows(12), C)
+    labeler.label(rows(3)[0], FreeLedger())
+    labeler.private_owners = None
+    with pytest.raises(ValueError, match="belong to numbers of persons, and now come digests"):
+        labeler.fit(*rows(12), C)
+    groups = any_teacher(groups=RecordGroups([0], (1.0,)))
+    assert labeler.protects_persons
+    assert not groups.protects_persons
