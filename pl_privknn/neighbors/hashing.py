@@ -68,7 +68,8 @@ class HashIndex:
         self.options = options
         self._planes = options.hyperplanes(dimension)
         self._weights = torch.tensor([1 << bit for bit in range(options.num_bits)])
-        self._codes = np.empty((0, options.num_tables), np.int32)
+        self._codes: NDArray[np.int32] = np.empty((0, options.num_tables), np.int32)
+        self._sorted_rows = 0
         self._build()
 
     def __len__(self) -> int:
@@ -124,8 +125,8 @@ class HashIndex:
     def _build(self) -> None:
         codes = self._codes.T
         order = np.argsort(codes, axis=1, kind="stable")
+        self._sorted = np.take_along_axis(codes, order, axis=1)
         self._order = order.astype(np.int32 if len(self) < 2**31 else np.int64)
-        self._sorted = np.take_along_axis(codes, self._order, axis=1)
         #: The present row of each row that was sorted, -1 of those that went; the other rows come after all of these.
         self._rows, self._sorted_rows = np.arange(len(self)), len(self)
 
