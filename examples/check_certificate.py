@@ -62,10 +62,8 @@ def profile(c, s, way):
         x = np.arange(1, noise.isf(1e-30) + 2)
         p, q, rest = noise.pmf(x - more), noise.pmf(x - 1 + more), (1 - more) * noise.pmf(0)
     else:
-        need(kind in ("pure_dp", "discrete_laplace"), f"mechanism {kind!r} is unknown")
-        decay = c["epsilon"] if kind == "pure_dp" else 1 / c["scale"]
-        q = np.exp(-decay * np.arange(c.get("l1_sensitivity", 1) + 1)) / (1 + np.exp(-decay))
-        q[1:-1] *= -np.expm1(-decay)
+        need(kind == "pure_dp", f"mechanism {kind!r} is unknown")
+        q = np.exp([0.0, -c["epsilon"]]) / (1 + np.exp(-c["epsilon"]))
         p = q[::-1]
     return rest + share * sum(np.maximum(a - t.astype(LONG) * b, 0) for a, b in zip(p, q, strict=True))
 
@@ -126,7 +124,7 @@ wanted, pieces, square, replace = [], [], 0.0, document["adjacency"] != "add_rem
 for c in document["charges"]:
     rate, count = c.get("sampling_rate", 1), c["count"]
     need(not replace or (rate == 1 and c.get("votes") != "add"), f"not defined under replace_one: {c}")
-    need([v >= 0 for v in c.values() if not isinstance(v, str)] + [rate <= 1, not c.get("secure")], f"refused: {c}")
+    need([v >= 0 for v in c.values() if not isinstance(v, str)] + [rate <= 1, c["count"] > 0], f"refused: {c}")
     if c["mechanism"] in ("gaussian", "gaussian_dp_stream") and rate == 1:
         square += count * (c["mu"] if "mu" in c else c["l2_sensitivity"] / c["sigma"]) ** 2
     elif c["mechanism"] == "negative_binomial":  # cells, and those that lose a vote
@@ -147,4 +145,4 @@ for (c, count), part in zip(wanted, parts, strict=True):
 totals = [composed(way, step, *w) for way, w in zip(zip(*pieces, strict=True), document["windows"], strict=True)]
 found = [rest + mass @ np.maximum(-np.expm1(np.minimum(epsilon - loss, 0)), 0) for loss, mass, rest in totals]
 need([d <= stated <= delta for d, stated in zip(found, document["composed"], strict=True)], f"delta is {found}")
-print(f"epsilon {epsilon:.9g} follows at delta {delta:g}, {document['guarantee']} (delta {max(found, default=0)})")
+print(f"epsilon {epsilon:.9g} follows at delta {delta:g}, {document['guarantee']}; delta {max(found, default=0)}")

@@ -82,10 +82,13 @@ def check_finite(name: str, value: Any) -> float:
     return _number(name, value, "a finite number")
 
 
-def check_rate(name: str, value: Any) -> float:
-    """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1]; see :data:`MIN_POSITIVE`."""
+def check_rate(name: str, value: Any, zero: bool = False) -> float:
+    """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1]; see :data:`MIN_POSITIVE`.
+
+    With ``zero`` 0 is a rate too: of a release that nobody takes part in.
+    """
     rate = _number(name, value, "a rate in (0, 1]")
-    if not MIN_POSITIVE <= rate <= 1:
+    if not MIN_POSITIVE <= rate <= 1 and not (zero and rate == 0):
         raise ValueError(f"{name}={shown(value)} must be a rate in (0, 1], at least {MIN_POSITIVE:g}")
     return rate
 

@@ -118,8 +118,11 @@ def read_records(records: Sequence[dict[str, Any]]) -> list[Charge]:
 
 
 def merge_charges(charges: Iterable[Charge]) -> list[Charge]:
-    """Add up the counts of equal mechanisms and compose their marks, in order of first appearance."""
-    return list(merged(charges).values())
+    """Add up the counts of equal mechanisms and compose their marks, in order of first appearance.
+
+    Releases that nobody takes part in (a sampling rate of 0) cost nothing and are left out.
+    """
+    return [c for c in merged(charges).values() if getattr(c.mechanism, "sampling_rate", 1.0) > 0]
 
 
 def account(

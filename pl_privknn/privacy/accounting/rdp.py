@@ -39,8 +39,8 @@ _MAX_TILT = 2000.0
 
 def sampled_loss(losses: Floats, sampling_rate: float) -> Floats:
     """Loss log(1−γ+γe^u) of the Poisson-sampled pair where the loss without sampling is u."""
-    if sampling_rate == 1.0:
-        return losses
+    if sampling_rate in (0.0, 1.0):
+        return sampling_rate * losses
     near = np.log1p(sampling_rate * np.expm1(np.minimum(losses, 1.0)))
     far = np.logaddexp(math.log1p(-sampling_rate), math.log(sampling_rate) + losses)
     return np.where(losses < 1.0, near, far)
@@ -153,11 +153,11 @@ def gaussian_rdp(mu: float, sampling_rate: float, orders: Floats) -> Floats:
 
     Args:
         mu: sensitivity divided by the noise's standard deviation.
-        sampling_rate: Poisson rate γ in (0, 1].
+        sampling_rate: Poisson rate γ in [0, 1].
         orders: Rényi orders above 1, shape ``(n,)``.
     """
-    if sampling_rate == 1.0:
-        return orders * mu * mu / 2
+    if sampling_rate in (0.0, 1.0):
+        return sampling_rate * orders * mu * mu / 2
     log_keep, log_rate = math.log1p(-sampling_rate), math.log(sampling_rate)
 
     def log_ratio(x: Floats) -> Floats:

@@ -77,7 +77,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         self.settle(votes="swap", sampling_rate=1.0)
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
         check_choice("votes", self.votes, ("add", "swap"))
-        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate, zero=True))
 
     @property
     def deviation(self) -> float:

@@ -407,8 +407,8 @@ class OutcomeMechanism(Mechanism):
 
 def sample_pairs(log_p: Floats, log_q: Floats, rate: float) -> tuple[Floats, Floats]:
     """The pairs ((1−γ)Q + γP, Q) of Poisson sampling at rate γ, in logarithms."""
-    if rate == 1.0:
-        return log_p, log_q
+    if rate in (0.0, 1.0):
+        return (log_p if rate else log_q), log_q
     return np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_p), log_q
 
 

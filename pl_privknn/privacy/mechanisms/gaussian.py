@@ -52,7 +52,7 @@ class Gaussian(AdditiveNoise):
         self.settle(l2_sensitivity=1.0, sampling_rate=1.0)
         object.__setattr__(self, "sigma", check_positive("sigma", self.sigma))
         object.__setattr__(self, "l2_sensitivity", check_positive("l2_sensitivity", self.l2_sensitivity))
-        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate, zero=True))
 
     @property
     def deviation(self) -> float:

@@ -59,7 +59,7 @@ class Laplace(AdditiveNoise):
         self.settle(l1_sensitivity=1.0, sampling_rate=1.0)
         object.__setattr__(self, "scale", check_positive("scale", self.scale))
         object.__setattr__(self, "l1_sensitivity", check_positive("l1_sensitivity", self.l1_sensitivity))
-        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate, zero=True))
 
     @property
     def deviation(self) -> float:

@@ -69,7 +69,7 @@ class NoisyScreening(OutcomeMechanism):
         object.__setattr__(self, "threshold", threshold)
         object.__setattr__(self, "sigma", check_positive("sigma", self.sigma))
         object.__setattr__(self, "num_classes", check_int("num_classes", self.num_classes, minimum=2))
-        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate, zero=True))
 
     @property
     def lowest(self) -> int:

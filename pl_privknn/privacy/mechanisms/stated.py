@@ -53,7 +53,7 @@ class PureDP(DominatingPair):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
-        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate))
+        object.__setattr__(self, "sampling_rate", check_rate("sampling_rate", self.sampling_rate, zero=True))
 
     def log_pair(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
         """Randomised response, sampled."""

@@ -15,7 +15,6 @@ from pl_privknn.privacy import Charge, account, certify, epsilon_lower
 from pl_privknn.privacy.accounting.certificate import digest
 from pl_privknn.privacy.mechanisms import (
     Conditional,
-    DiscreteLaplace,
     ExponentialArgmax,
     Gaussian,
     GaussianDPStream,
@@ -33,7 +32,6 @@ PLANS = {
     "gaussian": [Charge(Gaussian(sigma=20.0), 300), Charge(GaussianDPStream(0.2))],
     "sampled gaussian": [Charge(Gaussian(sigma=1.0, sampling_rate=0.01), 1000)],
     "laplace": [Charge(Laplace(scale=20.0, sampling_rate=0.3), 50), Charge(Gaussian(sigma=8.0))],
-    "discrete laplace": [Charge(DiscreteLaplace(scale=8.0, l1_sensitivity=3), 10)],
     "pure": [Charge(PureDP(0.2, sampling_rate=0.4), 30)],
     "randomized response": [Charge(RandomizedResponse(0.3, num_values=2, differing=2), 2)],
     "negative binomial": [Charge(NegativeBinomial(shape=50.0, ratio=0.9, moved=2), 3)],
@@ -75,7 +73,6 @@ def test_profiles_of_the_checker_agree_with_dp_accounting(tmp_path, capsys, monk
         (Gaussian(2.0), reference.from_gaussian_mechanism(2.0, **fine)),
         (Laplace(2.0, sampling_rate=0.2), reference.from_laplace_mechanism(2.0, sampling_prob=0.2, **fine)),
         (Laplace(2.0), reference.from_laplace_mechanism(2.0, **fine)),
-        (DiscreteLaplace(2.0), reference.from_discrete_laplace_mechanism(0.5, **fine)),
         (PureDP(np.log(3.0)), reference.from_randomized_response(0.5, 2, **fine)),
     ]
     for mechanism, distribution in pairs:
@@ -172,9 +169,6 @@ def test_two_families_in_blocks_are_refused(tmp_path, capsys, monkeypatch):
 def test_a_mechanism_that_the_checker_does_not_know_has_no_certificate():
     with pytest.raises(ValueError, match="'shuffle_amplification': no certificate covers it"):
         certify([Charge(ShuffleAmplification(1.0, 1000))], delta=1e-5, adjacency="replace_one")
-    secure = NoisyScreening(k=60, threshold=30, sigma=15.0, num_classes=5, secure=True)
-    with pytest.raises(ValueError, match="no certificate covers it"):
-        certify([Charge(secure)], delta=1e-5)
 
 
 def test_the_command_writes_certificates_of_records_and_configurations(tmp_path, capsys, monkeypatch):

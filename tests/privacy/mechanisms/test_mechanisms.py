@@ -43,7 +43,7 @@ def test_a_record_round_trips(mechanism):
         ({"mechanism": "gaussian", "sigma": 0}, "sigma"),
         ({"mechanism": "gaussian", "sigma": "25"}, "sigma"),
         ({"mechanism": "gaussian", "sigma": 1, "l2_sensitivity": 0}, "l2_sensitivity"),
-        ({"mechanism": "gaussian", "sigma": 1, "sampling_rate": 0}, "sampling_rate"),
+        ({"mechanism": "gaussian", "sigma": 1, "sampling_rate": -0.1}, "sampling_rate"),
         ({"mechanism": "gaussian", "sigma": 1, "sampling_rate": 1.5}, "sampling_rate"),
         ({"mechanism": "gaussian", "sigma": 1, "sampling_rate": True}, "sampling_rate"),
         ({"mechanism": "gaussian", "sigma": 1, "count": 0}, "count"),
