@@ -1,1 +1,1 @@
-"""What was measured, by what, and the tables and plots made of it: ``python -m benchmarks``."""
+"""Benchmarks, their stored results, and the tables and plots made of them: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""What an attacker really gets from every method, at several values of ε, and which faults that shows.
+"""Attacks on every method at several values of ε, and the faults that they find.
 
 * ``methods``: each method at each ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with half
   the noise under the same charges.
@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """What is not stored, as each is done."""
+    """Measurements that are not stored yet, as each is done."""
     size = options.canaries, options.runs
     jobs: list[tuple[Any, ...]] = []
     if "methods" in options.only:

@@ -60,7 +60,7 @@ _FOREIGN = ("lightly", "peft", "torchgeo", "transformers")
 
 
 class Case(NamedTuple):
-    """What is trained.
+    """Module that is trained.
 
     Attributes:
         package: that it comes from.

@@ -33,7 +33,7 @@ _PACKAGES = ("pl_privknn", "torch", "pytorch_lightning", "numpy", "opacus", "dp-
 
 
 class Measured(NamedTuple):
-    """What a benchmark hands to the runner.
+    """Measurement that a benchmark hands to the runner.
 
     Attributes:
         results: the figures, with their marks; plain JSON types.

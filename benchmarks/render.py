@@ -216,7 +216,7 @@ def attribute_runs() -> str:
 
 
 def smoothing() -> str:
-    """What asking about means and smoothing counts do to labels of reverse kNN."""
+    """Labels of reverse kNN with means as queries and smoothed counts."""
     found = results("reverse_knn", "labels")
     lines = [
         [
@@ -356,7 +356,7 @@ def ind_knn_rows() -> dict[tuple[str, int, float], dict[str, dict[str, Any]]]:
 
 
 def ind_knn_guarantee() -> Guarantee:
-    """How far the ε of the accuracies holds."""
+    """Guarantee of the ε of the accuracies."""
     return weakest(guarantee_of(entry["results"]) for entry in entries("ind_knn_accuracy").values())
 
 
@@ -469,7 +469,7 @@ def private_training() -> str:
 
 
 def scaled() -> str:
-    """What a round takes at 10⁹ records in so many processes; an extrapolation."""
+    """Table of a round at 10⁹ records in many processes; an extrapolation."""
     from benchmarks.scale import PROCESSES, RECORDS, TEACHERS, K
 
     stored = entries("scale")
@@ -501,7 +501,7 @@ def scaled() -> str:
 
 
 def memory() -> str:
-    """What a labelling round takes of its own, and the table that it need not hold."""
+    """Table of the memory of a labelling round, beside the table of features."""
     lines = [
         [
             f"`{name}`",
@@ -516,7 +516,7 @@ def memory() -> str:
 
 
 def speeds() -> str:
-    """What is measured beside what, where it is stored."""
+    """Table of stored measurements beside their baselines."""
     from benchmarks.speed import ROWS
 
     found = {name: one["results"] for name, one in entries("speed").items()}

@@ -1,4 +1,4 @@
-"""What a labelling round costs at scale: seconds and bytes of a process with a shard, memory beside a large table.
+"""Cost of a labelling round at scale: seconds and bytes of a process with a shard, memory beside a large table.
 
 A round of one process is measured at two sizes of its shard, in processor seconds of one thread; a straight line
 through them gives seconds a round and seconds a record, for 10⁹ records. Bytes are counted at the collectives of two

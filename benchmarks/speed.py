@@ -50,7 +50,7 @@ _ANSWERS = {"sigma": 20.0, "l2_sensitivity": math.sqrt(2), "sampling_rate": 0.2}
 
 
 class Row(NamedTuple):
-    """What is compared with what, what is aimed at, and how it is measured."""
+    """Pairs of measurements, their aims, and their settings."""
 
     what: str
     beside: str
@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def _turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int) -> list[tuple[Any, Any]]:
-    """What both return, in turns; the first turn of each does not count."""
+    """Measure both in turns; the first turn of each does not count."""
     return [(ours(), bare()) for _ in range(repeat + 1)][1:]
 
 

@@ -170,7 +170,7 @@ def _mapped(extractor: Any, images: Tensor) -> Tensor:
 
 
 def answers_of(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) -> dict[str, Any]:
-    """What one release of the teacher says of public and of test images, drawn once."""
+    """Predictions of one release of the teacher for public and test images, drawn once."""
     if not path.is_file():
         teacher: Any = _labeling(sections).labeler
         components = get(sections, _LEARNED)

@@ -57,7 +57,7 @@ class LabelStoreError(RuntimeError):
 
 
 class LabelStore:
-    """Which public examples were asked about, and what came back; one SQLite file per run.
+    """Store of queries and their answers; one SQLite file per run.
 
     Everything in it is a public choice or a differentially private answer, so the file may be kept and
     shared. Its order of events makes a kill at any point harmless: the queries of a round are written down
@@ -155,7 +155,7 @@ class LabelStore:
         return [row[0] for row in self._db.execute(statement, (round_index,))]
 
     def selections(self, rounds: int) -> tuple[Selection, ...]:
-        """What the first ``rounds`` rounds asked about, without their spreads."""
+        """Queries of the first ``rounds`` rounds, without their spreads."""
         found = []
         for index in range(rounds):
             examples = torch.tensor(self.selected(index) or [], dtype=torch.int64)
@@ -413,7 +413,7 @@ _EXAMPLES_AT_ONCE = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunTerms:
-    """What is fixed before a run asks anything; all of it public.
+    """Public facts that are fixed before a run asks anything.
 
     Attributes:
         plan: the most that all rounds can cost.
@@ -444,7 +444,7 @@ class RunTerms:
     description: dict[str, Any]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a store of released labels must agree with."""
+        """Facts that a store of released labels must agree with."""
         # Charges without their marks: what those say of the noise is in the ledger, and never stops a resume.
         plan = [Charge(charge.mechanism, charge.count).to_record() for charge in self.plan]
         names = ("delta", "adjacency", "unit", "public_examples", "public_digest", "num_classes")
@@ -558,7 +558,7 @@ class LabelRun:
     def metrics(
         self, truth: Tensor | None, examples: Tensor, labels: Tensor, earlier: Tensor
     ) -> dict[str, float]:
-        """What is logged beside the student's accuracy.
+        """Metrics that are logged beside the student's accuracy.
 
         Args:
             truth: int64 classes (or attributes) of all public examples, -1 where they aren't known; for

@@ -55,7 +55,7 @@ _BYTES = 4  # of a float32
 
 @dataclasses.dataclass(frozen=True)
 class FeatureStore:
-    """How large a table of private features may get in memory; a larger one is mapped from a file.
+    """Bound on the table of private features in memory; a larger one is mapped from a file.
 
     The file lies in a folder of its own that its owner alone can enter (mode 0700), and has no name any more from the
     moment it is open, nor has the folder: when the process ends, in whatever way, the system takes its space back.
@@ -504,7 +504,7 @@ def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
 
 
 class HeadAccuracy:
-    """What share of test labels each model gets right; of attributes, the mean of their shares.
+    """Share of test labels that each model gets right; of attributes, the mean of their shares.
 
     Args:
         head: the teacher's model.

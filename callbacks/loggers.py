@@ -1,4 +1,4 @@
-"""What a run tells TensorBoard and Weights & Biases beside its curves: settings, accuracy by ε, pictured queries."""
+"""Extras for TensorBoard and Weights & Biases beside curves: settings, accuracy by ε, pictured queries."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def labeling_of(trainer: pl.Trainer) -> PrivateLabeler | None:
 
 
 def spender_of(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
-    """What pays in this run: a callback or the module itself, whichever has a ledger; None where nothing does."""
+    """Spender of this run: a callback or the module itself, whichever has a ledger; None where nothing does."""
     parts = (*trainer.callbacks, module)  # type: ignore[attr-defined]
     return next((part for part in parts if getattr(part, "ledger", None) is not None), None)
 

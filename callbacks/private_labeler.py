@@ -54,7 +54,7 @@ RoundFeatures = Extractor | str | list[Extractor | str]
 
 @dataclasses.dataclass(frozen=True)
 class LabelingBudget(Budget):
-    """What all rounds together may cost.
+    """Budget of all rounds together.
 
     Args:
         delta: δ of the guarantee.
@@ -249,7 +249,7 @@ def shard_of(
     adjacency: Adjacency = "add_remove",
     unit: Unit = "record",
 ) -> Shard | None:
-    """Which private records this process reads; None where global rank 0 reads all. Each process calls it.
+    """Private records that this process reads; None where global rank 0 reads all. Each process calls it.
 
     Args:
         labeler: the teacher that is to look at them.
@@ -660,7 +660,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is logged: ``privacy/…`` and ``labels/…``."""
+        """Logged metrics: ``privacy/…`` and ``labels/…``."""
         return dict(self._metrics)
 
     @property
@@ -673,7 +673,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         return None if self._run is None else self._run.reports(exact)
 
     def privacy_summary(self) -> dict[str, Any] | None:
-        """What a report of the run says of its privacy, in plain types; None before the fit."""
+        """Privacy figures of the run for a summary, in plain types; None before the fit."""
         if self._run is None:
             return None
         report = self._run.ledger.report(self._run.delta, exact=True)

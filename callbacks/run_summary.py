@@ -1,4 +1,4 @@
-"""What a finished run leaves and shows: configuration, summary, table, checkpoints that are whole."""
+"""Files and output of a finished run: configuration, summary, table, whole checkpoints."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
 
 
 def left_out_of(text: str) -> str | None:
-    """What a written configuration leaves out, as its comment names it; None where it is whole."""
+    """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
     lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
     return lines[0].removeprefix(_LEFT_OUT) if lines else None
 

@@ -1,4 +1,4 @@
-"""Which public examples to ask about, and how others take over or mix the answers."""
+"""Selection of public examples to ask about, and the spread of answers to others."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _learn_prior(log_likelihood: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Which queries each public example listens to, and how much; a function of public features alone.
+    """Weights of the queries that each public example listens to; a function of public features alone.
 
     An example's counts are the weighted sum of its queries' noisy counts. The queries' noise averages out, and a
     query that few private records are near to borrows from its neighbours. As post-processing of a release it costs
@@ -173,7 +173,7 @@ class Spread:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Spread:
-        """What :meth:`to_bytes` wrote."""
+        """Read the bytes of :meth:`to_bytes`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return cls(
                 torch.from_numpy(arrays["queries"].astype(np.int64)),
@@ -280,7 +280,7 @@ def label_by_spread(spread: Spread, scores: Tensor, deviation: Tensor | float) -
 
 @dataclasses.dataclass(frozen=True)
 class PublicPool:
-    """What a selector may know of the public set; all of it is public, so a choice costs no privacy.
+    """Public facts that a selector sees; a choice from them costs no privacy.
 
     Attributes:
         labels: int64, shape ``(n,)``; label of each public example so far, -1 where there is none.
@@ -319,7 +319,7 @@ class Selection:
     ask_means: bool = False
 
     def query_features(self, features: Tensor) -> Tensor:
-        """What the queries are in terms of features of all public examples, ``(n, d)``: float ``(s, d)``."""
+        """Weights of the queries over features of all public examples, ``(n, d)``: float ``(s, d)``."""
         if self.ask_means and self.assignment is not None:
             return mean_features(features, self.assignment, self.examples)
         return features[self.examples]

@@ -28,7 +28,7 @@ _CHUNK = 4096
 
 
 class _TablesDataModule(PrivatePublicDataModule):
-    """What data modules of a user's own tables share: parts that go together, and how they are loaded."""
+    """Base of data modules of a user's own tables: parts that go together, and their loading."""
 
     kind: ClassVar[str]
 

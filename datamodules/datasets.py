@@ -1,4 +1,4 @@
-"""What a data module holds: images in memory or in files, float32 only while they are looked at, and their labels."""
+"""Data sets: images in memory or in files, float32 only while they are looked at, and their labels."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ FASHION_ATTRIBUTES: dict[str, str] = {
 
 
 class IDXDataModule(PublishedDataModule):
-    """What MNIST and its relatives share: four IDX files, the test file halved by a fixed shuffle."""
+    """Base of MNIST and its relatives: four IDX files, the test file halved by a fixed shuffle."""
 
     torchvision_name: ClassVar[str] = "MNIST"
     remedy: ClassVar[str] = "pass download=True, or put sound copies of the four files there"

@@ -1,4 +1,4 @@
-"""What the published data sets share: where files are, fixed splits, and errors that name them."""
+"""Base of the published data sets: places of files, fixed splits, and errors that name them."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class Table:
         return self._lists(self.parquet(lambda file: file.read_row_group(number, [self.member]))[self.member])
 
     def parquet(self, read: Callable[[Any], Any]) -> Any:
-        """What ``read`` takes from the Parquet file, which is opened anew: worker processes share no handle."""
+        """Read rows of the Parquet file, which is opened anew: worker processes share no handle."""
         try:
             parquet: Any = importlib.import_module("pyarrow.parquet")
         except ImportError:
@@ -295,7 +295,7 @@ def tables_of(name: str, source: Any) -> list[Table]:
 
 
 def dimension_of(name: str, source: Any) -> int:
-    """How many numbers a row has, see :func:`tables_of`; ``ValueError`` where that differs."""
+    """Length of a row, see :func:`tables_of`; ``ValueError`` where lengths differ."""
     lengths = set()
     for table in tables_of(name, source):
         shape = table.shape()

@@ -1,4 +1,4 @@
-"""What every room needs: validators with errors of one line, the limits of arithmetic, and compiled loops."""
+"""Validators with errors of one line, the limits of arithmetic, rounding of bounds, and compiled loops."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def _key(here: Any, name: str, path: str) -> Any:
 
 
 def differences(then: Any, now: Any, path: str = "") -> list[str]:
-    """What differs, one text for each dotted path: ``path: … then, … now``."""
+    """Differences, one text for each dotted path: ``path: … then, … now``."""
     before, after = (dict(enumerate(part)) if isinstance(part, list) else part for part in (then, now))
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         old, new = ("nothing" if part is _NOTHING else repr(part) for part in (then, now))
@@ -328,7 +328,7 @@ def is_group(value: Any) -> bool:
 
 @functools.cache
 def argument_names(owner: type) -> list[str]:
-    """What a constructor takes by name, as jsonargparse finds it; arguments in groups as ``group.name``."""
+    """Arguments that a constructor takes by name, as jsonargparse finds them; those in groups as ``group.name``."""
     names = (action.dest for action in _parser_of((("it", owner),))._actions)
     return [name[3:] for name in names if name.startswith("it.") and not name.endswith(".help")]
 
@@ -496,7 +496,7 @@ def instantiate(
 
 
 def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
-    """What a parser makes of plain sections, which stay as they are."""
+    """Parse plain sections, which stay as they are."""
     made: Namespace = parser.instantiate(parser.parse_object(copy.deepcopy(sections)))
     return made
 

@@ -237,7 +237,7 @@ class Plan:
 
 
 class Cost:
-    """What configurations with one ``data`` section cost.
+    """Cost of configurations with one ``data`` section.
 
     Args:
         data: the section; None for a fragment, whose number of classes is then given.

@@ -109,7 +109,7 @@ class Sizes:
         return max(2, min(wanted, _MOST_CLUSTERS, self.public // 2))
 
     def rule(self) -> Setting:
-        """What the battery says."""
+        """Setting that the measured rules choose."""
         teacher = "ReverseKNN" if self.ratio <= CROSSING else "PreconditionedGradients"
         width = next(width for width, most in self.widths if self.records * self.epsilon <= most)
         return Setting(teacher, max(2, min(width, self.public // 3)))

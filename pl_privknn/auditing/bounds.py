@@ -69,7 +69,7 @@ class Mixture(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What an attacker knows of canaries, or of runs; all arrays have shape ``(m,)``.
+    """Knowledge of an attacker about canaries, or runs; all arrays have shape ``(m,)``.
 
     Attributes:
         form: ``"one_run"`` where each is a canary with a coin of its own; ``"many_runs"`` where each is a run.
@@ -94,7 +94,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """Result of an audit.
 
     Attributes:
         subject: what was audited.

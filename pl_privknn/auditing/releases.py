@@ -545,7 +545,7 @@ def score_runs(target: Target, canaries: Canaries, runs: int, noise: NoiseSource
 def _direction(
     target: Target, queries: Tensor, own: Tensor, labelers: Mapping[bool, Labeler], noise: NoiseSource
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How the record moves the votes, ``(q, c)``; what they are without it; how it moves the largest, ``(q,)``."""
+    """Movement of the votes by the record, ``(q, c)``; votes without it; movement of the largest vote, ``(q,)``."""
     votes = [
         labeler.mean_votes(queries, _SAMPLES, noise.stream("samples"))
         if isinstance(labeler, HasCanaries)
@@ -626,14 +626,14 @@ def labels_of(release: Release, num_classes: int) -> Tensor:
 
 
 def name_of_release(labeler: Labeler, release: Release) -> str:
-    """What the attacker saw, in a word."""
+    """Kind of release that the attacker saw, in a word."""
     if release.scores is not None:
         return "counts"
     return "probabilities" if release.soft is not None else "labels"
 
 
 def _along(labels: Tensor, canaries: Canaries, swaps: bool) -> Tensor:
-    """How far answers of each canary's class lie in its direction."""
+    """Lengths of the answers of each canary's class along its direction."""
     centred = canaries.queries.double() - canaries.queries.double().mean(dim=0)
     sums = (labels - labels.mean(dim=0)).T @ centred
     at, places = sums @ canaries.features.double().T, torch.arange(len(canaries.labels))

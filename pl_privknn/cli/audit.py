@@ -339,7 +339,7 @@ def labeler_class(given: str) -> type[Labeler]:
 def _claims(
     path: Path, delta: float | None, adjacency: Adjacency | None
 ) -> tuple[list[Charge], float, Adjacency]:
-    """What a list of records says, or what a ledger has charged."""
+    """Releases of a list of records, or charges of a ledger."""
     from pl_privknn.privacy.accounting.accountant import read_records
     from pl_privknn.privacy.verification import epsilon_of_file, read_releases
 

@@ -1,4 +1,4 @@
-"""What commands share: errors in one line (exit status 2, no traceback), options that list values, output.
+"""Shared parts of commands: errors in one line (exit status 2, no traceback), options that list values, output.
 
 Nothing here imports torch, so that a command which needs none of it starts at once.
 """

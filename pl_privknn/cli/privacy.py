@@ -93,7 +93,7 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
 
 
 def _plan_of(file: str, num_classes: int | None) -> Releases | None:
-    """What a configuration states; None for files of other kinds."""
+    """Plan that a configuration states; None for files of other kinds."""
     if Path(file).suffix not in (".yaml", ".yml") or not Path(file).is_file():
         return None
     from pl_privknn.config import read_document

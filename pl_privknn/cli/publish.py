@@ -203,7 +203,7 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
 
 
 def _meaning(summary: Mapping[str, Any]) -> str:
-    """What the ε of a run means for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
+    """Meaning of a run's ε for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
     from pl_privknn._checks import at_most
 
     found = at_most(100 * summary["tpr_at_fpr_0.01"], 2)

@@ -121,7 +121,7 @@ def files_of(words: Sequence[str]) -> list[str]:
 
 
 def values_of(option: str, words: Sequence[str]) -> Iterator[str]:
-    """What the words give for an option."""
+    """Value that the words give for an option."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name.lstrip("-") == option and name.startswith("-"):

@@ -254,7 +254,7 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
 
 
 def caption(results: Sequence[Result]) -> str:
-    """What the seeds of a comparison decided, and what its bars are."""
+    """Caption of a comparison's seeds and bars."""
     seeds = sorted({result.seed for result in results})
     what = "training, the choice of queries and the noise"
     if not all(result.values.get("noise_seeded") for result in results):

@@ -38,7 +38,7 @@ _SEPARATOR = "; "
 
 
 def mark(guarantee: Guarantee) -> str:
-    """What stands behind an ε of this guarantee, after a space; nothing for an unconditional one."""
+    """Mark of an ε of this guarantee, after a space; empty for an unconditional one."""
     return f" {MARKS[guarantee.level]}" if MARKS[guarantee.level] else ""
 
 
@@ -75,7 +75,7 @@ def guarantee_of(values: Mapping[str, Any], releases: Iterable[Charge] = ()) -> 
 
 
 def footnotes(named: Iterable[tuple[str, Guarantee]]) -> list[str]:
-    """What the marks of a table or plot mean: one text for each mark, with the reasons.
+    """Explanation of the marks of a table or plot: one text for each mark, with the reasons.
 
     Args:
         named: guarantees of what is shown, with the names of their rows or lines.
@@ -157,7 +157,7 @@ class Result:
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        """How far ε holds: no further than anything in the file says."""
+        """Guarantee of ε: the weakest that anything in the file states."""
         return guarantee_of(self.values, read_records(self.values.get("records", ())))
 
 

@@ -290,7 +290,7 @@ class Planner:
 
 
 def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
-    """What a plan depends on: seeds of training, selection and noise don't change it."""
+    """Parts of a plan that ε depends on: seeds of training, selection and noise are left out."""
     plain = merged(document, None)
     plain.pop("seed_everything")
     if get(plain, "labeling"):

@@ -59,7 +59,7 @@ def work(folder: Path, command: Command) -> int:
 
 
 def words(folder: Path) -> list[str]:
-    """What ``privknn`` is told: ``--resume`` for a run that may have paid for something, else a first start."""
+    """Words for ``privknn``: ``--resume`` for a run that may have paid for something, else a first start."""
     begun = any((folder / name).exists() for name in ("labels.sqlite", "ledger.sqlite", "checkpoints"))
     if begun and (folder / "config.yaml").is_file():
         return ["fit", "--resume", str(folder)]
@@ -83,7 +83,7 @@ class FolderError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a comparison.
+    """Outcome of a comparison.
 
     Attributes:
         total: chosen runs.

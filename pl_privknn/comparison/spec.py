@@ -1,4 +1,4 @@
-"""What a comparison is, and its YAML, read and checked: the rules that keep it fair."""
+"""Comparisons and their YAML, read and checked: the rules that keep them fair."""
 
 from __future__ import annotations
 

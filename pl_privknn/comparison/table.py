@@ -86,12 +86,12 @@ def best_at(cells: Cells, target: float, *, apart: bool = False) -> str | None:
 
 
 def marks_explained(cells: Cells) -> list[str]:
-    """What the marks of the cells mean, and why each is there."""
+    """Explanation of the marks of the cells, with their reasons."""
     return footnotes((cells[key][0].title, guarantee) for key, guarantee in guarantees(cells).items())
 
 
 def together(results: Sequence[Result]) -> str:
-    """What comparing itself costs: the runs were made on the same records."""
+    """Sentence on the cost of comparing: the runs were made on the same records."""
     if any(result.target == math.inf and result.values["kind"] != "true_labels" for result in results):
         without = " Runs without privacy come on top of that: on real records they void any guarantee."
     else:

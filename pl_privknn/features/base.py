@@ -1,4 +1,4 @@
-"""What turns images into vectors, and learns from public images alone where it learns."""
+"""Extractors: functions from examples to vectors, learned from public examples alone where they learn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Extractor(HasInitArguments, abc.ABC):
         return int(self(torch.zeros(1, *image_shape)).shape[1])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What :meth:`fit_public` learned; empty for extractors that learn nothing."""
+        """State that :meth:`fit_public` learned; empty for extractors that learn nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -131,7 +131,7 @@ class LearnedExtractor(Extractor):
 
 
 def in_parts(function: Callable[[Tensor], Tensor], images: Tensor, at_once: int = IMAGES_AT_ONCE) -> Tensor:
-    """What a function gives for many images, a part at a time."""
+    """Apply a function to many images, a part at a time."""
     return torch.cat([function(part) for part in images.split(at_once)])
 
 

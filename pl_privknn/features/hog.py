@@ -177,7 +177,7 @@ class HOG(Extractor):
         return means
 
     def _blocks(self, size: Sequence[int]) -> tuple[int, int]:
-        """How many blocks fit, down and across."""
+        """Numbers of blocks that fit, down and across."""
         counts = [
             int(pixels) // cell - block + 1
             for pixels, cell, block in zip(size, self.pixels_per_cell, self.cells_per_block, strict=True)

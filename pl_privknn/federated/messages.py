@@ -1,4 +1,4 @@
-"""What the server and its nodes say to one another: flat dictionaries of plain values, and sealed envelopes."""
+"""Messages of the server and its nodes: flat dictionaries of plain values, and sealed envelopes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Refused(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a server asks of each client, and shows to the shuffler: one round's queries.
+    """Request of a server to each client and the shuffler: one round's queries.
 
     Attributes:
         round: its name, which a node answers once.
@@ -166,7 +166,7 @@ _KINDS = {"str": str, "int": int, "float": float, "bool": bool, "bytes": bytes}
 
 
 def extractor_digest(extractor: Extractor | str) -> str:
-    """What tells one public extractor from another: its arguments and whatever it learned, or a name agreed upon.
+    """Digest of a public extractor: its arguments and whatever it learned, or a name agreed upon.
 
     Raises:
         ValueError: for an extractor whose arguments can't be told apart.

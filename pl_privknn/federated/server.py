@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Transport(Protocol):
-    """What carries messages; Flower's grid, or a test's stand-in."""
+    """Carrier of messages: Flower's grid, or a test's stand-in."""
 
     def nodes(self, least: int) -> list[int]:
         """All nodes, once there are so many."""
@@ -102,12 +102,12 @@ class FederatedRound:
             )
 
     def plan(self) -> list[Any]:
-        """What the round costs, as one process would state it."""
+        """Cost of the round, as one process would state it."""
         size = len(self.queries)
         return stated_plan(self.labeler, size, size, self.num_classes)
 
     def request(self, origin: str) -> Request:
-        """What every client is asked; ``origin`` tells the ledger from others, whose rounds may share the name."""
+        """Request to every client; ``origin`` tells the ledger from others, whose rounds may share the name."""
         labeler = self.labeler
         return Request.about(
             self.queries,
@@ -123,7 +123,7 @@ class FederatedRound:
         )
 
     def message(self) -> LocalRandomizer:
-        """What makes one record's message."""
+        """Randomizer of one record's message."""
         protocol = self._protocol()
         randomizer: LocalRandomizer = protocol.randomizer if isinstance(protocol, SingleMessage) else protocol
         return randomizer

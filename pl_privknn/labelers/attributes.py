@@ -160,7 +160,7 @@ class LearnedThresholds(DecisionRule):
 
 
 def agreement(total: float | Tensor, tau: float | None, expected_positives: float | None) -> float | Tensor:
-    """What ``total`` agreeing votes are expected to give an attribute: total · min(τ/m, 1)."""
+    """Expected sum of an attribute under ``total`` agreeing votes: total · min(τ/m, 1)."""
     if tau is None or expected_positives is None:
         return total
     return total * min(tau / expected_positives, 1.0)

@@ -28,7 +28,7 @@ __all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "merge", "state
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """What a labeler lets out: differentially private answers and nothing else.
+    """Differentially private answers of a labeler, and nothing else.
 
     Attributes:
         labels: int64, shape ``(m,)``; class of each query, -1 where the query was refused. Of multi-label data
@@ -273,7 +273,7 @@ class ProtectsPersons(Labeler):
 
 
 def unit_of(labeler: Labeler) -> Unit:
-    """What one private table has more than its neighbour in the guarantee of a labeler, as it is now."""
+    """Difference between neighbouring tables in the guarantee of a labeler, as it is now."""
     protects = isinstance(labeler, ProtectsPersons) and labeler.private_owners is not None
     return "person" if protects else "record"
 

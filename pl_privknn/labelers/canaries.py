@@ -150,7 +150,7 @@ def hub(public: Tensor, num_classes: int) -> Canaries:
 
 
 class Evidence:
-    """What released sums say of each canary, where an attacker knows all that the other records add to them.
+    """Scores of each canary in released sums, where an attacker knows all that the other records add to them.
 
     A sum is Σ pᵢ gᵢ + noise, less what is known: gᵢ what canary i adds, pᵢ its coin. Sums may come one after another;
     of all together the coins are estimated by least squares, with the coins' own variance ¼ as a penalty, so canaries
@@ -184,7 +184,7 @@ class Evidence:
         return torch.linalg.solve(self._products + penalty, self._matches)
 
     def contrast(self) -> Tensor:
-        """What sums do not share, float64 ``(m,)``; 0 where that is not looked at."""
+        """Parts of sums that are not shared, float64 ``(m,)``; 0 where that is not looked at."""
         return torch.zeros(len(self._matches), dtype=torch.float64)
 
 
@@ -193,7 +193,7 @@ _SUSPECTED = 0.5
 
 
 class SampledEvidence(Evidence):
-    """What noisy sums say of canaries that are drawn by chance, where an attacker knows whom else a step drew.
+    """Scores of canaries that are drawn by chance, where an attacker knows whom else a step drew.
 
     Canaries' directions are at right angles, so that each is seen by itself: of a step x = b·l + noise, along its own
     direction, l the length of what it adds, b whether it was drawn. The score is the log-likelihood ratio of all
@@ -249,5 +249,5 @@ class SampledEvidence(Evidence):
         return self._suspected
 
     def contrast(self) -> Tensor:
-        """How x differs between steps: nothing is left of noise that they share."""
+        """Differences of x between steps, which cancel noise that they share."""
         return self._squares - self._sum.square() / max(len(self._lengths), 1)

@@ -85,7 +85,7 @@ class Aggregator:
         self.noise = vote_noise(noise, PATE_VOTES_L1, PATE_VOTES_L2, counts=release_counts)
 
     def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
-        """What screens ``num_teachers`` votes for ``num_classes`` classes.
+        """Screening of ``num_teachers`` votes for ``num_classes`` classes.
 
         Raises:
             ValueError: for a threshold that so many votes can't reach.
@@ -100,12 +100,12 @@ class Aggregator:
         )
 
     def bind(self, num_teachers: int, num_classes: int) -> Aggregation:
-        """What answers questions about classes."""
+        """Mechanism of answers about classes."""
         screening = self.screening_mechanism(num_teachers, num_classes)
         return Aggregation(self.noise, screening, self.release_counts)
 
     def sums(self, attributes: Attributes, num_attributes: int) -> Aggregation:
-        """What answers questions about attributes: the same noise on sums of clipped votes.
+        """Mechanism of answers about attributes: the same noise on sums of clipped votes.
 
         Raises:
             ValueError: with screening or released counts, or noise that suits whole numbers alone.
@@ -333,7 +333,7 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
     def _own_teachers(self) -> int:
-        """How many of the teachers this process trains, on records of its own."""
+        """Number of teachers that this process trains, on records of its own."""
         if self.shard is None:
             return self.num_teachers
         rank, size = self.shard.group.rank, self.shard.group.size

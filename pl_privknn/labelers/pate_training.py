@@ -68,7 +68,7 @@ class Partitioner(abc.ABC):
     takes_groups: ClassVar[bool] = False
 
     def billed(self, mechanism: Mechanism) -> Mechanism:
-        """What the ledger is charged for a release of ``mechanism``: with the condition, where there is one."""
+        """Charged mechanism of a release of ``mechanism``: with the condition, where there is one."""
         return Conditional(mechanism, self.condition) if self.condition else mechanism
 
     def assign(
@@ -433,7 +433,7 @@ class TrainedTeachers(abc.ABC):
 
 
 class Teachers(abc.ABC):
-    """How teachers are made: settings only, no data.
+    """Settings by which teachers are made, without data.
 
     Every teacher has to be a function of its own part, its own number and public settings: nothing about
     *another* part may reach it, not even that part's size. That is what makes one record change one vote.

@@ -355,7 +355,7 @@ class PrivateRegression:
         self._neighbors = PoissonSums(features, values, self.k, self.sampling_rate)
 
     def plan(self, num_queries: int) -> list[Charge]:
-        """What so many answers cost."""
+        """Cost of a number of answers."""
         return self._aggregation.plan(num_queries, num_queries)
 
     def predict(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:

@@ -314,11 +314,11 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
 
     @property
     def randomizer(self) -> str | None:
-        """What a client's message is made by; None with a curator."""
+        """Randomizer of a client's message; None with a curator."""
         return None if self._channel is None else self._channel.randomizer
 
     def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer | SingleMessage | MultiMessage:
-        """What clients' messages are made and added up by, for a table of this shape; without a curator only."""
+        """Protocol of clients' messages for a table of this shape; without a curator only."""
         if self._channel is None:
             raise ValueError("trust='central': a curator counts, and there are no messages")
         return self._channel.protocol(Table(num_queries, num_classes, self.k))
@@ -399,7 +399,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
         return self.counts(queries) if self.attributes is None else None
 
     def told_by_each(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:
-        """What each client's message says of every count by itself, float64 ``(n, s, c)``: what a server may look at.
+        """Counts that each client's message states, float64 ``(n, s, c)``: the view of a server.
 
         Raises:
             ValueError: unless ``trust`` is ``"local"``.

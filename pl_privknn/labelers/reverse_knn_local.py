@@ -55,12 +55,12 @@ class Bloom:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """What a message's hash key and value are below."""
+        """Bound below which a message's hash key and value lie."""
         return _KEYS, self.length
 
     @property
     def contrast(self) -> float:
-        """How much likelier a one is hit than a zero: p − 1/l."""
+        """Excess probability of a hit for a one over a zero: p − 1/l."""
         return self.hit - 1 / self.length
 
     def choose(self, hashed: Tensor, noise: NoiseSource) -> Tensor:
@@ -78,7 +78,7 @@ class Bloom:
         return (eligible.cumsum(dim=1) == (place + 1)[:, None]).long().argmax(dim=1)
 
     def hits(self, ones: Tensor, domain: int, noise: NoiseSource) -> Tensor:
-        """Which cells of a domain are hit, bool ``(n, domain)``, drawn without messages; ones int64 ``(n, m)``."""
+        """Mask of the cells that are hit, bool ``(n, domain)``, drawn without messages; ones int64 ``(n, m)``."""
         hashed = noise.integers(tuple(ones.shape), self.length)
         sent = self.choose(hashed, noise)
         found = noise.bernoulli((len(ones), domain), 1 / self.length)
@@ -91,7 +91,7 @@ class Bloom:
         return torch.stack([keys, self.choose(hashed, noise)], dim=1)
 
     def hits_of(self, messages: Tensor, domain: int) -> Tensor:
-        """Which cells each message hits, bool ``(n, domain)``."""
+        """Mask of the cells that each message hits, bool ``(n, domain)``."""
         cells = torch.arange(domain).expand(len(messages), domain)
         return hash_cells(messages[:, 0], cells, self.length) == messages[:, 1:2]
 
@@ -183,7 +183,7 @@ class LocalRandomizer(abc.ABC):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What one round of messages costs; each record is in one message, so all clients together cost this."""
+        """Cost of one round of messages; each record is in one message, so all clients together cost this."""
         return PureDP(self.epsilon)
 
     @abc.abstractmethod
@@ -202,7 +202,7 @@ class LocalRandomizer(abc.ABC):
     @property
     @abc.abstractmethod
     def bounds(self) -> tuple[int, ...]:
-        """What each of the w numbers of a message is below; none is negative."""
+        """Bounds below which each of the w numbers of a message lies; none is negative."""
 
     @abc.abstractmethod
     def aggregate(self, messages: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class LocalRandomizer(abc.ABC):
 
     @abc.abstractmethod
     def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """What :meth:`aggregate` makes of :meth:`randomize`, in distribution, without the messages; fast."""
+        """Draw :meth:`aggregate` of :meth:`randomize` in distribution, without the messages; fast."""
 
     @abc.abstractmethod
     def deviation(self, num_clients: int) -> float:
@@ -544,7 +544,7 @@ class SingleMessage(Shuffled):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What one round costs."""
+        """Cost of one round."""
         return ShuffleAmplification(self.randomizer.epsilon, self.num_clients)
 
     def messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
@@ -618,7 +618,7 @@ class MultiMessage(Shuffled):
 
 @dataclasses.dataclass
 class Channel:
-    """How clients' answers reach the server where there is no curator; made once the table's shape is known."""
+    """Protocol by which clients' answers reach the server without a curator; made once the table's shape is known."""
 
     trust: str
     randomizer: str
@@ -637,7 +637,7 @@ class Channel:
         self._shares: dict[int, NegativeBinomial] = {}
 
     def protocol(self, table: Table) -> LocalRandomizer | SingleMessage | MultiMessage:
-        """What charges, and what stands for all messages."""
+        """Mechanism that is charged, and the one that stands for all messages."""
         if self.trust == "local":
             return make_randomizer(self.randomizer, self.epsilon, table)
         clients = check_int("num_clients", self.num_clients, 2)

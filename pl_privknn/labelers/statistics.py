@@ -158,7 +158,7 @@ class AttributeTargets(Targets):
         return estimates.clamp(0, 1)
 
     def answers(self, probabilities: Tensor) -> Tensor:
-        """What is likelier than not, ``(n, c)``."""
+        """Most likely labels, ``(n, c)``."""
         return (probabilities > 0.5).long()
 
     def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
@@ -307,14 +307,14 @@ class SumsOverShards(ShardedLabeler):
 
     @abc.abstractmethod
     def learned(self) -> dict[str, Tensor]:
-        """What was learned from public examples, as tensors."""
+        """Tensors learned from public examples."""
 
     @abc.abstractmethod
     def relearn(self, learned: dict[str, Tensor]) -> None:
         """Take what :meth:`learned` gave."""
 
     def public_basis(self) -> dict[str, Tensor]:
-        """What :meth:`private_sum` needs of public examples."""
+        """Public facts that :meth:`private_sum` needs."""
         return self.learned()
 
     def take_basis(self, basis: dict[str, Tensor]) -> None:
@@ -387,7 +387,7 @@ def write_release(store: PrivateStore, number: int, taken: Taken, sketch: Tensor
 
 
 def read_releases(store: PrivateStore) -> tuple[dict[int, Taken], Tensor | None]:
-    """What :func:`write_release` wrote."""
+    """Read the release that :func:`write_release` wrote."""
     rows = store.read("SELECT number, taken FROM releases")
     taken = {number: Taken(*torch.load(io.BytesIO(kept), "cpu", weights_only=True)) for number, kept in rows}
     sketch = store.fact("public")
@@ -405,7 +405,7 @@ _INSIDE = 1.0 - 1e-12
 
 
 class ReleaseLostError(RuntimeError):
-    """What was paid for did not survive; nothing may be drawn in its place."""
+    """A paid release that did not survive; nothing may be drawn in its place."""
 
 
 class StatisticsTeacher(
@@ -513,7 +513,7 @@ class StatisticsTeacher(
         """
 
     def drawn(self, release: int, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
-        """What is released of a sum in steps, float64 ``(c, p)``."""
+        """Released sum in steps, float64 ``(c, p)``."""
         assert isinstance(mechanism, Gaussian)
         return mechanism.add_noise_to_multiples(exact, self.step(release), noise)
 
@@ -522,7 +522,7 @@ class StatisticsTeacher(
         return self.targets.expected(scores)
 
     def transformed(self, features: Tensor) -> Tensor:
-        """What is scaled to unit length, float64 ``(n, d)``: depends on each row alone, and on public examples."""
+        """Vectors to be scaled to unit length, float64 ``(n, d)``: functions of a row and of public examples."""
         return features.double() if self._change is None else self._change(features).double()
 
     def learn_publicly(self, features: Tensor) -> None:
@@ -533,7 +533,7 @@ class StatisticsTeacher(
             self._change = PublicWhitening(features.shape[1], kept, self.whitening).fit(features)
 
     def learned(self) -> dict[str, Tensor]:
-        """What :meth:`learn_publicly` learned, as tensors."""
+        """State that :meth:`learn_publicly` learned, as tensors."""
         change = self._change
         return {} if change is None else {"mean": change.mean, "directions": change.directions}
 
@@ -548,7 +548,7 @@ class StatisticsTeacher(
     # ------------------------------------------------------------------ costs
 
     def mechanism(self, release: int) -> Mechanism:
-        """What a release costs; draws its noise as well."""
+        """Mechanism that a release is charged as, and that draws its noise."""
         return step_mechanism(self.noise_multiplier, self.sensitivity(release), 1.0)
 
     def penalty(self, num_targets: int) -> float:

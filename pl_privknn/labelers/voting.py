@@ -1,4 +1,4 @@
-"""How queries are answered one by one: screen, charge, draw. Labelers whose private neighbours vote do just that."""
+"""Labelers that answer queries one by one: screen, charge, draw."""
 
 from __future__ import annotations
 

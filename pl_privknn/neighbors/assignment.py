@@ -1,4 +1,4 @@
-"""Which few public queries each of many records is nearest to: one matrix product and little more.
+"""Assignment of many records to few public queries: one matrix product and little more.
 
 :func:`~pl_privknn.neighbors.search.top_k` is made for few queries and a large table. Here many rows choose among few,
 and each choice must be a function of its row alone: reverse kNN's sensitivity counts on it. Float32 products round by

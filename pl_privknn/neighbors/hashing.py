@@ -54,7 +54,7 @@ class SignProjections:
 
 
 class HashIndex:
-    """Which rows share a bucket with a query in at least one table; rows come at the end and go anywhere.
+    """Index of rows that share a bucket with a query in a table; rows come at the end and go anywhere.
 
     The sorted tables are of the rows of some time ago, where few have changed since: of these, the ones that went
     are passed over and the ones that came are compared one by one.

@@ -51,7 +51,7 @@ class RankedLists:
 
 
 class PoissonTotals(abc.ABC):
-    """What the k nearest records of a fresh Poisson sample add up to, for many queries; subclasses say what is added.
+    """Sums over the k nearest records of a fresh Poisson sample, for many queries; subclasses say what is added.
 
     The k nearest of a Poisson sample at rate γ have exactly the distribution of this walk: go through the
     records from nearest to farthest, toss a γ-coin for each, stop at k accepted. A record that is never
@@ -166,7 +166,7 @@ class PoissonTotals(abc.ABC):
             taken[row] += places.bincount(minlength=len(row))
 
     def toss(self, coins: Coins | None, rows: Tensor, indices: Tensor) -> Tensor:
-        """Which records take part, bool of the shape of ``indices``: a fresh coin for each.
+        """Mask of the records that take part, bool of the shape of ``indices``: a fresh coin for each.
 
         Args:
             coins: tosses them.
@@ -333,7 +333,7 @@ def compact_labels(labels: Tensor, records: int, num_classes: int) -> Tensor:
 
 
 def count_votes(rows: Tensor, labels: Tensor, queries: int, num_classes: int) -> Tensor:
-    """How often each label stands in each row, int64 ``(queries, num_classes)``."""
+    """Counts of each label in each row, int64 ``(queries, num_classes)``."""
     cells = rows * num_classes + labels
     return cells.bincount(minlength=queries * num_classes).view(queries, num_classes)
 
@@ -423,7 +423,7 @@ class RadiusNeighbors:
         return votes if self.most_votes is None else votes.clamp_(max=self.most_votes)
 
     def _drawn(self, coins: Coins | None, queries: int) -> Tensor:
-        """Which records are in the samples of so many queries, bool ``(queries, n)``: a coin each, or a person."""
+        """Mask of the records in the samples of so many queries, bool ``(queries, n)``: a coin each, or a person."""
         if self._persons is None:
             return toss(coins, (queries, len(self._labels)), self.sampling_rate)
         persons = int(self._persons.max(initial=-1)) + 1
@@ -526,7 +526,7 @@ class ShardedNeighbors:
         return count_votes(query, labels, len(rows), self.num_classes)
 
     def _nearest_of_all(self, squared: Tensor, packed: Tensor) -> Tensor:
-        """Which candidates of all shards are the k nearest, bool ``(m, shards · k)``."""
+        """Mask of the candidates of all shards that are the k nearest, bool ``(m, shards · k)``."""
         k = self._nearest.k
         farthest = torch.from_numpy(np.partition(squared.numpy(), k - 1, axis=1)[:, k - 1 : k])
         chosen = (squared <= farthest) & (squared < torch.inf)

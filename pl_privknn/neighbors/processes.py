@@ -1,4 +1,4 @@
-"""How processes of one training talk: orders, sums and parts, for as long as the work takes, while all live."""
+"""Communication of the processes of one training: commands, sums and parts, as long as all are alive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DEAD = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shard:
-    """Which private records this process holds. **Private**, as all numbers of records.
+    """Private records that this process holds. **Private**, as all numbers of records.
 
     Attributes:
         group: joins the processes.
@@ -97,7 +97,7 @@ class ProcessGroup:
         return cls(trainer.global_rank, trainer.world_size)
 
     def shared(self, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns on global rank 0, on every process; each calls it with its own part of the work.
+        """Result of ``work`` on global rank 0, on every process; each calls it with its own part of the work.
 
         Raises:
             RuntimeError: where another process failed or ended. An exception of ``work`` itself passes as it is.
@@ -122,7 +122,7 @@ class ProcessGroup:
     # ------------------------------------------------------------------ within shared()
 
     def broadcast(self, value: Any = None) -> Any:
-        """What global rank 0 passes, in every process; nothing private."""
+        """Broadcast of an object from global rank 0 to every process; nothing private."""
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         size = torch.tensor([len(data)])
         self._await(dist.broadcast(size, src=0, group=self._groups[1], async_op=True))

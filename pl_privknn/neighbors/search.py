@@ -602,7 +602,7 @@ def _centre(queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tolerance(norms: Tensor, reach: Tensor, dimensions: int, measured: float) -> Tensor:
-    """How far a key may be from its exact value, float32 ``(m,)``, for records within ``reach`` of the query.
+    """Bound on a key's distance from its exact value, float32 ``(m,)``, for records within ``reach`` of the query.
 
     Such a record has a centred norm of at most ``norm + reach``. Rounding errors of a sum of d products add up
     like a random walk, to some ``√d u |q||p|`` at the very most (u = 2⁻²⁴) and far less in practice; the second

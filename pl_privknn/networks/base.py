@@ -1,4 +1,4 @@
-"""What networks share: features before the classifier, normalised inputs, and how weights are updated."""
+"""Base of networks: features before the classifier, normalised inputs, and updates of weights."""
 
 from __future__ import annotations
 

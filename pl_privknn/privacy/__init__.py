@@ -1,4 +1,4 @@
-"""What a release costs, and the record of it. Names are loaded on first use; nothing here is heavy."""
+"""Costs of releases, and their record. Names are loaded on first use; nothing here is heavy."""
 
 from __future__ import annotations
 

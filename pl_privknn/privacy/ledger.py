@@ -110,7 +110,7 @@ class LedgerReport:
         return self.spent.epsilon
 
     def trade_off(self) -> TradeOff:
-        """What the guarantee means in error rates of an attacker; exact where the report is."""
+        """Error rates of an attacker that the guarantee allows; exact where the report is."""
         stated = self.guarantee
         exact = stated.epsilon_exact is not None
         return trade_off(self.guaranteed, delta=stated.delta, adjacency=stated.adjacency, exact=exact)
@@ -234,7 +234,7 @@ def _condition(balance: Balance, late: Sequence[int]) -> str:
 
 
 class ChargesLedger(Protocol):
-    """What labelers and baselines need of a ledger: to pay before they draw."""
+    """Protocol of a ledger for labelers and baselines: pay before drawing."""
 
     def charge(
         self,
@@ -364,7 +364,7 @@ class LedgerRun:
         return self.ledger._balance.notes.get(topic)
 
     def charged(self, mechanism: Mechanism) -> int:
-        """How many releases by this mechanism the run has charged."""
+        """Number of releases by this mechanism that the run has charged."""
         return count_of(self.ledger._run_balance(self.run_id).charged, mechanism)
 
     @property
@@ -374,7 +374,7 @@ class LedgerRun:
 
     @property
     def num_charges(self) -> int:
-        """How many charges the run has made."""
+        """Number of charges that the run has made."""
         return self.ledger._run_balance(self.run_id).num_charges
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
@@ -671,7 +671,7 @@ class Ledger:
         return position
 
     def charges_after(self, run_id: str, position: int) -> int:
-        """How many charges of a run stand behind a row."""
+        """Number of charges of a run behind a row."""
         self._sync()
         return sum(place > position for place in self._balance.run(run_id).charge_rows)
 
@@ -751,7 +751,7 @@ def counts_topic(run_id: str) -> str:
 
 
 def files_topic(run_id: str, exported: bool = False) -> str:
-    """What a run's note of its final files is about: digests of all that leaves it, or of an exported model."""
+    """Topic of a run's note of its final files: digests of all that leaves it, or of an exported model."""
     return f"{'exported' if exported else 'files'} {run_id}"
 
 

@@ -60,7 +60,7 @@ def noise_for_steps(
 def steps_within(
     mechanism: Gaussian, most: int, epsilon: float, delta: float, others: list[Charge] | None = None
 ) -> int:
-    """How many steps, ``most`` at most, stay within ``epsilon`` together with what others were granted.
+    """Number of steps, ``most`` at most, that stay within ``epsilon`` together with earlier grants.
 
     Raises:
         ValueError: as :func:`noise_for_steps`; not even one step may fit.

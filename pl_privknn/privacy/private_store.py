@@ -1,4 +1,4 @@
-"""What a run keeps for the owner of the data alone: one SQLite file with one writer."""
+"""Private state of a run, for the owner of the data alone: one SQLite file with one writer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PrivateStore:
         return {name: json.loads(value) for name, value in self.read("SELECT name, value FROM facts")}
 
     def fact(self, name: str, otherwise: Any = None) -> Any:
-        """What was noted under a name."""
+        """Fact that was noted under a name."""
         found = self.read("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return otherwise if found is None else json.loads(found[0])
 

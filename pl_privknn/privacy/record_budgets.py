@@ -251,7 +251,7 @@ CREATE TABLE runs (run TEXT PRIMARY KEY, charged INTEGER NOT NULL);
 
 
 class BudgetTable(PrivateStore):
-    """What each private record, or person, may spend in a stream of answers, and has spent; **private**.
+    """Budgets of private records, or persons, in a stream of answers, and their spending; **private**.
 
     Amounts are whole quanta, so sums are exact; the file itself refuses to hold a record that has spent more than it
     may. A record that is taken out keeps its row, or it would come back with a new budget.
@@ -329,7 +329,7 @@ class BudgetTable(PrivateStore):
 
     @property
     def calls(self) -> int:
-        """How many batches of answers these budgets have paid for."""
+        """Number of batches of answers that these budgets have paid for."""
         return int(self.read("SELECT COALESCE(MAX(number), 0) FROM calls").fetchone()[0])
 
     @property

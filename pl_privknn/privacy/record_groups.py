@@ -22,7 +22,7 @@ from pl_privknn.privacy.noisy_steps import poisson_sample, step_mechanism
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordGroups:
-    """Which group each private record is in, and the ε that the owners of a group's records chose.
+    """Groups of private records, and the ε that the owners of a group's records chose.
 
     Which group a record is in must follow from a rule that was there before, and from this record alone: its owner's
     choice, or where it comes from. A group by what other records are, or by what a model says, has no ε of its own.

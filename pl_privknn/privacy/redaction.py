@@ -150,7 +150,7 @@ def _flush() -> None:
 
 
 def _told(error: BaseException) -> BaseException:
-    """What may be said of an exception."""
+    """Text that may be shown of an exception."""
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
     frames = list(_frames(error.__traceback__))

@@ -11,7 +11,7 @@ from pl_privknn.privacy.units import Unit, check_unit
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a run may cost.
+    """Budget of a run.
 
     Args:
         delta: δ of the guarantee.

@@ -548,7 +548,7 @@ class Balance:
         return in_total(parts.values())
 
     def spent(self) -> list[Charge]:
-        """What was charged, added over runs."""
+        """Charges, added over runs."""
         return in_total(run.charged for run in self.runs.values())
 
     def _apply_budget(self, position: int, body: Mapping[str, Any]) -> None:
@@ -578,7 +578,7 @@ class Balance:
 
 
 def count_of(releases: Releases, mechanism: Mechanism) -> int:
-    """How many releases of a mechanism there are."""
+    """Number of releases of a mechanism."""
     return releases[mechanism].count if mechanism in releases else 0
 
 

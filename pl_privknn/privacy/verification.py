@@ -1,4 +1,4 @@
-"""What follows from a file: ε of ledgers and lists of records, the audit of a ledger, the figures of a summary."""
+"""ε of ledgers and lists of records, the audit of a ledger, and the figures of a summary, from files alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pl_privknn.privacy.units import Unit, check_unit
 
 @dataclasses.dataclass(frozen=True)
 class Releases:
-    """What a file says of releases.
+    """Releases that a file states.
 
     Attributes:
         charges: the most that may be released.
@@ -422,7 +422,7 @@ def _check_head(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[
 
 
 def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Balance) -> dict[str, Any]:
-    """What the ledger says of the run itself."""
+    """Facts of the run itself from the ledger."""
     run = summary.get("run") or (next(iter(balance.runs)) if len(balance.runs) == 1 else None)
     if run is None:
         return {}

@@ -193,7 +193,7 @@ def _noted(rows: list[dict[str, Any]], topic: str) -> str | None:
 
 
 def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) -> Iterator[dict[str, Any]]:
-    """What the labels' file says of its run, against the ledger's rows."""
+    """Checks of the labels' file against the ledger's rows."""
     if not (folder / LABELS).is_file():
         return
     store = StoredLabels(folder / LABELS)

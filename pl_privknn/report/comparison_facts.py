@@ -1,4 +1,4 @@
-"""What a comparison's stored results say, as facts for a page."""
+"""Facts for a page from a comparison's stored results."""
 
 from __future__ import annotations
 

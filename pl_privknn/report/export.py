@@ -1,4 +1,4 @@
-"""What a run released as one file that needs none of this package, with what its privacy is."""
+"""Export of a run's release as one file that needs none of this package, with its privacy card."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _Probabilities(torch.nn.Module):
 
 
 def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
-    """What turned a run's texts into vectors, where that can go into a file."""
+    """Extractor of a run's texts, where it can go into a file."""
     section = ((settings.get("data") or {}).get("init_args") or {}).get("features")
     named = section.get("class_path") if isinstance(section, dict) else section
     if known_classes().get(str(named)) is not WordLlamaFeatures:

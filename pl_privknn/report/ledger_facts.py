@@ -1,4 +1,4 @@
-"""What a ledger says, as facts for a page: the promise, the releases, ε as it grew."""
+"""Facts for a page from a ledger: the promise, the releases, ε as it grew."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _NAMES = {"record": "private record", "person": "person with all of their privat
 
 
 def protected(adjacency: str, unit: str) -> str:
-    """What is protected, in words."""
+    """Protected unit, in words."""
     return _UNITS[adjacency].format(_NAMES[unit])
 
 
@@ -39,7 +39,7 @@ def right_guesses(epsilon: float, delta: float) -> float:
 
 
 def attacker(epsilon: float, delta: float) -> dict[str, Any]:
-    """What an attacker reaches at most who knows everything but one record, from (ε, δ) alone.
+    """Bounds on an attacker who knows everything but one record, from (ε, δ) alone.
 
     Where the releases are known, :func:`~pl_privknn.privacy.accounting.accountant.trade_off` says more.
     """

@@ -1,4 +1,4 @@
-"""What a run's folder says, as facts for a page: what was asked and answered, how good it is, with which settings."""
+"""Facts for a page from a run's folder: queries and answers, accuracy, settings."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _files(folder: Path) -> list[dict[str, str]]:
 
 
 def released_kind(folder: Path, audit: dict[str, Any] | None, settings: dict[str, Any]) -> str:
-    """What a run released: ``"labels"``, ``"statistics"`` or ``"weights"``; empty where nothing private was used."""
+    """Kind of release: ``"labels"``, ``"statistics"`` or ``"weights"``; empty where nothing private was used."""
     if audit is None:
         return ""
     if (folder / HEAD).is_file():
@@ -140,7 +140,7 @@ def _judged(
 
 
 def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[str, Any]:
-    """How good the released model is, on public images and the public test set."""
+    """Accuracy of the released model on public examples and the public test set."""
     confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
     names = pictures.class_names if pictures is not None else ()
     return {
@@ -190,7 +190,7 @@ def _curves(folder: Path) -> list[dict[str, Any]]:
 
 
 def _without_privacy(folder: Path, summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """What runs of the same comparison reach without privacy, with the same seed; none outside a comparison."""
+    """Accuracy of the same comparison's runs without privacy, with the same seed; none outside a comparison."""
     places = folder.resolve().parents
     if len(places) < 3 or not (places[2] / RESULTS).is_dir() or not folder.resolve().name.startswith("seed_"):
         return []

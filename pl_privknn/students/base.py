@@ -280,7 +280,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
                 self._learn_publicly()
 
     def normalize(self, images: Tensor) -> Tensor:
-        """What the network sees: images, by public constants where there are any, or features, float32 ``(n, d)``."""
+        """Network input: images, by public constants where there are any, or features, float32 ``(n, d)``."""
         if self.extractor is not None:
             vectors = self.vectors(images)
             return vectors * math.sqrt(

@@ -52,7 +52,7 @@ _RELATIVE, _OF_VALUES = 1e-6, 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """How far what enters one release moved.
+    """Distance by which the input of one release moved.
 
     Attributes:
         what: mechanism and norm.
@@ -122,12 +122,12 @@ def pools(events: Sequence[Any]) -> list[Pool]:
 
 
 def inner(mechanism: Mechanism) -> Mechanism:
-    """What draws: a conditional mechanism's inner one."""
+    """Mechanism that draws: a conditional mechanism's inner one."""
     return mechanism.inner if isinstance(mechanism, Conditional) else mechanism
 
 
 def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
-    """How far the releases of two tables are apart, at equal answers.
+    """Distance between the releases of two tables at equal answers.
 
     Raises:
         LabelerCheckError: where the two tables were not asked for the same releases.
@@ -475,7 +475,7 @@ def check_reproducible(subject: Subject, table: Table) -> str:
 
 
 def check_forgets(subject: Subject, table: Table, others: Sequence[Table]) -> str:
-    """What was fitted before has no part in the answers."""
+    """Check that what was fitted before has no part in the answers."""
     try:
         runs = [Run(subject).fit(earlier).fit(table).label(table.queries) for earlier in others]
         seen = ""
@@ -678,7 +678,7 @@ def _accepted(subject: Subject, table: Table, largest: Largest, **settings: obje
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """What :func:`check_labeler` looked at; every check in it passed.
+    """Report of :func:`check_labeler`, all of whose checks passed.
 
     Attributes:
         labeler: name of the class.

@@ -271,7 +271,7 @@ def rows_of(records: int, rank: int, size: int) -> range:
 
 
 class SimulatedGroup:
-    """What joins the shards of one process; each has an end of it.
+    """Group that joins the shards of one process; each has an end of it.
 
     A command is carried out by all other shards, one after another, as soon as process 0 gives it; what they send
     waits until process 0 asks for it. Whatever processes do is a function of commands and of their own records, so
@@ -401,7 +401,7 @@ class InShards(UsesPublicFeatures, RecognisesRecords, JoinsRuns):
         return self._members[0].plan(num_queries, max_answers, num_classes, rounds=rounds)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """What process 0 answers."""
+        """Answers of process 0."""
         return self._members[0].label(queries, ledger, max_answers)
 
     def join_run(self, folder: Path, ledger: ChargesLedger) -> None:

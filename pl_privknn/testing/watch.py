@@ -163,7 +163,7 @@ class Called:
 
 
 class Watch:
-    """What happens in one run, in order, and how its coins fall.
+    """Trace of one run, in order, and the outcomes of its coins.
 
     Args:
         seed: of all noise.
@@ -213,7 +213,7 @@ class Watch:
         return None
 
     def unclaimed(self) -> list[Draw]:
-        """What ``label`` drew without a drawing method, other than coins."""
+        """Draws of ``label`` without a drawing method, other than coins."""
         taken = {number for number, _ in self.claimed}
         return [
             event
@@ -226,7 +226,7 @@ class Watch:
         ]
 
     def fallen(self, kind: str, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """What comes out of a draw, coupled between neighbouring tables where it is of records.
+        """Result of a draw, coupled between neighbouring tables where it is of records.
 
         Coins, and what ``fit`` draws for each record, are those of the same records in both tables: the larger
         table's are drawn, and the one of the record that is missing is taken out. The last axis is that of the
@@ -285,7 +285,7 @@ class WatchedNoise(NoiseSource):
         return self.drawn("uniform", shape)
 
     def drawn(self, kind: str, of: Shape | Tensor, *parameter: float) -> Tensor:
-        """What the method ``kind`` of a noise source draws, coupled and noted."""
+        """Draw of a noise source's method ``kind``, coupled and noted."""
         original = getattr(NoiseSource, kind)
         if self._drawing:  # one draw is made of another
             values: Tensor = original(self, of, *parameter)
@@ -333,7 +333,7 @@ def _dims(shape: Shape) -> tuple[int, ...]:
 
 
 def coins_of(events: list[Any], rate: float) -> int:
-    """How many coins of probability ``rate`` were tossed by no drawing method."""
+    """Number of coins of probability ``rate`` that no drawing method tossed."""
     return sum(
         math.prod(event.dims)
         for event in events
@@ -570,7 +570,7 @@ def protocol_methods() -> list[DrawingMethod]:
 
 
 def answers(protocol: Any, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Entered:
-    """What enters a protocol in which every client noises its own answer: the answers, a row a client.
+    """Input of a protocol in which every client noises its own answer: the answers, a row a client.
 
     Any two answers are covered, so what counts is how many clients' answers differ: one. An answer names its cells
     once each, as the protocol's randomiser takes for granted.
@@ -669,7 +669,7 @@ class WatchedLedger(FreeLedger):
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is checked, and how runs of it are made.
+    """Subject of a check, and the way in which its runs are made.
 
     Attributes:
         make: a fresh labeler, not fitted.
@@ -734,7 +734,7 @@ class Run:
 
     @property
     def events(self) -> list[Any]:
-        """What happened, in order."""
+        """Log of events, in order."""
         return self.watch.events
 
     def fit(self, table: Table, images: Tensor | None = None) -> Run:
@@ -784,7 +784,7 @@ class Run:
             )
 
     def left(self) -> dict[str, Any]:
-        """What others see beside the release: standard output, public attributes, keys of noise streams."""
+        """Observable output beside the release: standard output, public attributes, keys of noise streams."""
         public = {
             name: _shown(value)
             for name, value in vars(self.labeler).items()

@@ -110,7 +110,7 @@ class LayerGradients:
                 )
 
     def seen(self, losses: Callable[..., Tensor], *arguments: Any) -> list[Seen]:
-        """What each layer saw in a forward pass, and the gradient of what it gave.
+        """Inputs of each layer in a forward pass, and the gradients of its outputs.
 
         Args:
             losses: runs the network; gives one loss a record, or their sum.

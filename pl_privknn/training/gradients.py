@@ -112,7 +112,7 @@ class IsolatedGradients:
 
     @property
     def way(self) -> str:
-        """How sums are formed: ``"layers"``, ``"vmap"`` or ``"loop"``."""
+        """Way in which sums are formed: ``"layers"``, ``"vmap"`` or ``"loop"``."""
         if self._way == self._in_turn:
             return "loop"
         return "vmap" if self._way == self._vectorized else "layers"
@@ -322,7 +322,7 @@ class IsolatedGradients:
 
     @in_own_context
     def _seen(self, joined: Any, count: int, batch_idx: int) -> tuple[LayerGradients, Any]:
-        """What layers of a foreign module see of a joined batch, whose loss is taken for the mean of examples'."""
+        """Inputs of layers for a joined batch, whose loss is taken for the mean of examples'."""
         with self._shadow() as (shadow, leaves):
             layers = LayerGradients(shadow, leaves)
             return layers, layers.seen(lambda: count * _loss_of(shadow, joined, batch_idx))
@@ -340,7 +340,7 @@ class IsolatedGradients:
         return any(owner is not None for owner in self._hooks.values())
 
     def _batch(self, place: int) -> Any:
-        """What a record brings to the step: read, transferred and augmented by itself."""
+        """Batch of one record for the step: read, transferred and augmented by itself."""
         return self._transferred(self._read(place))
 
     @in_own_context
@@ -562,7 +562,7 @@ def replace_batch_norms(module: nn.Module) -> None:
 
 
 def _hook_owner(name: str, module: Any, datamodule: Any) -> Any:
-    """Who overrides a batch hook, as Lightning selects it: the data module before the module; None for nobody."""
+    """Owner of a batch hook, as Lightning selects it: the data module before the module; None for nobody."""
     for owner in (datamodule, module):
         if owner is None:
             continue

@@ -125,7 +125,7 @@ class Unreachable:
 
 
 class PublicTrainer:
-    """What a private step sees as ``self.trainer``: public facts of the training, and sinks for all that is told.
+    """Trainer that a private step sees: public facts of the training, and sinks for everything else.
 
     Args:
         trainer: the real one, or None outside a fit.

@@ -314,7 +314,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         return self.network(self.inputs(images))
 
     def inputs(self, images: Tensor) -> Tensor:
-        """What :attr:`network` sees of images; an image's input depends on that image alone."""
+        """Network input of images; an image's input depends on that image alone."""
         if self.extractor is None and self.mean is not None and self.std is not None:
             return (images - self.mean) / self.std
         return self.vectors(images)

@@ -204,7 +204,7 @@ def _made_up(batch: Any, number: int) -> Any:
 
 
 def signature(batch: Any) -> tuple[Any, ...] | None:
-    """What batches must share to be stacked: structure, shapes and dtypes; None where they hold more than tensors."""
+    """Structure, shapes and dtypes that batches must share to be stacked; None where they hold more than tensors."""
     leaves, structure = pytree.tree_flatten(batch)
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout is torch.strided for leaf in leaves):
         return None
@@ -231,7 +231,7 @@ def _table_of(dataset: Any) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
 
 
 class Steps(Dataset[Any]):
-    """What a trainer iterates over in place of private records: so many empty batches.
+    """Empty batches that a trainer iterates over in place of private records.
 
     Args:
         count: steps of an epoch.

@@ -255,11 +255,11 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         return 0 if self.session.run is None else self.session.run.planned
 
     def privacy_summary(self) -> dict[str, Any] | None:
-        """What a report of the run says of its privacy, in plain types; None before the fit."""
+        """Privacy figures of the run for a summary, in plain types; None before the fit."""
         return None if self.session.run is None else self.session.run.summary()
 
     def privacy_metrics(self) -> dict[str, float]:
-        """What is logged of the privacy: declared names and values; nothing before the fit."""
+        """Logged privacy figures: declared names and values; nothing before the fit."""
         if self.session.run is None:
             return {}
         guarantee, spent = self.session.run.reports()
@@ -373,7 +373,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         return {**self.__dict__, "_gradients": None, "_undo": [], "_made_up": None}
 
     def _before_gradients(self, module: Any, data: PrivateData) -> None:
-        """What is done with the private records before the first step."""
+        """Preparation of the private records before the first step."""
 
     def _leave(self) -> None:
         while self._undo:
@@ -446,7 +446,7 @@ def _without(place: Any, names: Sequence[str]) -> None:
 
 
 def _records_of(trainer: Any, source: Any) -> Any:
-    """What holds the private records: our data module, or the loader that the trainer would train on."""
+    """Holder of the private records: our data module, or the loader that the trainer would train on."""
     data = trainer.datamodule
     if hasattr(data, "private_in_shards"):  # of this package
         return data

@@ -80,14 +80,14 @@ class Processes:
 
 @dataclasses.dataclass
 class FollowedSteps:
-    """How far the first process is: steps that are left, and the position of the last row paid."""
+    """Progress of the first process: steps that are left, and the position of the last row paid."""
 
     left: int
     row: int = 0
 
 
 class FollowedRun:
-    """What all processes but the first know of a training: what that one, which has the ledger, has told them.
+    """Facts of a training that the first process, which has the ledger, tells the others.
 
     Attributes:
         planned: number of steps that the guarantee covers.

@@ -1,4 +1,4 @@
-"""What a private training does around its gradients: Poisson samples, the plan in the ledger, noise, the end."""
+"""Steps of a private training around its gradients: Poisson samples, the plan in the ledger, noise, the end."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _FILE = "private_training.json"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """What a training asks for, before anything is known of the budget; all of it public.
+    """Public request of a training, before anything is known of the budget.
 
     Attributes:
         steps: number of steps, known beforehand.
@@ -209,7 +209,7 @@ class TrainingRun:
         }
 
     def told(self) -> dict[str, Any]:
-        """What other processes of the same training have to know of it."""
+        """Facts that other processes of the same training need."""
         return {
             "planned": self.planned,
             "noise_multiplier": self.noise_multiplier,
@@ -225,7 +225,7 @@ class TrainingRun:
         return report.guarantee, report.spent
 
     def summary(self) -> dict[str, Any]:
-        """What a report of the run says of its privacy, in plain types."""
+        """Privacy figures of the run for a summary, in plain types."""
         report = self.ledger.report(delta=self.plan.delta, exact=True)
         return {
             **report.guarantee.to_dict(),
@@ -263,7 +263,7 @@ class TrainingRun:
         self.ledger.run(self.run_id, [charge.with_guarantee(self._mark)], description)
 
     def _steps_within(self, stop_at_budget: bool) -> int:
-        """How many of the steps fit the budget, where fewer of them will do; all of them otherwise."""
+        """Number of steps that fit the budget, where fewer will do; all of them otherwise."""
         steps, ledger = self.plan.steps, self.ledger
         if not stop_at_budget:
             return steps

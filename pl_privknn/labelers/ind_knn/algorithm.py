@@ -112,12 +112,12 @@ class IndKNNParameters:
 
     @property
     def total(self) -> GaussianDPStream:
-        """What the whole stream costs, however long it is: one release with μ = √(2B)."""
+        """Cost of the whole stream, however long it is: one release with μ = √(2B)."""
         return GaussianDPStream(mu=math.sqrt(2 * self.budget))
 
     @property
     def count_cost(self) -> float:
-        """What a neighbour pays for the release of their number: 1 / (2 σ1²)."""
+        """Price of the noisy number of neighbours for each of them: 1 / (2 σ1²)."""
         return 1 / (2 * self.sigma1**2)
 
     def sigma_of_votes(self, share: float) -> float:
@@ -218,7 +218,7 @@ class PublicDensity:
 
 @dataclasses.dataclass(frozen=True)
 class IndKNNSwitches:
-    """What may be added to Algorithm 3; none of it changes what the stream costs.
+    """Switches of additions to Algorithm 3; none changes what the stream costs.
 
     Args:
         density: :class:`PublicDensity` for a threshold of its own for each query; None for the paper's fixed one.

@@ -43,7 +43,7 @@ def unit_rows(rows: Tensor, *, overwrite: bool = False) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a batch of queries lets out; all of it is differentially private and paid for.
+    """Releases of a batch of queries; all are differentially private and paid for.
 
     Attributes:
         labels: int64, shape ``(m,)``; the winning class, -1 where the answer was held back as unsure.
@@ -129,7 +129,7 @@ class IndKNNEngine:
         return self._located[1]
 
     def remaining(self) -> Floats:
-        """What each record, or its person, has left. **Private**."""
+        """Remaining budget of each record, or of its person. **Private**."""
         return self.budgets.left[self._places] * self.parameters.quantum
 
     # ------------------------------------------------------------------ answering

@@ -53,7 +53,7 @@ _MOST_ASKED = 100
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    """How near a record must be to vote, and how much its vote weighs.
+    """Similarity that a record needs to vote, and the weight of its vote.
 
     Args:
         kernel: ``"cosine"``, or ``"rbf"`` for exp(−‖x − q‖² / ν²).
@@ -69,7 +69,7 @@ class Similarity:
 
 @dataclasses.dataclass(frozen=True)
 class RecordBudgets:
-    """How ε becomes the budget of every record, and what they pay for being counted.
+    """Conversion of ε into the budget of every record, and the price of being counted.
 
     Args:
         budget: B of every record, instead of ``epsilon``.
@@ -88,7 +88,7 @@ class RecordBudgets:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Which record is which, and where their budgets are kept.
+    """Identity of records, and the place of their budgets.
 
     Args:
         ids: lasting whole numbers of the private records, in the data module's order, or the path of a
@@ -344,7 +344,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
             self._engine.reference = self._public
 
     def remaining(self) -> NDArray[np.float64]:
-        """What each private record of this process has left. **Private**: for the owner of the data alone."""
+        """Remaining budget of each private record of this process. **Private**: for the owner of the data alone."""
         return self._fitted("remaining").remaining()
 
     def record_digests(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -449,7 +449,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
         return self._engine
 
     def _limits(self, rows: NDArray[np.intp], total: int) -> NDArray[np.float64] | None:
-        """What each record may spend in all, where groups have an ε of their own. **Private**."""
+        """Whole budget of each record, where groups have an ε of their own. **Private**."""
         if self.groups is None:
             return None
         if len(self.groups.members) != total:

@@ -49,7 +49,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What was found.
+    """Result of the search.
 
     Attributes:
         name: the parameter.

@@ -487,7 +487,7 @@ def spread(p: Floats, q: Floats) -> float:
 
 
 def reach(p: Floats, q: Floats, steps: int, *, spacing: float, tail: float) -> tuple[Floats, Floats]:
-    """How far the total loss goes, upwards with the record and downwards without it, but for a rare tail.
+    """Bounds of the total loss, upwards with the record and downwards without it, but for a rare tail.
 
     Chernoff's bound for every adaptive strategy: with κ(λ) = max_k log E_p[e^{λ·loss}], the process
     e^{λ·total − jκ} is a supermartingale, so P[total > x] ≤ e^{jκ(λ) − λx}. Losses are those after
@@ -608,7 +608,7 @@ _VARIANCE_ORDER = 1.05
 
 @dataclasses.dataclass(frozen=True)
 class BlockPlan:
-    """How ``count`` releases of a family are cut into blocks, and the grid that they are computed on.
+    """Blocks of ``count`` releases of a family, and the grid that they are computed on.
 
     Attributes:
         size: M, releases in a block.

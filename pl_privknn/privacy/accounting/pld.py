@@ -34,7 +34,7 @@ _LARGE_MU = 1e4
 
 @dataclasses.dataclass(frozen=True)
 class LossMeasure:
-    """How the masses of two distributions, upper and lower, lie along the privacy loss log(upper/lower).
+    """Masses of two distributions, upper and lower, along the privacy loss log(upper/lower).
 
     Attributes:
         losses: losses of atoms, shape ``(n,)``; ±inf where one of the masses is zero.
@@ -485,7 +485,7 @@ def _geometric_sums(masses: Floats, slopes: Floats) -> Floats:
 def _reach(
     pieces: Sequence[tuple[Floats, int, int]], theta: float, log_scale: float, thetas: Floats, sign: int
 ) -> float:
-    """How many grid steps the tilted total goes in one direction, but for a mass of 1e-20."""
+    """Bound on the grid steps of the tilted total in one direction, but for a mass of 1e-20."""
     extra = thetas[::3]
     return float(np.min((_log_mgf(pieces, theta + sign * extra) - log_scale + 46.0) / extra))
 

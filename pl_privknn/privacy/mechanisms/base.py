@@ -43,7 +43,7 @@ SEVERAL_FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """How far a stated ε holds.
+    """The level at which a stated ε holds.
 
     ``"unconditional"``: for all data, as it stands. ``"conditional"``: if each of ``reasons`` is true.
     ``"none"``: not at all, for each of ``reasons`` that says so.
@@ -107,7 +107,7 @@ def guarantee_rank(level: Level) -> int:
 
 
 def noise_guarantee(source: NoiseSource) -> Guarantee:
-    """What a noise source lets a release keep: nothing, unless its words are cryptographic."""
+    """Guarantee that a noise source leaves to a release: none, unless its words are cryptographic."""
     return UNCONDITIONAL if source.cryptographic else Guarantee("none", (SEEDED_NOISE,))
 
 
@@ -276,7 +276,7 @@ class Charge:
 
     @property
     def guarantee(self) -> Guarantee:
-        """How far the cost of these releases holds: the mechanism's own conditions and the mark."""
+        """Guarantee of the cost of these releases: the mechanism's own conditions and the mark."""
         mechanism = self.mechanism
         if mechanism.guarantee == "unconditional":
             return self.mark

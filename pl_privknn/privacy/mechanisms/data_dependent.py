@@ -133,7 +133,7 @@ def log_other_at_worst(mechanism: Gaussian | Laplace, votes: NDArray[np.int64]) 
 
 
 def _gaps(votes: NDArray[np.int64]) -> Floats:
-    """How far each class is behind the winner, ascending; shape ``(m, c − 1)``."""
+    """Distances of the classes behind the winner, ascending; shape ``(m, c − 1)``."""
     ordered = -np.sort(-np.asarray(votes, dtype=np.float64), axis=1)
     return ordered[:, :1] - ordered[:, 1:]
 
@@ -259,7 +259,7 @@ class DataDependent(Mechanism):
 
     @property
     def label(self) -> str:
-        """What was released."""
+        """Result of a release."""
         return self.release
 
     @classmethod
