@@ -345,4 +345,10 @@ ROWS = {
         "≤ 1.3",
         lambda options: _python(options, "-c", "from pl_privknn import PrivateKNN"),
     ),
+    "help": Row(
+        "`privknn fit --help`",
+        "`import torch`",
+        "0.5 s",
+        lambda options: _python(options, "-m", "pl_privknn.cli", "fit", "--help"),
+    ),
 }
