@@ -141,8 +141,7 @@ class RunReport(pl.Callback):
     :mod:`pl_privknn.callbacks.run_summary`).
 
     The ε in it is the exact worst case where that applies (see
-    :func:`pl_privknn.privacy.accounting.accountant.account`), so it can be a little below the fast figure that was
-    logged during training.
+    :func:`pl_privknn.privacy.accounting.accountant.account`).
 
     Args:
         run_dir: the folder; by default the one that holds the ledger's run, else the trainer's log folder.
