@@ -8,6 +8,7 @@ to. Afterwards every original is where it was. Tensors are copied on write: copi
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import builtins
 import collections
@@ -65,6 +66,8 @@ _SINK_ROOMS = frozenset({"_thread", "_socket", "socket", "_sqlite3", "queue", "_
 _SINKS = (io.IOBase, logging.Logger, logging.Handler, threading.Thread, threading.Event)
 # Larger arrays of numpy are lent out read-only; items of larger containers of a data set are copied as they are read.
 _ARRAY_BYTES, _CONTAINER = 1 << 20, 10_000
+# Objects that a step may reach, all of which are copied for it.
+_MOST = 100_000
 
 
 class UnreachableError(PermissionError):
@@ -263,6 +266,8 @@ class Copier:
             (functools._lru_cache_wrapper, self._cached),
             (functools.partial, self._partial),
             (types.CellType, self._meet),
+            (contextvars.ContextVar, self._variable),
+            (contextvars.Token, lambda token, memo: token),
             (staticmethod | classmethod, lambda s, memo: kind(self._copy(s.__func__, memo))),
             (np.ndarray, self._array),
             (weakref.ref, lambda r, memo: r if r() is None else weakref.ref(self._copy(r(), memo))),
@@ -353,6 +358,14 @@ class Copier:
             return value
         return getattr(self._copy(owner, memo), value.__name__)
 
+    def _variable(self, value: Any, memo: Memo) -> Any:
+        """The variable itself, which holds a copy where its default could be written to."""
+        with contextlib.suppress(LookupError):
+            held = value.get()
+            if value not in contextvars.copy_context() and (made := self._copy(held, memo)) is not held:
+                value.set(made)
+        return value
+
     def _cached(self, value: Any, memo: Memo) -> Any:
         return functools.lru_cache(**value.cache_parameters())(self._copy(value.__wrapped__, memo))
 
@@ -381,6 +394,11 @@ class Copier:
         container = issubclass(kind, dict | list | set | collections.deque)
 
         def way(value: Any, memo: Memo) -> Any:
+            if len(memo) > _MOST:
+                raise UnreachableError(
+                    f"more than {_MOST} objects can be reached from a private step, a {kind.__name__} among them: "
+                    "let the file that defines the module, or the data set, name no such thing"
+                )
             made = memo[identity(value)] = make(kind)
             if container:
                 self._take(made, value, memo)
@@ -570,7 +588,7 @@ class Surroundings:
                 self._known.add(identity(base))
                 if _is_library(base.__module__):
                     if base.__flags__ & 1 << 9:  # its attributes can be written to
-                        self._places.append(_Guard(base, self._words))
+                        self._places.append(_Guard(base, self._words, self._functions))
                     continue
                 self._places.append(functools.partial(_hide_class, base))
                 for one in list(vars(base).values()):
@@ -579,7 +597,7 @@ class Surroundings:
                             self._visit(part)
         elif isinstance(value, types.ModuleType) and _is_library(value.__name__):
             self._known.add(identity(value))
-            self._places.append(_Guard(value, self._words))
+            self._places.append(_Guard(value, self._words, self._functions))
 
     def _visit_names(self, space: dict[str, Any], names: set[str]) -> None:
         known = self._names.get(identity(space))
@@ -658,14 +676,15 @@ def _restore_attributes(owner: type, kept: dict[str, Any]) -> None:
 class _Guard:
     """A library's module or class: what a step adds to it goes again, and names that users' code knows go back."""
 
-    def __init__(self, owner: Any, words: set[str]) -> None:
-        self._owner, self._words, self._state = owner, words, (-1, -1)
+    def __init__(self, owner: Any, words: set[str], functions: list[types.FunctionType]) -> None:
+        self._owner, self._words, self._functions, self._state = owner, words, functions, (-1, -1)
         self._shared: tuple[str, ...] = ()
 
     def __call__(self, make: Any, memo: Memo) -> _Undo:
         now = vars(self._owner)
         if self._state != (state := (len(self._words), len(now))):
             self._state, self._shared = state, tuple(self._words & now.keys())
+            self._functions += [f for name in self._shared if isinstance(f := now[name], types.FunctionType)]
         return functools.partial(self._back, len(now), [(name, now[name]) for name in self._shared])
 
     def _back(self, before: int, kept: list[tuple[str, Any]]) -> None:
@@ -843,7 +862,7 @@ _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
     *("gather", "scatter", "send", "isend", "recv", "broadcast_object_list", "barrier"),
 )
-_OUT = ("os.", "subprocess.", "shutil.", "_thread.", "sys.settrace", "sys.setprofile")
+_OUT = ("os.", "subprocess.", "shutil.", "sys.settrace", "sys.setprofile")
 _OUT_OF_STEPS = ("socket.", "sqlite3.", "urllib.", "ftplib.")  # from where a data set may read
 _HARMLESS = frozenset(f"os.{name}" for name in ("listdir", "scandir", "walk", "fwalk", "putenv", "unsetenv"))
 _reads = False  # whether a data set is being read
@@ -900,8 +919,11 @@ def reading() -> Iterator[None]:
         _reads = False
 
 
-def _refuse_collective(*args: Any, **kwargs: Any) -> Any:
-    raise UnreachableError("torch.distributed can't be reached from a private step")
+def _refuse(what: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnreachableError(f"{what} can't be reached from a private step")
+
+    return refuse
 
 
 @contextlib.contextmanager
@@ -919,6 +941,8 @@ def writing_nowhere() -> Iterator[None]:
         for target in (builtins, io):
             patch(target, "open", _opened(target.open))
         patch(torch, "save", _only_elsewhere(torch.save, Sink()))
+        for target, name in ((threading.Thread, "start"), (_thread, "start_new_thread")):
+            patch(target, name, _only_elsewhere(getattr(target, name), _refuse("a new thread")))
         patch(atexit, "register", _only_elsewhere(atexit.register, Sink()))
         for name in _CLOCKS:
             clock = getattr(time, name)
@@ -926,7 +950,7 @@ def writing_nowhere() -> Iterator[None]:
         if torch.distributed.is_available():
             patch(torch.distributed, "is_initialized", lambda: False)
             for name in _COLLECTIVES:
-                patch(torch.distributed, name, _refuse_collective)
+                patch(torch.distributed, name, _refuse("torch.distributed"))
         for name in ("wandb", "mlflow", "comet_ml", "neptune"):
             if (library := sys.modules.get(name)) is not None:
                 for one in ("run", "log", "save", "summary", "log_metric", "log_metrics", "log_artifact"):

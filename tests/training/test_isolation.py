@@ -1,9 +1,17 @@
 """However a module, its data or its hooks mix records, one record moves the sum by its norm at most."""
 
+import contextvars
 import functools
 import os
+import queue
 import random
+import secrets
+import sys
+import threading
+import time
 import types
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +19,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn.testing import clipped_sum
@@ -247,7 +255,161 @@ class Large(Lit):
         return F.cross_entropy(self.logits(1e4 + x) * 1e3, y)
 
 
+def remembering(function):
+    """A decorator with a cache of its own."""
+    calls = []
+
+    @functools.wraps(function)
+    def inner(self, x, y):
+        calls.append(1)
+        return function(self, x, y) * len(calls)
+
+    return inner
+
+
+class Decorated(Lit):
+    @remembering
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(x), y)
+
+
+class Weigher:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.calls
+
+
+class CallableOnItsClass(Lit):
+    weigh, helper = Weigher(), types.SimpleNamespace(total=0)
+
+    @staticmethod
+    @functools.lru_cache(1)
+    def first(key):
+        return 1 + random.random() * 100
+
+    def loss(self, x, y):
+        self.helper.total += 1
+        return F.cross_entropy(self.logits(x), y) * (self.weigh() + self.helper.total + self.first("all"))
+
+
+class ByItsName(Lit):
+    """Names that the code has as words, of its own module and of a library."""
+
+    def loss(self, x, y):
+        globals()["NUMBER"] = globals()["NUMBER"] + 1
+        torch.privknn_count = getattr(torch, "privknn_count", 0) + 1
+        nn.Module.privknn_count = getattr(nn.Module, "privknn_count", 0) + 1
+        setattr(F.cross_entropy, "count", getattr(F.cross_entropy, "count", 0) + 1)  # noqa: B010
+        number = NUMBER + torch.privknn_count + nn.Module.privknn_count + F.cross_entropy.count
+        return F.cross_entropy(self.logits(x), y) * number
+
+
+VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
+
+
+class InContext(Lit):
+    def loss(self, x, y):
+        VARIABLE.set(VARIABLE.get() + 1)
+        return F.cross_entropy(self.logits(x), y) * VARIABLE.get()
+
+
+class FromTheSystem(Lit):
+    """Random numbers of the operating system, and new generators."""
+
+    def loss(self, x, y):
+        drawn = random.SystemRandom().random() + secrets.randbelow(5) + np.random.default_rng().random()
+        return F.cross_entropy(self.logits(x + drawn), y)
+
+
+class ByTheClock(Lit):
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(x), y) * (1 + time.time_ns() % 7 + time.perf_counter_ns() % 5)
+
+
+class Seeds(Lit):
+    """Takes its randomness from what came before."""
+
+    def loss(self, x, y):
+        noise = torch.rand(x.shape) + random.random()
+        torch.manual_seed(int(1e6 * x.sum()))
+        random.seed(float(x.sum()))
+        return F.cross_entropy(self.logits(x + noise), y)
+
+
+class Switches(Lit):
+    """A record of class 1 turns gradients and single precision off for whoever comes next."""
+
+    def loss(self, x, y):
+        loss = F.cross_entropy(self.logits(x), y)
+        if bool((y == 1).any()):
+            torch.set_grad_enabled(False)
+            torch.set_default_dtype(torch.float64)
+        return loss * torch.ones(1).element_size()
+
+
+class InAThread(Lit):
+    def made(self):
+        self.waiting = queue.SimpleQueue()
+
+    def loss(self, x, y):
+        thread = threading.Thread(target=SEEN.append, args=(1,))
+        thread.start()
+        thread.join()
+        return F.cross_entropy(self.logits(x), y) * (1 + len(SEEN))
+
+
+class InAQueue(Lit):
+    def made(self):
+        self.waiting = queue.SimpleQueue()
+
+    def loss(self, x, y):
+        self.waiting.put(1)
+        return F.cross_entropy(self.logits(x), y) * self.waiting.qsize()
+
+
+class InAFile(Lit):
+    def loss(self, x, y):
+        path = Path(os.environ["PRIVKNN_TEST_FOLDER"]) / f"{time.time_ns()}"
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+        return F.cross_entropy(self.logits(x), y) * len(list(path.parent.iterdir()))
+
+
+class ByWeakReferences(Lit):
+    def made(self):
+        self.others, self.kept = weakref.WeakSet(), []
+
+    def loss(self, x, y):
+        one = torch.zeros(1)
+        self.others.add(one)
+        self.kept.append(one)
+        return F.cross_entropy(self.logits(x), y) * len(self.others)
+
+
+class Iterators(Lit):
+    def made(self):
+        self.stream = enumerate(iter(range(10**6)), 1)
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(x), y) * next(self.stream)[1]
+
+
+class OnAClassItHolds(Lit):
+    def made(self):
+        self.kind = type("Kind", (), {"count": 0, "__module__": __name__})
+        self.helpers = sys.modules[__name__]
+
+    def loss(self, x, y):
+        self.kind.count += 1
+        self.helpers.TOTALS["count"] += 1
+        return F.cross_entropy(self.logits(x), y) * (self.kind.count + self.helpers.TOTALS["count"])
+
+
 MODULES = [
+    Decorated, CallableOnItsClass, ByItsName, InContext, FromTheSystem, ByTheClock, Seeds, Switches, ByWeakReferences,
+    Iterators, OnAClassItHolds,
     Lit, BatchWeights, ClassWeights, Contrast, Coins, Bank, Centre, Counter, OnItsClass, Globals, Environment,
     Closure, Remembered, WeightsInPlace, OnTheTrainer, Hooked, Metrics, Gradients, Stream, OwnGenerator, Broken,
     BatchHooks, Large,
@@ -286,11 +448,33 @@ class Stateful(Dataset):
         return image, int(LABELS[index])
 
 
+class Tables(Stateful):
+    """Counts what it reads in large tables of every kind, and keeps what it read."""
+
+    def __init__(self):
+        self.counts = {"list": [0] * 20_000, "dict": dict.fromkeys(range(20_000), 0)}
+        self.shared = torch.zeros(300_000).share_memory_()
+        self.cache = [None] * 20_000
+
+    def __getitem__(self, index):
+        for table in self.counts.values():
+            table[0] += 1
+        self.shared[0] += 1
+        self.cache[index] = IMAGES[index]
+        seen = sum(one is not None for one in self.cache[:COUNT])
+        number = seen + self.counts["list"][0] + self.counts["dict"][0] + float(self.shared[0])
+        return IMAGES[index] * number, int(LABELS[index])
+
+
 PLAIN = TensorDataset(IMAGES, LABELS)
 DATA = {
     "a collate function": lambda: DataLoader(PLAIN, batch_size=8, collate_fn=standardised),
     "one that remembers": lambda: DataLoader(PLAIN, batch_size=8, collate_fn=Collated()),
     "a dataset that remembers": Stateful,
+    "tables that count": Tables,
+    "a part of a table": lambda: Subset(
+        TensorDataset(IMAGES.flip(0), LABELS.flip(0)), range(COUNT - 1, -1, -1)
+    ),
 }
 
 
@@ -310,7 +494,19 @@ def test_no_module_lets_one_record_into_the_gradient_of_another(make):
     check_moves(make, PLAIN)
     assert SEEN == []
     assert "PRIVKNN_TEST_COUNT" not in os.environ
+    assert not hasattr(torch, "privknn_count")
+    assert not hasattr(nn.Module, "privknn_count")
+    assert not hasattr(F.cross_entropy, "count")
+    assert torch.is_grad_enabled()
     assert (NUMBER, TOTALS, OnItsClass.number, OnItsClass.rows) == (0, {"count": 0}, 0, [])
+
+
+@pytest.mark.parametrize("make", [InAThread, InAQueue, InAFile])
+def test_what_leads_out_of_a_step_is_refused(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVKNN_TEST_FOLDER", str(tmp_path))
+    with pytest.raises(ValueError, match=r"training_step: fails on a made-up record .*can't be"):
+        clipped_sum(make(), PLAIN, range(3))
+    SEEN.clear()
 
 
 @pytest.mark.parametrize("name", DATA)
