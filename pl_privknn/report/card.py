@@ -141,6 +141,7 @@ def card_markdown(card: dict[str, Any]) -> str:
         "budget": "none" if budget is None else f"ε ≤ {budget:g}",
         "tuning": card["tuning"],
         "ledger head": card["ledger_head"],
+        "certificate": card.get("certificate", "none"),
     }
     attacker = card["attacker"]
     return "\n".join([

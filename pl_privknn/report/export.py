@@ -73,7 +73,7 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
         _write(module, _token_vectors(settings), run, path)
     shutil.copyfile(run / "summary.json", output / "summary.json")
     if audit is not None and card is not None:
-        write_card(card, output)
+        write_card(card, output, Path(audit["ledger"]))
         with contextlib.suppress(OSError):  # a run that was mounted for reading keeps no note of it
             note_files(Path(audit["ledger"]), audit["run"], {path.name: file_digest(path)}, exported=True)
     return path

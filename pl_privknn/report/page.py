@@ -7,17 +7,22 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from pl_privknn import __version__
 from pl_privknn._checks import at_most
 from pl_privknn.comparison.plot import colour_variables, figure_of, themed_svg
+from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
-from pl_privknn.report.audit import reading
+from pl_privknn.privacy.verification import releases_of
+from pl_privknn.report.audit import ledger_of, mapping_of, reading
 from pl_privknn.report.card import card_markdown, card_of
 from pl_privknn.report.charts import attacker_chart, line_chart
 from pl_privknn.report.comparison_facts import comparison_facts
 from pl_privknn.report.ledger_facts import ledger_facts
 from pl_privknn.report.promise import percent
+from pl_privknn.report.registry import registry_entry
 from pl_privknn.report.run_facts import is_run, plain, run_facts
 
 if TYPE_CHECKING:
@@ -35,7 +40,8 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         exact: also compute the exact worst case (seconds).
 
     Returns:
-        The HTML file. ``privacy_card.md`` and ``privacy_card.json`` lie beside it, except for a comparison.
+        The HTML file. ``privacy_card.md``, ``privacy_card.json``, ``certificate.json`` and ``registry.yaml`` lie
+        beside it, except for a comparison.
 
     Raises:
         ValueError: where ``path`` is none of these, or a file in it is damaged.
@@ -64,14 +70,31 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
     output.parent.mkdir(parents=True, exist_ok=True)
     write_durably(output, render(facts, results))
     if facts.get("promise") is not None:
-        write_card(card_of(facts), output.parent)
+        ledger = path if path.is_file() else ledger_of(path, mapping_of(path / "config.yaml"))
+        write_card(card_of(facts), output.parent, ledger)
     return output
 
 
-def write_card(card: dict[str, Any], output: Path) -> None:
-    """Write a privacy card into a folder, for programs and for people."""
+def write_card(card: dict[str, Any], output: Path, ledger: Path | None) -> None:
+    """Write a privacy card into a folder, for programs and for people, with its certificate and registry entry.
+
+    Args:
+        card: see :func:`privacy_card`.
+        output: the folder.
+        ledger: whose planned releases the certificate is about.
+    """
+    charges = [] if ledger is None else list(releases_of(ledger).charges)
+    try:
+        found = certify(charges, delta=card["delta"], adjacency=card["adjacency"], report=card)
+        write_durably(output / "certificate.json", json.dumps(found) + "\n")
+        certificate = f"certificate.json proves ε = {at_most(found['epsilon'])}"
+    except ValueError as error:
+        (output / "certificate.json").unlink(missing_ok=True)
+        certificate = f"none: {error}"
+    entry = yaml.safe_dump(registry_entry(card), sort_keys=False, allow_unicode=True)
+    write_durably(output / "registry.yaml", entry)
     write_durably(output / f"{_CARD}.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
-    write_durably(output / f"{_CARD}.md", card_markdown(card))
+    write_durably(output / f"{_CARD}.md", card_markdown({**card, "certificate": certificate}))
 
 
 def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
