@@ -107,6 +107,7 @@ class HashIndex:
         changed = len(self._codes) + len(self._rows) - 2 * self._sorted_rows
         if changed > max(_MANY_CHANGES, len(self._codes) // 8):
             self._build()
+            changed = 0
         wanted, new = self.codes(queries), self._codes[self._sorted_rows :]
         spans = np.empty((2, *wanted.shape), np.intp)
         for table, codes in enumerate(self._sorted):
@@ -114,12 +115,15 @@ class HashIndex:
             spans[1, :, table] = np.searchsorted(codes, wanted[:, table], "right")
         flags, found = np.zeros(len(self._rows), bool), []
         for query in range(len(wanted)):
+            for order, start, stop in zip(self._order, *spans[:, query].tolist(), strict=True):
+                flags[order[start:stop]] = True
+            rows = np.flatnonzero(flags)
             flags[:] = False
-            for table, (start, stop) in enumerate(spans[:, query].T):
-                flags[self._order[table, start:stop]] = True
-            rows = self._rows[flags]
-            tail = self._sorted_rows + np.flatnonzero((new == wanted[query]).any(axis=1))
-            found.append(np.concatenate([rows[rows >= 0], tail]))
+            if changed:
+                now = self._rows[rows]
+                tail = self._sorted_rows + np.flatnonzero((new == wanted[query]).any(axis=1))
+                rows = np.concatenate([now[now >= 0], tail])
+            found.append(rows)
         return found
 
     def _build(self) -> None:

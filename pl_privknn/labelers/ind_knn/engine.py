@@ -235,7 +235,7 @@ class IndKNNEngine:
                 self.budgets.spend(*given)
             else:
                 self._near, self._kappa = next(self._coming)
-                owners = np.unique(self._places[self._near])
+                owners, _ = self._owners_of(self._near)
                 cost = self.parameters.costs(self.parameters.count_cost)
                 active = np.count_nonzero(self.budgets.left[owners] >= cost)
                 return torch.tensor([active], dtype=torch.float64)
@@ -243,15 +243,14 @@ class IndKNNEngine:
 
     def _votes(self, count: float) -> Floats:
         """Votes of the present query. What they cost is put aside until the next one: they may be asked for again."""
-        owners, near, kappa = self._places[self._near], self._near, self._kappa
-        if self.budgets.unit == "person":
+        paying, owners = self._owners_of(self._near)
+        near, kappa, left = self._near, self._kappa, self.budgets.left[paying]
+        if len(paying) < len(near):
             order = np.argsort(owners, kind="stable")
             owners, near, kappa = owners[order], near[order], kappa[order]
-        paying = np.unique(owners)
-        left = self.budgets.left[paying]
         parameters = self.parameters
         votes = collect(
-            np.searchsorted(paying, owners),
+            owners,
             kappa,
             self.labels[near],
             left,
@@ -262,6 +261,13 @@ class IndKNNEngine:
         )
         self._paying = (paying, left)
         return votes
+
+    def _owners_of(self, near: Rows) -> tuple[Rows, Rows]:
+        """Places of the owners of some records in the budgets, each once, and which of these owns each record."""
+        if self.budgets.unit == "record":
+            return self._places[near], np.arange(len(near))
+        owners, which = np.unique(self._places[near], return_inverse=True)
+        return owners, which
 
     def _settle(self) -> None:
         paying, left = self._paying
@@ -299,7 +305,7 @@ class IndKNNEngine:
             near, kappa = near[able], kappa[able]
             order = np.lexsort((self.ids[near], -kappa))
             near, kappa = near[order], kappa[order]
-            left[np.unique(self._places[near])] -= cost
+            left[self._owners_of(near)[0]] -= cost
             given = (self.ids[near], self.labels[near], kappa, self.owners[near])
             found.append(Retrieved(*given, sigma, self.num_classes, noise.stream("retrieval", query)))
         mark = self.budgets.next_mark()
