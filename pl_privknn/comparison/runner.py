@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from pl_privknn._checks import at_most, check_int
 from pl_privknn.comparison.results import (
     RESULTS,
@@ -78,7 +76,7 @@ Report = Callable[[str, Run, str], None]
 
 
 class FolderError(RuntimeError):
-    """The folder holds a run that was started under another configuration, or is in use."""
+    """The folder holds a run that was started under another configuration."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +125,12 @@ def run_comparison(
 
     Raises:
         ConfigurationError: for a configuration that does not parse, or names, seeds, ε that it has not.
-        FolderError: if a folder holds a run of another configuration, or another process is at the comparison.
+        FolderError: if a folder holds a run of another configuration.
+        FolderInUse: if another process is at the comparison.
     """
     workers, output = check_int("workers", workers, 0), Path(output)
     chosen = choose(comparison, only, seeds, epsilons)
-    with locked(output):
+    with FolderLock(output):
         missing = []
         for run in chosen:
             if has_result(run, output):
@@ -245,21 +244,6 @@ def has_result(run: Run, output: Path) -> bool:
 def is_begun(run: Run, output: Path) -> bool:
     """Whether a run was started before."""
     return (run.folder(output) / _STATE).is_file()
-
-
-@contextlib.contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """Keep two processes from running the same comparison."""
-    output.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output / "compare.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise FolderError(f"{output}: another process runs this comparison; wait for its end") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class _Pool:

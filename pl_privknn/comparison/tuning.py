@@ -7,24 +7,21 @@ import dataclasses
 import io
 import itertools
 import json
-import math
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from scipy.optimize import brentq
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_finite, check_int, check_open_unit, check_positive, check_rate, shown
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.config import ConfigurationError, class_named, get, merged, one_line, put
 from pl_privknn.planning import made_data, made_training, private_trainings
-from pl_privknn.privacy.accounting.calibration import CalibrationError
-from pl_privknn.privacy.accounting.rdp import ORDERS, epsilon_improved
+from pl_privknn.privacy.accounting.calibration import CalibrationError, Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, RepeatAndSelect
@@ -37,8 +34,7 @@ from pl_privknn.privacy.store import FolderLock
 from pl_privknn.training import NoisySGD
 from pl_privknn.training.isolation import Copier, Sink
 
-_MOST_NOISE = 1e6
-_TOLERANCE = 2e-4
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
 #: What the cost of a candidate depends on, and the places of its files.
 _FIXED = (
@@ -147,7 +143,18 @@ def tuning_of(
     def search(noise: float) -> RepeatAndSelect:
         return RepeatAndSelect((Charge(step_mechanism(noise, 1.0, rate), steps), score), expected)
 
-    noise = _noise_within(check_positive("--epsilon", epsilon), delta, search)
+    try:
+        noise = calibrate(
+            lambda noise: [Charge(search(noise))],
+            Parameter("noise_multiplier", 1.0, _LEAST_NOISE, _MOST_NOISE, rising=False),
+            epsilon=check_positive("--epsilon", epsilon),
+            delta=delta,
+            exact=False,
+        ).value
+    except CalibrationError as error:
+        raise CalibrationError(
+            f"--epsilon {epsilon}: {error}; give candidates' scores more noise (--score-noise), or a smaller --mean"
+        ) from error
     base: dict[str, Any] = {name: merged(document.get(name) or {}, None) for name in ("data", "model")}
     trainer = {name: get(document, f"trainer.{name}") for name in ("accelerator", "precision")}
     base["trainer"] = {
@@ -166,28 +173,6 @@ def tuning_of(
     for setting in settings:  # a setting that can't be read is found out before anything is paid
         made_training(found.candidate(setting), data, shown(setting))
     return found
-
-
-def _noise_within(epsilon: float, delta: float, search: Callable[[float], RepeatAndSelect]) -> float:
-    """The least noise with which a search costs ``epsilon`` at most, by Rényi DP, the tightest there is for it."""
-
-    def excess(log_noise: float) -> float:
-        curve = search(math.exp(log_noise)).rdp(ORDERS, "add_remove")
-        return math.log(max(epsilon_improved(ORDERS, curve, delta), 1e-12) / epsilon)
-
-    high = math.log(_MOST_NOISE)
-    if excess(high) > 0:
-        raise CalibrationError(
-            f"--epsilon {epsilon}: the scores of the candidates alone cost more; give them more noise "
-            "(--score-noise), or a smaller --mean"
-        )
-    low = 0.0
-    while excess(low) <= 0:
-        low -= 1.0
-    found = float(brentq(excess, low, high, xtol=_TOLERANCE))
-    while excess(found) > 0:
-        found += _TOLERANCE
-    return math.exp(found)
 
 
 def _place_of_training(document: Mapping[str, Any]) -> str:
