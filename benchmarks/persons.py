@@ -1,0 +1,194 @@
+"""Teachers that protect persons: 12,000 persons with 60,000 images of Fashion-MNIST.
+
+Three ways to the same ε for a person: one record a person and record-level ε; all records with the person as unit; all
+records with a record-level ε so small that group privacy for the largest person gives it. Persons have five images
+each, or unequally many: the largest thousands, most one. Images are dealt out to persons at random, by the seed; noise
+is the operating system's. Accuracy is that of released labels of public images. Features are computed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.record import Measured, entries, markdown, spread
+from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.features.hog import HOG
+from pl_privknn.labelers import (
+    GNMAX,
+    PATE,
+    LinearTeachers,
+    PreconditionedGradients,
+    PrivateKNN,
+    ReverseKNN,
+    SufficientStatistics,
+)
+from pl_privknn.labelers.base import Labeler, ProtectsPersons, UsesPublicFeatures, unit_of
+from pl_privknn.neighbors import assign
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.testing import FreeLedger
+
+PERSONS, DELTA = 12_000, 1e-5
+#: Queries of teachers that answer one by one, and places at which reverse kNN counts.
+QUERIES, PLACES = 400, 400
+_CLASSES = 10
+
+
+def noisy_knn(epsilon: float, delta: float, most: int) -> Labeler:
+    """Private-kNN with the noise that QUERIES answers need; ``most`` times as many neighbours."""
+
+    def made(sigma: float) -> PrivateKNN:
+        return PrivateKNN(100 * most, 0.15, noise=Gaussian(sigma))
+
+    return made(_sigma(lambda sigma: made(sigma), epsilon, delta))
+
+
+def noisy_pate(epsilon: float, delta: float, most: int) -> Labeler:
+    """PATE of 200 linear teachers, likewise."""
+
+    def made(sigma: float) -> PATE:
+        teachers = LinearTeachers(steps=200)
+        return PATE(200 * most, teachers, aggregator=GNMAX(sigma), progress=False)
+
+    return made(_sigma(lambda sigma: made(sigma), epsilon, delta))
+
+
+def _sigma(made: Callable[[float], Labeler], epsilon: float, delta: float) -> float:
+    found = calibrate(
+        lambda sigma: made(sigma).plan(QUERIES, QUERIES, _CLASSES),
+        Parameter("sigma", 40.0, 1e-2, 1e6, False),
+        epsilon=epsilon,
+        delta=delta,
+        exact=False,
+    )
+    return found.value
+
+
+#: Of ε, δ and a factor by which votes may grow where there are more records.
+TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
+    "Private-kNN": noisy_knn,
+    "PATE": noisy_pate,
+    "Reverse kNN": lambda epsilon, delta, most: ReverseKNN(1, epsilon),
+    "Reverse kNN, shuffled": lambda epsilon, delta, most: ReverseKNN(
+        1, epsilon, trust="shuffle", randomizer="shares", num_clients=PERSONS, delta=delta
+    ),
+    "Class sums": lambda epsilon, delta, most: SufficientStatistics(
+        epsilon, delta=delta, expected_records=PERSONS * most
+    ),
+    "Released gradients": lambda epsilon, delta, most: PreconditionedGradients(
+        epsilon, delta=delta, expected_records=PERSONS * most
+    ),
+    "Released gradients, 5 records a person": lambda epsilon, delta, most: PreconditionedGradients(
+        epsilon, delta=delta, expected_records=PERSONS * most, records_per_person=5
+    ),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=list(TEACHERS), default=list(TEACHERS))
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """One part a teacher and ε."""
+    torch.set_num_threads(1)
+    tables = _features(options.root)
+    for epsilon in options.epsilons:
+        for name in options.only:
+            part = f"{name}, ε {epsilon:g}"
+            if part in entries("persons"):
+                continue
+            found: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "adjacency": _adjacency(name)}
+            for seed in options.seeds:
+                for way, accuracy in _ways(tables, name, epsilon, seed):
+                    found.setdefault(way, []).append(accuracy)
+            yield Measured(found, options.seeds, part, {"persons": PERSONS, "queries": QUERIES})
+
+
+def _adjacency(name: str) -> str:
+    return TEACHERS[name](1.0, DELTA, 1).adjacencies[0]
+
+
+def _features(root: str) -> dict[str, Tensor]:
+    data = FashionMNISTDataModule(root=root, num_public=5000)
+    data.setup("fit")
+    extractor = HOG()
+    assert data.public.truth is not None
+    return {
+        "private": torch.cat([extractor(images) for images, _ in data.private_batches()]),
+        "labels": data.private.labels,
+        "public": extractor(data.public.images()),
+        "truth": data.public.truth,
+    }
+
+
+def owners_of(count: int, unequal: bool, seed: int) -> Tensor:
+    """Who owns each of ``count`` records: five each, or unequally many, at least one."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = torch.arange(1, PERSONS + 1).double().pow(-1.0) if unequal else torch.ones(PERSONS)
+    more = (shares / shares.sum() * (count - PERSONS)).floor().long()
+    more[: count - PERSONS - int(more.sum())] += 1
+    owners = torch.arange(PERSONS).repeat_interleave(1 + more)
+    return owners[torch.randperm(len(owners), generator=generator)]
+
+
+def _ways(tables: dict[str, Tensor], name: str, epsilon: float, seed: int) -> Iterator[tuple[str, float]]:
+    """Accuracy of each way to ε for a person."""
+    features, labels = tables["private"], tables["labels"]
+    for unequal in (False, True):
+        owners = owners_of(len(labels), unequal, seed)
+        if not unequal:
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed + 100))
+            rows = order[: len(owners.unique())]
+            yield "record", _accuracy(tables, TEACHERS[name](epsilon, DELTA, 1), features[rows], labels[rows])
+        kind = "unequal" if unequal else "five each"
+        teacher = TEACHERS[name](epsilon, DELTA, 1)
+        assert isinstance(teacher, ProtectsPersons)
+        teacher.private_owners = owners
+        yield f"person, {kind}", _accuracy(tables, teacher, features, labels)
+        largest = int(owners.bincount().max())
+        small = epsilon / largest
+        # k neighbouring records: ε k, and a δ that grows by (e^{kε} − 1)/(e^ε − 1).
+        delta = DELTA * math.expm1(small) / math.expm1(epsilon)
+        grown = max(
+            (TEACHERS[name](small, delta, most) for most in (1, len(labels) // PERSONS)[: 1 + _grows(name)]),
+            key=lambda made: 0,
+        )
+        found = [
+            _accuracy(tables, TEACHERS[name](small, delta, most), features, labels)
+            for most in ((1, len(labels) // PERSONS) if _grows(name) else (len(labels) // PERSONS,))
+        ]
+        del grown
+        yield f"group, {kind}", max(found)
+        yield f"largest, {kind}", float(largest)
+
+
+def _grows(name: str) -> bool:
+    return name in ("Private-kNN", "PATE")
+
+
+def _accuracy(tables: dict[str, Tensor], teacher: Labeler, features: Tensor, labels: Tensor) -> float:
+    """Share of right labels of public images, each of the query nearest to it where these are few."""
+    public, truth = tables["public"], tables["truth"]
+    reverse = isinstance(teacher, ReverseKNN)
+    sums = isinstance(teacher, UsesPublicFeatures)
+    if isinstance(teacher, UsesPublicFeatures):
+        teacher.fit_public(public)
+    teacher.fit(features, labels, _CLASSES)
+    queries = public if sums else public[: PLACES if reverse else QUERIES]
+    ledger = FreeLedger()
+    answers = teacher.label(queries, ledger).labels
+    assert unit_of(teacher) in ("record", "person")
+    if reverse:
+        answers = answers[assign(public, queries, 1)[:, 0].long()]
+    return round(float((answers == truth[: len(answers)]).double().mean()), 4)
