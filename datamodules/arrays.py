@@ -37,7 +37,10 @@ class _TablesDataModule(PrivatePublicDataModule):
         super().__init__(image_shape=image_shape, **kwargs)
 
     def load_private(self) -> LabeledImages:
-        """The private records and their labels."""
+        """The private records, their labels and their persons."""
+        if self._has("private_groups"):
+            groups = self._numbers("private_groups")
+            self.private_groups = groups if groups.is_floating_point() else groups.long()
         return self._labeled("private")
 
     def load_public(self) -> PublicDataset:
@@ -116,6 +119,7 @@ class ArraysDataModule(_TablesDataModule):
         val_images: a validation set, instead of public images with known truth.
         val_labels: their classes.
         predict_images: images to predict, instead of the test images.
+        private_groups: the person who owns each private record, whole numbers, shape ``(n,)``.
         channels_last: whether four-dimensional arrays are ``(n, h, w, c)``. None: the dimension that is 1 or
             3 holds the colours, and an error asks where both or neither of them are.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
@@ -140,6 +144,7 @@ class ArraysDataModule(_TablesDataModule):
         val_images: ArrayOrPath | None = None,
         val_labels: ArrayOrPath | Sequence[int] | None = None,
         predict_images: ArrayOrPath | None = None,
+        private_groups: ArrayOrPath | Sequence[int] | None = None,
         channels_last: bool | None = None,
         **kwargs: Any,
     ) -> None:
@@ -210,6 +215,8 @@ class EmbeddingsDataModule(_TablesDataModule):
         test_embeddings: for the final accuracy; none by default.
         test_labels: their classes.
         num_classes: number of classes, a public constant.
+        private_groups: the person who owns each private record, whole numbers, shape ``(n,)``; a column of a table as
+            in ``data.parquet:person``. No person may have records in two processes' files.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Raises:
@@ -230,14 +237,16 @@ class EmbeddingsDataModule(_TablesDataModule):
         test_labels: ArrayOrPath | Sequence[int] | None = None,
         *,
         num_classes: int,
+        private_groups: ArrayOrPath | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
         sources = self._sources_among(locals())
         self.private_in_shards = in_shards(private_embeddings)
-        if in_shards(private_labels) != self.private_in_shards:
-            raise ValueError(
-                "private_embeddings and private_labels go together; name both with {rank}, or neither"
-            )
+        for source in (private_labels, *([] if private_groups is None else [private_groups])):
+            if in_shards(source) != self.private_in_shards:
+                raise ValueError(
+                    "private_embeddings, private_labels and private_groups go together; name all with {rank}, or none"
+                )
         dimensions = {
             name: dimension_of(name, shard_file(name, source) if in_shards(source) else source)
             for name, source in sources.items()
@@ -255,11 +264,12 @@ class EmbeddingsDataModule(_TablesDataModule):
     def load_private(self) -> LabeledImages:
         """``private_embeddings`` and ``private_labels``; this process's own files where there is one for each."""
         if not self.private_in_shards:
-            return self._labeled("private")
+            return super().load_private()
         rank, size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        for name in ("private_embeddings", "private_labels"):
-            self._sources[name] = own_shard(name, self._sources[name], rank, size, name != "private_labels")
-        found = self._labeled("private")
+        for name in filter(self._has, ("private_embeddings", "private_labels", "private_groups")):
+            unlike = name == "private_embeddings"
+            self._sources[name] = own_shard(name, self._sources[name], rank, size, unlike)
+        found = super().load_private()
         if not len(found):
             raise ValueError(
                 f"private_embeddings={self._sources['private_embeddings']!r}: the shard is empty; start fewer "

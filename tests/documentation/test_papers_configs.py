@@ -111,6 +111,12 @@ def test_config_is_understood_and_accounted_as_it_says(config, folder, monkeypat
     report = json.loads(capsys.readouterr().out)
     assert report["epsilon"] == pytest.approx(stated, rel=0.006), f"{config.name}: ε {report['epsilon']:.4g}"
     assert (report["guarantee"] == "conditional") == ("conditional" in text)
+    assert report["unit"] == _unit(text)
+
+
+def _unit(text):
+    """People have many images in these sets alone."""
+    return "person" if "CelebADataModule" in text or "Market1501DataModule" in text else "record"
 
 
 def _key(record):
@@ -174,6 +180,7 @@ def test_config_runs_on_small_data(config, overrides, folder, tmp_path, monkeypa
     assert main(["fit", "--config", str(BY_NAME[config]), *words, "--run_dir", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["epsilon"] > 0
+    assert summary["unit"] == _unit(text)
     if "NoisySGD" not in text:
         assert summary["queried"] == 8
         assert summary["answered"] > 0
