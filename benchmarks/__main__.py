@@ -17,6 +17,7 @@ BENCHMARKS = {
     "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
     "membership": "membership inference on students and on a network trained on private records",
+    "persons": "teachers whose unit of privacy is a person, beside records and group privacy",
     "private_training": "PrivateTraining on Fashion-MNIST, and what each addition gains",
     "runs": "one training configuration over several seeds, or a comparison of methods",
     "scale": "what a round costs a process that holds a shard, for 10⁹ records; memory beside a large table",
