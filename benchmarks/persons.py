@@ -1,9 +1,9 @@
 """Teachers that protect persons: 12,000 persons with 60,000 images of Fashion-MNIST.
 
 Three ways to the same ε for a person: one record a person and record-level ε; all records with the person as unit;
-all records with a record-level ε so small that group privacy for the largest person gives it. Persons have five images
-each, or unequally many: the largest thousands, most two. Images are dealt out to persons at random, by the seed;
-noise is the operating system's. Accuracy is that of released labels of public images. Features are computed once.
+all records with a record-level ε so small that group privacy for the largest person gives it. Persons have five
+images each, or unequally many: the largest thousands, most two. Images are dealt out to persons at random, by the
+seed; noise is the operating system's. Accuracy is that of released labels of public images.
 """
 
 from __future__ import annotations
