@@ -172,19 +172,6 @@ def test_it_learns_and_wrong_labels_teach_nothing():
     assert accuracies[1] < 0.6
 
 
-def test_answers_are_capped_and_the_rest_refused():
-    teacher = NoisySGDTeacher(
-        steps=3, noise_multiplier=1.0, components=None, soft=True, noise_source=SeededNoise(0)
-    )
-    teacher.fit(*table(), 3)
-    release = teacher.label(table(30, seed=1)[0], FreeLedger(), max_answers=12)
-    assert release.answered.tolist() == [True] * 12 + [False] * 18
-    assert torch.allclose(release.soft.sum(dim=1), torch.ones(30))
-    ledger = FreeLedger()
-    assert len(teacher.label(torch.empty(0, 6), ledger).labels) == 0
-    assert ledger.rows == []
-
-
 def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
     teacher = NoisySGDTeacher(
         sampling_rate=0.2, expected_batch_size=60, steps=30, epsilon=2.0, components=8, lr=4.0,

@@ -1,12 +1,9 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
-from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -56,44 +53,6 @@ def _fitted(labeler, n=60, c=3):
     generator = torch.Generator().manual_seed(0)
     labeler.fit(torch.randn(n, 4, generator=generator), torch.arange(n) % c, c)
     return labeler
-
-
-def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
-    labeler = _fitted(PrivateKNN(10, 0.5, Screening(5, 2.0), Gaussian(sigma=3.0), SeededNoise(0)))
-    ledger = FreeLedger()
-    release = labeler.label(torch.randn(50, 4), ledger, max_answers=5)
-    screening, answers = ledger.rows
-    assert (screening.mechanism, screening.count) == (NoisyScreening(10, 5, 2.0, 3, 0.5), 50)
-    assert answers.mechanism == Gaussian(3.0, math.sqrt(2), 0.5)
-    assert answers.count == int(release.answered.sum()) == 5
-    plan = labeler.plan(50, 5, 3)
-    assert [charge.mechanism for charge in plan] == [screening.mechanism, answers.mechanism]
-    assert [charge.count for charge in plan] == [50, 5]
-
-
-@pytest.mark.parametrize("limit", [0, 1])
-def test_nothing_is_drawn_when_a_charge_is_refused(limit):
-    class Watched(SeededNoise):
-        draws = 0
-
-        def normal_at_least(self, thresholds, scale):
-            Watched.draws += 1
-            return super().normal_at_least(thresholds, scale)
-
-        def stream(self, *key):
-            return self
-
-    labeler = _fitted(PrivateKNN(10, 0.5, Screening(2, 0.1), Gaussian(sigma=3.0), Watched(0)))
-    with pytest.raises(BudgetExceeded):
-        labeler.label(torch.randn(8, 4), FreeLedger(limit))
-    assert Watched.draws == limit
-
-
-def test_noise_of_a_later_charge_differs_even_with_a_seeded_source():
-    labeler = _fitted(PrivateKNN(10, 1.0, None, Gaussian(sigma=50.0), SeededNoise(0)))
-    ledger, queries = FreeLedger(), torch.zeros(64, 4)
-    first, second = (labeler.label(queries, ledger).labels for _ in range(2))
-    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("noise", [Laplace(scale=0.01), ExponentialArgmax(scale=0.01), Gaussian(sigma=0.01)])

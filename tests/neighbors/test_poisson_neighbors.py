@@ -173,14 +173,6 @@ def test_coins_are_tossed_in_blocks(monkeypatch):
     assert torch.equal(whole, PoissonNeighbors(table, labels, 3, 5, 1.0).votes(ranked))
 
 
-def test_empty_table_gives_no_votes():
-    neighbors = PoissonNeighbors(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 3, 5, 0.5)
-    votes = neighbors.votes(neighbors.rank(torch.zeros(4, 2)), SeededNoise(0).bernoulli)
-    assert torch.equal(votes, torch.zeros(4, 3, dtype=torch.int64))
-    full = PoissonNeighbors(_table(9), torch.zeros(9, dtype=torch.int64), 3, 5, 0.5)
-    assert full.votes(full.rank(torch.zeros(0, 3)), SeededNoise(0).bernoulli).shape == (0, 3)
-
-
 def test_bad_arguments_and_no_private_text():
     labels = torch.tensor([0, 1, 1])
     with pytest.raises(ValueError, match="sampling_rate=0"):

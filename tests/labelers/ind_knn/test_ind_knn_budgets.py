@@ -42,41 +42,6 @@ def stream(request, tmp_path):
 # ---------------------------------------------------------------- who is who
 
 
-def test_reordered_and_shorter_tables_keep_each_records_budget(stream):
-    left = stream.left(ALL)
-    assert len(set(left.values())) > 5
-    for places in (ALL[::-1], [0, 11, 4, 7, 3], [7, 4], [2], ALL):
-        stream.fit_places(places)
-        assert stream.left(places) == {place: left[place] for place in places}
-        stream.ask(QUERIES[:1])
-        left |= stream.left(places)
-    assert stream.run.num_charges == 1
-
-
-def test_exchanged_records_are_refused_or_new(stream):
-    left = stream.left(ALL)
-    changed, numbers = ROWS.clone(), NUMBERS.copy()
-    changed[3], numbers[3] = torch.ones(D), 1234
-    if stream.kind == "numbers":
-        stream.fit(changed, LABELS, numbers)
-        new = stream.left(ALL)
-        assert {place: new[place] for place in ALL if place != 3} == {p: left[p] for p in ALL if p != 3}
-        assert new[3] == pytest.approx(SETTINGS["budget"])
-    else:
-        for table in (
-            lambda: stream.fit(changed, LABELS),
-            lambda: stream.fit(ROWS, LABELS.roll(1)),  # another label is another record
-            lambda: stream.fit_places([*ALL, 2]),  # a copy more than there was
-        ):
-            with pytest.raises(ValueError, match=UNKNOWN) as error:
-                table()
-            assert not any(character.isdigit() for character in str(error.value))
-        with pytest.raises(ValueError, match="of some that are equal not all are there"):
-            stream.fit_places([0, 4])
-    stream.fit_places(ALL)
-    assert stream.left(ALL) == left
-
-
 def test_before_the_first_answer_the_table_may_be_another(tmp_path):
     for kind in ("digests", "numbers"):
         stream = Stream(tmp_path / kind, kind)

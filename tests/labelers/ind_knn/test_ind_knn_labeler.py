@@ -20,7 +20,6 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
-from pl_privknn.privacy.private_store import PrivateStoreError
 from pl_privknn.privacy.record_budgets import CONVERSIONS, budget_for_epsilon
 from pl_privknn.privacy.record_groups import RecordGroups
 from pl_privknn.testing import FreeLedger
@@ -114,28 +113,6 @@ def test_a_new_process_without_a_folder_pays_again(tmp_path):
         fitted().label(torch.randn(10, 4), one_stream)
 
 
-def test_a_new_process_with_a_folder_goes_on(tmp_path):
-    plan, state = fitted().plan(40, 40, 3), tmp_path / "state"
-    ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5, max_epsilon=2.0)
-    first = fitted(state_dir=state)
-    released = first.label(torch.randn(64, 4), ledger.run("run", plan)).labels
-    left = first.remaining()
-    with pytest.raises(PrivateStoreError, match="in use"):
-        fitted(state_dir=state)
-    first.close()
-    second = fitted(state_dir=state)
-    np.testing.assert_array_equal(second.remaining(), left)
-    again = second.label(torch.zeros(64, 4), ledger.run("run", plan)).labels
-    assert ledger.run("run").num_charges == 1
-    assert (second.remaining() == left).all()  # zero vectors have no neighbours: answers are noise alone,
-    assert not torch.equal(again, released)  # and other noise than before, though the seed is the same
-    second.close()
-    with pytest.raises(ValueError, match="not those that the budgets belong to"):
-        fitted(61, state_dir=state)
-    with pytest.raises(ValueError, match=r"budget=.* differs from .*, with which .* was made"):
-        fitted(epsilon=1.9, state_dir=state)
-
-
 @pytest.mark.parametrize("in_a_folder", [True, False])
 def test_a_stream_keeps_to_the_kind_of_noise_that_the_ledger_says_of_it(tmp_path, in_a_folder):
     """Its one entry holds for all answers: a seed that joins later would be seen nowhere."""
@@ -181,20 +158,6 @@ def test_soft_answers_caps_and_held_back_answers():
     engine = engine_of(IndKNNParameters(0.5, 5.0, 1.0, 1.0), 3, num_classes=2, abstain=2.0)
     held = (engine.answer(torch.ones(20_000, 3), SeededNoise(0), FreeLedger()).labels == -1).mean()
     assert held == pytest.approx(1 - 2 * stats.norm.sf(2.0), abs=0.006)  # four standard errors
-
-
-def test_reuse_helps_when_budgets_are_spent():
-    generator = torch.Generator().manual_seed(1)
-    truth = torch.arange(1500) % 3
-    points = torch.eye(3)[truth] + 0.15 * torch.randn(1500, 3, generator=generator)
-    accuracy = {}
-    for reuse in (False, True):
-        labeler = teacher(0.8, 1.0, epsilon=1.0, num_queries=50, reuse=reuse)
-        labeler.fit(points[:600], truth[:600], 3)
-        released = labeler.label(points[600:], FreeLedger()).labels
-        accuracy[reuse] = float((released == truth[600:])[450:].double().mean())
-    assert accuracy[False] < 0.6
-    assert accuracy[True] > 0.9
 
 
 def test_thresholds_follow_public_density_alone():
@@ -395,37 +358,3 @@ def test_an_attack_is_on_what_the_ledger_promises():
 
 
 # ---------------------------------------------------------------- a fit
-
-
-def test_in_training_rounds_cost_one_entry(tmp_path):
-    import pytorch_lightning as pl
-
-    from pl_privknn.callbacks import PrivateLabeler
-    from pl_privknn.callbacks.private_labeler import LabelingBudget
-    from pl_privknn.datamodules import ArraysDataModule
-    from pl_privknn.students import SupervisedStudent
-
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(260, 1, 8, 8, generator=generator)
-    labels = (images[:, 0, :4].mean(dim=(1, 2)) > images[:, 0, 4:].mean(dim=(1, 2))).long()
-    data = ArraysDataModule(
-        private_images=images[:200], private_labels=labels[:200], public_images=images[200:240],
-        public_truth=labels[200:240], test_images=images[240:], test_labels=labels[240:],
-        num_classes=2, batch_size=8,
-    )  # fmt: skip
-    labeling = PrivateLabeler(
-        teacher(0.6, epsilon=1.0, num_queries=30, state_dir=tmp_path / "state", noise_source=None),
-        rounds=2, epochs_per_round=1, queries_per_round=15, query_batch_size=5,
-        files={"run_dir": tmp_path / "run"}, budget=LabelingBudget(max_epsilon=1.0),
-        features=[torch.nn.Flatten(), "student"], progress=False,
-    )  # fmt: skip
-    trainer = pl.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, callbacks=[labeling], default_root_dir=tmp_path,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8)
-    trainer.fit(student, data)
-    assert labeling.label_counts()["answered"] == 30
-    assert 0.9999 < labeling.epsilon <= 1.0
-    assert labeling.epsilon_spent == labeling.epsilon
-    assert labeling._run.ledger_run.num_charges == 1

@@ -204,17 +204,3 @@ def test_a_run_that_fails_lets_go_of_its_state(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="disk full"):
             fit(tmp_path)
     assert fit(tmp_path)._run.ledger_run.num_charges == 1
-
-
-def test_seeded_noise_in_a_runs_folder_is_that_of_memory(tmp_path):
-    images, labels, queries = torch.rand(40, 6), torch.arange(40) % 3, torch.rand(20, 6)
-    found = []
-    for place in (None, tmp_path / "private"):
-        labeler = teacher(noise_source=SeededNoise(3))
-        run = Ledger(tmp_path / f"{len(found)}.sqlite").run("run")
-        if place is not None:
-            labeler.join_run(place, run)
-        labeler.fit(images, labels, 3)
-        found.append([labeler.label(queries, run).labels for _ in range(2)])
-        labeler.leave_run()
-    assert torch.equal(torch.stack(found[0]), torch.stack(found[1]))

@@ -83,30 +83,6 @@ def test_answers_and_payments_are_those_of_one_process(parts, settings):
     assert torch.equal(again.scores, found.scores)
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_where_products_are_exact_everything_is_equal_bit_by_bit(parts):
-    """Vectors of four numbers ±1/2: lengths, products and their sums are exact in float32."""
-    generator = torch.Generator().manual_seed(2)
-
-    def draw(count):
-        rows = torch.zeros(count, 7)
-        for row in rows:
-            row[torch.randperm(7, generator=generator)[:4]] = 0.5
-        return rows * torch.where(torch.rand(count, 7, generator=generator) < 0.2, -1.0, 1.0)
-
-    rows, labels, queries = draw(COUNT), torch.arange(COUNT) % C, draw(50)
-    alone = teacher()
-    alone.fit(rows, labels, C)
-    expected = alone.label(queries, FreeLedger())
-    shards = Together(teacher, PARTS[parts], rows, labels).fit()
-    found = shards.ask(queries)
-    assert torch.equal(found.labels, expected.labels)
-    # Votes that were cut to what is left are no round numbers, and are added up in another order.
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(shards.left(), alone.remaining())
-    assert (shards.left() < 1e-12).any()
-
-
 @pytest.mark.parametrize("folder", ["on disk", None])
 def test_the_last_query_of_each_call_is_paid_for(tmp_path, folder):
     """Also where it is the only one, and in what the shards have written."""
@@ -242,14 +218,6 @@ def test_records_neither_come_nor_go_once_something_was_answered(tmp_path, numbe
     refused(r"private records: ", tmp_path, ValueError, numbers=numbers)
     fewer = {"parts": in_order(4, 4, 2), "places": ALL[:10], "numbers": numbers}
     refused(r"shard 2 of 3 must hold those with which the stream began", tmp_path, ValueError, **fewer)
-
-
-def test_records_that_changed_places_under_their_numbers_are_refused(tmp_path):
-    started(tmp_path).ask(QUERIES[:2])
-    swapped = [5, 1, 2, 3, 4, 0, *ALL[6:]]
-    numbers = np.empty_like(NUMBERS)
-    numbers[swapped] = NUMBERS  # the numbers stay where they are
-    refused(r"shard 0 of 3 must hold", tmp_path, ValueError, places=swapped, numbers=numbers)
 
 
 @pytest.mark.parametrize("rank", [1, 2])

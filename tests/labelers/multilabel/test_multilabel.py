@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pickle
 
 import pytest
 import torch
@@ -11,50 +10,13 @@ from multilabel_setup import clusters
 
 from pl_privknn.labelers import (
     FixedThresholds,
-    LearnedThresholds,
     LinearTeachers,
 )
 from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
-from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate_training import ClassBalancedPartition, RandomPartition
-from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-
-
-@pytest.mark.parametrize("tau", [None, 1.0, 2.5])
-@pytest.mark.parametrize("rule", [LearnedThresholds(), FixedThresholds(expected_positives=3)])
-def test_knn_labels_clusters(tau, rule):
-    features, labels, queries, truth = clusters()
-    teacher = attribute_knn(
-        k=20, sampling_rate=0.5, tau=tau, noise=Gaussian(1.0), rule=rule, noise_source=SeededNoise(0)
-    )
-    teacher.fit(features, labels, 5)
-    payments = FreeLedger()
-    release = teacher.label(queries, payments, max_answers=70)
-    assert payments.rows == stated_plan(teacher, 80, 70, 5)
-    assert release.labels.shape == release.soft.shape == (80, 5)
-    assert release.answered.tolist() == [True] * 70 + [False] * 10
-    assert bool((release.labels[70:] == -1).all())
-    # At τ = 1 an attribute has heaps at 20, 10 and 5 votes, and a threshold learned from two heaps misses one.
-    enough = 0.9 if tau == 1.0 and rule.learns else 0.98
-    assert float((release.labels[:70] == truth[:70]).double().mean()) > enough
-    assert torch.equal(release.labels[:70], (release.soft[:70] > 0.5).long())
-
-
-def test_knn_charges_what_it_draws():
-    features, labels, queries, _ = clusters()
-    teacher = attribute_knn(k=20, sampling_rate=0.5, tau=2, noise=Gaussian(3.0), noise_source=SeededNoise(0))
-    teacher.fit(features, labels, 5)
-    payments = FreeLedger()
-    teacher.label(queries, payments)
-    assert [Charge(row.mechanism, row.count).to_record() for row in payments.rows] == [
-        {"mechanism": "gaussian", "sigma": 3.0, "l2_sensitivity": 2.0, "sampling_rate": 0.5, "count": 80}
-    ]
-    # The record alone gives ε again.
-    again = account([Charge.from_record(row.to_record()) for row in payments.rows], delta=1e-5)
-    assert again.epsilon == account(teacher.plan(80, 80, 5), delta=1e-5).epsilon > 0
 
 
 def test_noise_of_the_sums_has_the_charged_deviation():
@@ -75,38 +37,6 @@ def test_noise_of_the_sums_has_the_charged_deviation():
     # Five standard errors each: below 1e-5 for a right implementation.
     assert (noisy.mean(dim=0) - torch.tensor([10.0, 0.0])).abs().max() < 5 * 7 / math.sqrt(4000)
     assert (noisy.std(dim=0) / 7).log().abs().max() < 5 / math.sqrt(2 * 4000)
-
-
-def test_empty_question_costs_nothing():
-    features, labels, queries, _ = clusters()
-    for teacher in (attribute_knn(k=5, sampling_rate=0.5), attribute_pate(4, progress=False)):
-        teacher.fit(features, labels, 5)
-        payments = FreeLedger()
-        assert teacher.label(queries[:0], payments).labels.shape == (0, 5)
-        assert teacher.label(queries, payments, max_answers=0).answered.sum() == 0
-        assert payments.rows == teacher.plan(80, 0, 5) == []
-
-
-@pytest.mark.parametrize(
-    "teachers",
-    [
-        LinearTeachers(steps=200, learning_rate=0.1),
-    ],
-)
-def test_pate_labels_clusters(teachers):
-    features, labels, queries, truth = clusters()
-    pate = attribute_pate(
-        12, teachers, tau=2.5, noise=Gaussian(0.5), progress=False, noise_source=SeededNoise(0)
-    )
-    pate.fit(features / 9, labels, 5)
-    votes = pate.votes(queries / 9)
-    assert float(votes.sum(dim=1).max()) <= 12 * 2.5 + 1e-9
-    payments = FreeLedger()
-    release = pate.label(queries / 9, payments)
-    assert payments.rows == stated_plan(pate, 80, 80, 5)
-    assert payments.rows[0].mechanism.l2_sensitivity == swapped_vote_norms(2.5, 5)[1]
-    assert float((release.labels == truth).double().mean()) > 0.95
-    assert pickle.loads(pickle.dumps(pate))._trained is None
 
 
 def test_changed_part_changes_one_teacher():
@@ -172,21 +102,6 @@ def test_reverse_knn_moves_within_its_sensitivity(adjacency, k):
         assert l2 <= gaussian.l2_sensitivity + 1e-9
         assert l2 > 0.99 * gaussian.l2_sensitivity
         assert mechanism.pure_epsilon(adjacency) == pytest.approx(2.0)
-
-
-def test_reverse_knn_labels_clusters():
-    features, labels, queries, truth = clusters(per_cluster=2000)
-    teacher = attribute_reverse_knn(tau=4.0, epsilon=1.0, abstain=2.0, noise_source=SeededNoise(0))
-    teacher.fit(features, labels, 5)
-    payments = FreeLedger()
-    release = teacher.label(queries, payments, max_answers=60)
-    assert payments.rows == stated_plan(teacher, 80, 60, 5, rounds=1)
-    assert 30 <= int(release.answered.sum()) <= 60
-    right = release.labels[release.answered] == truth[release.answered]
-    assert float(right.double().mean()) > 0.95
-    # A query that no record is near to is refused.
-    far = torch.cat([queries, torch.full((1, 2), 500.0)])
-    assert int(teacher.label(far, FreeLedger()).labels[-1, 0]) == -1
 
 
 @pytest.mark.parametrize(

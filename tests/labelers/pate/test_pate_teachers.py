@@ -11,7 +11,6 @@ from pl_privknn.labelers.pate_training import (
     ModuleTeachers,
     SklearnTeachers,
     rows_of_parts,
-    teacher_seed,
 )
 
 
@@ -240,13 +239,6 @@ def test_what_is_no_dotted_name_is_refused_at_once():
         SklearnTeachers("SVC")
     with pytest.raises(ValueError, match="params"):
         SklearnTeachers(object(), {"C": 1})
-
-
-def test_seeds_of_teachers_differ():
-    assert (
-        len({teacher_seed(s, t, p) for s in range(3) for t in range(50) for p in ("weights", "batches")})
-        == 300
-    )
 
 
 def test_progress_bar_also_inside_another_one(monkeypatch, capsys):

@@ -199,17 +199,3 @@ def test_without_noise_and_clipping_releases_give_the_model_of_all_labels():
         moment = torch.nn.functional.one_hot(labels, 3).double().T @ x / 60
         expected = (x @ fit_maximum_likelihood(x, moment, teacher.penalty(3)).T).softmax(dim=1)
         torch.testing.assert_close(release.soft.double(), expected, atol=1e-4, rtol=0)
-
-
-@NAMES
-def test_little_noise_labels_well(name):
-    teacher = fitted(MADE[name](noise_multiplier=0.2))
-    queries, truth = table(300, seed=5)
-    release = teacher.label(queries, FreeLedger())
-    assert float((release.labels == labels_for(teacher, truth)).double().mean()) > 0.85
-    if teacher.tasks == ("multiclass",):
-        torch.testing.assert_close(release.soft.sum(dim=1), torch.ones(300))
-        assert torch.equal(release.soft.argmax(dim=1), release.labels)
-    else:
-        assert 0 <= float(release.soft.min()) <= float(release.soft.max()) <= 1
-        assert torch.equal((release.soft > 0.5).long(), release.labels)

@@ -9,7 +9,6 @@ from pl_privknn.features import HOG, Pixels
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.statistics import ReleaseLostError, write_release
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
-from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
 NAMES = pytest.mark.parametrize("name", MADE)
@@ -119,14 +118,6 @@ def test_a_refused_charge_releases_nothing_and_later_ones_go_on():
     assert sum(charge.count for charge in ledger.rows) == 3
 
 
-def test_no_answer_asked_for_costs_nothing():
-    teacher, ledger = fitted(SufficientStatistics(noise_multiplier=2.0)), FreeLedger()
-    assert (teacher.label(table()[0], ledger, max_answers=0).labels == -1).all()
-    assert teacher.label(torch.empty(0, 5), ledger).labels.shape == (0,)
-    assert not ledger.rows
-    assert (teacher.label(table()[0], ledger, max_answers=7).labels[7:] == -1).all()
-
-
 def test_other_features_in_a_later_round_are_refused():
     teacher, ledger = fitted(SufficientStatistics(noise_multiplier=2.0)), FreeLedger()
     teacher.label(table()[0], ledger)
@@ -165,18 +156,3 @@ def test_bad_arguments_are_named(make, named):
 def test_asked_too_early():
     with pytest.raises(RuntimeError, match=r"call fit_public\(features\)"):
         SufficientStatistics(1.0).label(torch.ones(2, 3), FreeLedger())
-
-
-@NAMES
-def test_a_refused_charge_draws_nothing(name):
-    class Silent(SeededNoise):
-        def random_words(self, count):
-            raise AssertionError("noise was drawn")
-
-        def stream(self, *key):
-            return self
-
-    with pytest.raises(BudgetExceeded):
-        fitted(MADE[name](noise_multiplier=1.0, noise_source=Silent(0))).label(
-            torch.ones(1, 5), FreeLedger(limit=0)
-        )
