@@ -14,6 +14,7 @@ from benchmarks.record import Measured, store
 
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
+    "accountants": "ε of random plans by dp-accounting and prv-accountant, beside ours",
     "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
     "membership": "membership inference on students and on a network trained on private records",
@@ -25,7 +26,19 @@ BENCHMARKS = {
     "statistics": "head and student of a teacher that releases statistics, at several values of ε",
 }
 #: Options that say where things lie or which are measured, and change no figure.
-PLACES = ("cache", "checkpoint", "dry_run", "folder", "name", "only", "packages", "root", "weights", "words")
+PLACES = (
+    "cache",
+    "prv",
+    "checkpoint",
+    "dry_run",
+    "folder",
+    "name",
+    "only",
+    "packages",
+    "root",
+    "weights",
+    "words",
+)
 
 
 def main(words: Sequence[str] | None = None) -> int:
