@@ -17,6 +17,7 @@ BENCHMARKS = {
     "accountants": "ε of random plans by dp-accounting and prv-accountant, beside ours",
     "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
+    "leaderboard": "Fashion-MNIST: our stored rows and published ones in one table",
     "membership": "membership inference on students and on a network trained on private records",
     "persons": "teachers whose unit of privacy is a person, beside records and group privacy",
     "private_training": "PrivateTraining on Fashion-MNIST, and what each addition gains",

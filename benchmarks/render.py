@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import attacks, foreign_modules, membership, papers
+from benchmarks import attacks, foreign_modules, leaderboard, membership, papers
 from benchmarks.record import (
     DOCS,
     ROOT,
@@ -543,6 +543,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/attack.md", "attack faults", attacks.faults_table),
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/comparison.md", "second split", lambda: markdown_table(comparison("second_split"))),
+    ("docs/guides/leaderboard.md", "leaderboard", leaderboard.table),
     ("docs/guides/private_training.md", "private training", private_training),
     ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
