@@ -1,7 +1,7 @@
 """Fashion-MNIST under differential privacy: rows of ours and published ones in one table.
 
-Our rows come from what ``compare_fashion_mnist``, ``private_training`` and ``statistics`` stored, and name the command
-that measures them again. Published rows are what their papers print; none was run here.
+Our rows come from what ``compare_fashion_mnist`` and ``private_training`` stored, and name the command that measures
+them again. Published rows are what their papers print; none was run here.
 """
 
 from __future__ import annotations
