@@ -132,10 +132,6 @@ class IndKNNParameters:
         """The power of two in whole multiples of which budgets are counted."""
         return math.ldexp(1.0, math.frexp(self.budget)[1] - _QUANTA_BITS)
 
-    def quanta(self, amounts: Floats) -> Floats:
-        """Whole quanta in amounts of budget, rounded down: what records have left."""
-        return np.floor(amounts / self.quantum)
-
     def costs(self, amounts: Floats | float) -> Floats:
         """Whole quanta to pay for a cost, rounded up with a margin for rounding errors."""
         return np.ceil(np.asarray(amounts) / self.quantum * _COST_MARGIN)

@@ -227,7 +227,7 @@ def test_equals_whole_arrays(sigma2):
         1.0, 1e-5, threshold=0.2, sigma2=sigma2, num_queries=60, min_count=40.0
     )
     labels = rng.integers(0, NUM_CLASSES, 400)
-    start = np.full(400, float(parameters.quanta(np.array(parameters.budget))))
+    start = np.full(400, 1.0 * math.floor(parameters.budget / parameters.quantum))
     ours, theirs = start.copy(), start.copy()
     spent_out = 0
     for _ in range(300):
