@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,10 +21,12 @@ from pl_privknn.labelers.base import (
     HasCanaries,
     Labeler,
     MakesModel,
+    ProtectsPersons,
     RecognisesRecords,
     Release,
     UsesPublicFeatures,
     canaries_of,
+    check_protects,
 )
 from pl_privknn.labelers.canaries import Canaries, Evidence, SampledEvidence
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
@@ -48,6 +50,7 @@ from pl_privknn.privacy.mechanisms import (
 )
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.units import Unit
 from pl_privknn.testing import FreeLedger
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 #: (with the record, runs, noise) -> one score a run, shape ``(runs,)``: larger speaks for the record.
 Experiment = Callable[[bool, int, NoiseSource], ArrayLike]
 #: Single releases of mechanisms that one call draws at a time, and that one audit draws on either side.
+_RECORDS_OF_A_PERSON = 5
 _AT_A_TIME, MAX_DRAWS = 1 << 20, 5_000_000
 
 #: Canaries of a one-run audit, over all its runs, and runs on either side of the others; of a labeler that is fitted
@@ -287,6 +291,7 @@ class Target:
         plan: what the run states and pays for.
         delta: δ of the guarantee.
         adjacency: neighbouring relation of the guarantee.
+        unit: where it is a person, each record of the table, and each canary, is a person with several like it.
     """
 
     labeler: Labeler
@@ -300,6 +305,7 @@ class Target:
     plan: Sequence[Charge]
     delta: float
     adjacency: Adjacency
+    unit: Unit = "record"
 
     @property
     def swaps(self) -> bool:
@@ -341,6 +347,13 @@ class Target:
         made = self.fresh(noise)
         features = self.features if features is None else features
         labels = self.labels if labels is None else labels
+        if isinstance(made, ProtectsPersons):
+            made.private_owners = None
+            if self.unit == "person":
+                made.private_owners = torch.arange(len(labels)).repeat_interleave(_RECORDS_OF_A_PERSON)
+                features, labels = (
+                    rows.repeat_interleave(_RECORDS_OF_A_PERSON, dim=0) for rows in (features, labels)
+                )
         if isinstance(made, RecognisesRecords):
             made.private_ids = torch.arange(len(labels))  # spares the work of telling records apart
         if isinstance(made, UsesPublicFeatures):
@@ -582,12 +595,16 @@ def _of_runs(
 class GivenParts(Partitioner):
     """Parts that were dealt out before; the last records, if there are more, join the first part."""
 
+    takes_groups: ClassVar[bool] = True
     parts: Tensor
 
     def _deal(
         self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
     ) -> Tensor:
-        return torch.nn.functional.pad(self.parts, (0, len(labels) - len(self.parts)))
+        return self._deal_units(len(labels), num_parts, noise)
+
+    def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
+        return torch.nn.functional.pad(self.parts, (0, units - len(self.parts)))
 
 
 def _with_parts(target: Target, noise: NoiseSource) -> Target:
@@ -735,17 +752,20 @@ SETTINGS: dict[type[Labeler], dict[str, dict[str, Any]]] = {
 _QUERIES, _CLASSES, _RECORDS = 20, 5, 60
 
 
-def small_target(labeler: Labeler, delta: float = 1e-5, rounds: int = 1) -> Target:
+def small_target(labeler: Labeler, delta: float = 1e-5, rounds: int = 1, unit: Unit = "record") -> Target:
     """A labeler with a small table: random records, and public examples along the axes."""
     generator = torch.Generator().manual_seed(3)
     public = torch.eye(_QUERIES) + 0.01 * torch.randn(_QUERIES, _QUERIES, generator=generator)
     features = torch.randn(_RECORDS, _QUERIES, generator=generator)
     labels = torch.randint(0, _CLASSES, (_RECORDS,), generator=generator)
     plan, adjacency = labeler.plan(_QUERIES, _QUERIES, _CLASSES, rounds=1), labeler.adjacencies[0]
-    return Target(labeler, features, labels, public, public, _CLASSES, rounds, None, plan, delta, adjacency)
+    settings = (_CLASSES, rounds, None, plan, delta, adjacency, unit)
+    return Target(labeler, features, labels, public, public, *settings)
 
 
-def audit_labeler(kind: type[Labeler], *, delta: float = 1e-5, **settings: Any) -> list[Audit]:
+def audit_labeler(
+    kind: type[Labeler], *, delta: float = 1e-5, unit: Unit = "record", **settings: Any
+) -> list[Audit]:
     """Attack a class of labelers on a small table, at settings at which one record shows.
 
     Real settings hide one record well, faults included. What is wrong in the code is as wrong at these.
@@ -753,6 +773,7 @@ def audit_labeler(kind: type[Labeler], *, delta: float = 1e-5, **settings: Any) 
     Args:
         kind: a class of the project, one derived from it, or one of your own that needs no arguments.
         delta: δ.
+        unit: of the guarantee; canaries are persons with several records where it is a person.
         **settings: further arguments of :func:`attack_labeler`.
 
     Returns:
@@ -772,7 +793,8 @@ def audit_labeler(kind: type[Labeler], *, delta: float = 1e-5, **settings: Any) 
                 f"{kind.__name__}: can't be made without arguments ({error}); give them defaults, or attack a "
                 "configuration with --attack"
             ) from error
-        target = small_target(labeler, delta)
+        check_protects(labeler, unit)
+        target = small_target(labeler, delta, unit=unit)
         found.append(attack_labeler(target, subject=f"{kind.__name__}, {name}", **settings))
     return found
 
@@ -834,6 +856,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         plan=labeling_plan(labeling, data.num_classes, len(public)),
         delta=labeling.delta,
         adjacency=labeling.adjacency,
+        unit=labeling.unit,
     )
 
 

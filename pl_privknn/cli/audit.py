@@ -45,7 +45,9 @@ def add_audit(commands: Any) -> None:
     audit.add_argument(
         "--adjacency", choices=["add_remove", "replace_one"], default=None, help="that has to be kept"
     )
-    audit.add_argument("--unit", choices=["record", "person"], default=None, help="likewise")
+    audit.add_argument(
+        "--unit", choices=["record", "person"], default=None, help="likewise; with --labeler, of the canaries"
+    )
     group = audit.add_argument_group("empirical audits: lower bounds on ε that are measured")
     group.add_argument(
         "--empirical",
@@ -274,8 +276,9 @@ def _run_empirical(parsed: argparse.Namespace) -> int:
     if parsed.labeler is not None:
         if parsed.adjacency is not None:
             raise ValueError("--adjacency belongs to a ledger or list; labelers are audited under their own")
-        if parsed.delta is not None:
-            settings["delta"] = parsed.delta
+        for name in ("delta", "unit"):
+            if getattr(parsed, name) is not None:
+                settings[name] = getattr(parsed, name)
         rows = [found.to_dict() for found in _audited_labelers(parsed.labeler, **settings)]
     else:
         charges, delta, adjacency = _claims(Path(parsed.files[0]), parsed.delta, parsed.adjacency)

@@ -1,0 +1,65 @@
+"""Attacks whose canaries are persons with several records: ours keep their claims, what protects records does not."""
+
+import pytest
+import torch
+
+from pl_privknn.auditing.releases import attack_labeler, small_target
+from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN, SufficientStatistics
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import SeededNoise
+
+
+class EachRecordCounts(ReverseKNN):
+    """It draws none of a person's records."""
+
+    def drawn_records(self, num_records, most=1):
+        return torch.arange(num_records)
+
+
+class EachRecordAdds(SufficientStatistics):
+    """It draws none of a person's records."""
+
+    def drawn_records(self, num_records, most=1):
+        return torch.arange(num_records)
+
+
+class EachRecordIsClipped(PreconditionedGradients):
+    """It clips records, and not what they add together."""
+
+    def fit(self, features, labels, num_classes):
+        super().fit(features, labels, num_classes)
+        self._persons = None
+
+
+class EachRecordVotes(PrivateKNN):
+    """Its neighbours are records."""
+
+    def _find(self, *table):
+        self._owners = None
+        return super()._find(*table)
+
+
+CASES = {
+    "reverse knn": (ReverseKNN, EachRecordCounts, {"epsilon": 1.0}),
+    "class sums": (SufficientStatistics, EachRecordAdds, {"epsilon": 1.0, "expected_records": 100}),
+    "gradients": (
+        PreconditionedGradients,
+        EachRecordIsClipped,
+        {"epsilon": 1.0, "expected_records": 100, "records_per_person": 3, "releases": 2},
+    ),
+    "private knn": (PrivateKNN, EachRecordVotes, {"k": 5, "sampling_rate": 1.0, "noise": Gaussian(4.0)}),
+}
+
+
+# Verdicts at 99.9 %, seeds are fixed.
+@pytest.mark.parametrize("name", CASES)
+def test_persons_are_attacked(name):
+    ours, broken, settings = CASES[name]
+    for kind, unit, violated in (
+        (ours, "person", False),
+        (broken, "record", False),
+        (broken, "person", True),
+    ):
+        target = small_target(kind(**settings), unit=unit)
+        found = attack_labeler(target, canaries=2000, runs=2000, noise=SeededNoise(1))
+        assert found.violated == violated, (kind.__name__, unit)
