@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Measured
+from benchmarks.record import Measured, markdown, results
 from pl_privknn.privacy import account, read_records
 
 DELTA = 1e-5
@@ -135,3 +135,51 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             found = json.loads(line)
             row["prv"] = found if isinstance(found, str) else [end / row["epsilon"] for end in found]
     yield Measured({"delta": DELTA, "plans": rows}, [options.seed])
+
+
+def table() -> str:
+    """How far the other figures lie from ours."""
+    plans = results("accountants")["plans"]
+    library = [one["dp_accounting"] for one in plans]
+    ends = [one["prv"] for one in plans if not isinstance(one.get("prv", ""), str)]
+    inside = sum(low <= 1 <= high for low, high in ends)
+    lines = [
+        [
+            "dp-accounting, PLD",
+            len(library),
+            f"{min(library):.5f} to {max(library):.5f}",
+            f"{np.median(library):.5f}",
+        ],
+        [
+            "prv-accountant, both ends of its interval",
+            len(ends),
+            f"{min(low for low, _ in ends):.5f} to {max(high for _, high in ends):.5f}",
+            f"ours lies inside in {inside}",
+        ],
+    ]
+    return markdown(["accountant", "plans", "its ε over ours", "median"], lines)
+
+
+def figure() -> Any:
+    """Ratio of the other ε to ours against ε."""
+    from matplotlib.figure import Figure
+
+    plans = results("accountants")["plans"]
+    drawn = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = drawn.add_subplot()
+    known = [one for one in plans if not isinstance(one.get("prv", ""), str)]
+    ratios = np.array([one["prv"] for one in known])
+    axes.vlines(
+        [one["epsilon"] for one in known],
+        ratios[:, 0],
+        ratios[:, 1],
+        color="lightgray",
+        label="prv-accountant",
+    )
+    axes.plot(
+        [one["epsilon"] for one in plans], [one["dp_accounting"] for one in plans], ".", label="dp-accounting"
+    )
+    axes.axhline(1.0, color="black", linewidth=0.5)
+    axes.set(xscale="log", xlabel="ε by this package, δ = 1e-5", ylabel="other ε / ours", ylim=(0.995, 1.005))
+    axes.legend()
+    return drawn

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from pl_privknn.privacy.accounting import exact
-from pl_privknn.privacy.accounting.from_below import epsilon_lower
+from pl_privknn.privacy.accounting.lower_bound import epsilon_lower
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge
 
 

@@ -73,7 +73,7 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
     charges = [charge for _, part in parts for charge in part.charges]
     stated = {"delta": report["delta"], "adjacency": report["adjacency"]}
     if parsed.bounds:
-        from pl_privknn.privacy.accounting.from_below import epsilon_lower
+        from pl_privknn.privacy.accounting.lower_bound import epsilon_lower
 
         report["epsilon_lower"] = epsilon_lower(charges, **stated)
     if parsed.tradeoff:

@@ -32,7 +32,7 @@ _HOMES = {
     "SystemNoise": "noise",
     "default_noise": "noise",
     "exact_epsilon": "accounting.exact",
-    "epsilon_lower": "accounting.from_below",
+    "epsilon_lower": "accounting.lower_bound",
     "certify": "accounting.certificate",
     "write_certificate": "accounting.certificate",
     "trade_off": "accounting.accountant",

@@ -57,7 +57,7 @@ strategies on both sides gives the profile of the pairs (q_k, p_k) from that of 
 
 **Grid.** Values are kept at r_i = e^{ih} and as the *excess* U = V − (r − 1)₊ ≥ 0, which vanishes on both
 sides, so small tails keep their relative accuracy; for r ≥ 1 use Σ_o (r·p_o − q_o) = r − 1. Multiplying r
-by L_ko moves ln r by the same amount at every grid point, so linear interpolation is a fixed stencil of two
+by L_ko moves ln r by the same amount at every grid point, so linear interpolation takes fixed weights of two
 neighbours for each outcome. It never under-estimates: if the kept values are at least V_j at the grid
 points, then V_j being convex is at most its chords, hence at most theirs, and the next values are again at
 least V_{j+1}. Outside the active range [r_a, r_b] the kept function is U(r) = U(r_a)·r/r_a on the left (V
@@ -591,7 +591,7 @@ def _checked(p: Floats, q: Floats) -> tuple[Floats, Floats]:
     return p, q
 
 
-#: Work that one family may take, in stencil evaluations: one pair of distributions, two outcomes, a grid
+#: Work that one family may take, in interpolations: one pair of distributions, two outcomes, a grid
 #: point and a release.
 WORK = 6e9
 # Grid cells in the root mean square loss of the widest pair: at least, and at most where work is left over.
@@ -630,7 +630,7 @@ class BlockPlan:
             count: number of releases.
             pairs: pairs in the family.
             outcomes: outcomes of a pair.
-            work: budget in stencil evaluations.
+            work: budget in interpolations.
         """
         # Some 17 standard deviations of points at the last release; √j / √M on average is 2/3.
         unit = pairs * max(outcomes, 2) / 2 * 17 * 2 / 3
@@ -656,7 +656,7 @@ def exact_epsilon(
         charges: releases, in any order; equal mechanisms are merged.
         delta: target δ in (0, 1).
         adjacency: neighbouring relation of every charge.
-        work: budget for each family, in stencil evaluations, most of which turn out to be spared. Valid at any value.
+        work: budget for each family, in interpolations, most of which turn out to be spared. Valid at any value.
         coarsen: factor on the spacing of the grid, for error control. Valid at any value.
 
     Returns:
@@ -739,7 +739,7 @@ def adaptive_losses(
         q: probabilities without it, same shape.
         count: number of releases, at least 1.
         delta: where accuracy matters.
-        work: budget in stencil evaluations.
+        work: budget in interpolations.
         coarsen: factor on the spacing of the grid.
 
     Returns:

@@ -10,7 +10,7 @@ from error_bounds import exact_bracket
 
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.accounting.exact import exact_epsilon
-from pl_privknn.privacy.accounting.from_below import coarsened_gaussian, epsilon_lower
+from pl_privknn.privacy.accounting.lower_bound import coarsened_gaussian, epsilon_lower
 from pl_privknn.privacy.mechanisms import (
     Charge,
     ExponentialArgmax,
@@ -40,7 +40,7 @@ def test_coarsened_gaussian_is_dominated(mu, rate):
 
 
 @pytest.mark.parametrize(("sigma", "rate", "count"), [(20.0, 1.0, 500), (20.0, 0.2, 3000), (5.0, 0.1, 40)])
-def test_gaussian_releases_from_below(sigma, rate, count):
+def test_gaussian_releases_against_the_lower_bound(sigma, rate, count):
     charges = [Charge(Gaussian(sigma=sigma, l2_sensitivity=math.sqrt(2), sampling_rate=rate), count)]
     truth = epsilon_for_delta(charges, DELTA, method="pld")
     assert 0.998 * truth <= epsilon_lower(charges, delta=DELTA) <= truth

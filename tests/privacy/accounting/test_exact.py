@@ -19,7 +19,7 @@ from pl_privknn.privacy.accounting.exact import (
     spread,
     worst_profiles,
 )
-from pl_privknn.privacy.accounting.from_below import epsilon_lower
+from pl_privknn.privacy.accounting.lower_bound import epsilon_lower
 from pl_privknn.privacy.mechanisms import (
     Charge,
     ExponentialArgmax,

@@ -22,7 +22,7 @@ from pl_privknn.privacy import (
     account,
     epsilon_lower,
 )
-from pl_privknn.privacy.accounting.from_below import _candidates, _pairs
+from pl_privknn.privacy.accounting.lower_bound import _candidates, _pairs
 from pl_privknn.privacy.accounting.pld import gaussian_epsilon
 
 DELTA = 1e-5

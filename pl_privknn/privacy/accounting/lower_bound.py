@@ -1,9 +1,9 @@
-"""ε from below: what one adversary reaches, so that the distance to the stated ε is the accountant's own error.
+"""Lower bounds on ε: the ε that one adversary reaches; the distance to the stated one bounds the accountant's error.
 
 The adversary keeps to one pair of neighbouring inputs in every release of a mechanism. What is done to its loss
 distribution can only lower the figure: outcomes are merged (post-processing), losses are rounded down, and releases
-that have no bound of their own here are left out. Whoever adapts may reach more, so the true worst case lies between
-this and the upper bounds.
+without a bound here are left out. Adaptive adversaries may reach more, so the true worst case lies between this and
+the upper bounds.
 """
 
 from __future__ import annotations
