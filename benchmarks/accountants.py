@@ -83,7 +83,7 @@ def by_dp_accounting(records: list[dict[str, Any]], epsilon: float) -> float:
     """ε by dp-accounting's PLD accountant, on a grid fine enough for the number of releases."""
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    total = None
+    total: Any = None
     releases = sum(r["count"] for r in records)
     step = min(1e-4, 2e-4 * epsilon / math.sqrt(releases))
     for r in records:
@@ -117,7 +117,7 @@ def _pure(epsilon: float, rate: float, step: float) -> Any:
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """Ratios of the other figures to ours."""
     plans = list(random_plans(options.plans, options.seed))
-    rows = [{"epsilon": epsilon, "records": len(records)} for records, epsilon in plans]
+    rows: list[dict[str, Any]] = [{"epsilon": epsilon, "records": len(records)} for records, epsilon in plans]
     for row, (records, epsilon) in zip(rows, plans, strict=True):
         row["dp_accounting"] = by_dp_accounting(records, epsilon) / epsilon
     if options.prv:

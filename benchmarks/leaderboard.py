@@ -80,8 +80,8 @@ def _trained() -> Iterator[Row]:
     grouped: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for part, entry in entries("private_training").items():
         if part.startswith(("head, ε", "head on scattering, ε", "pixels, ε")):
-            setting, _, epsilon = part.rpartition(", seed")[0].rpartition(", ε ")
-            grouped.setdefault((setting, float(epsilon)), []).append(entry["results"])
+            setting, _, asked = part.rpartition(", seed")[0].rpartition(", ε ")
+            grouped.setdefault((setting, float(asked)), []).append(entry["results"])
     for (setting, epsilon), found in grouped.items():
         public = _IMAGENET if setting == "head" else _IMAGES
         command = f'python -m benchmarks private_training --only "{setting}"'

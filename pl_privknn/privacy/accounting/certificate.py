@@ -109,7 +109,9 @@ def certify(
     report = report or account(charges, delta=delta, adjacency=adjacency).to_dict()
     found: dict[str, Any] = {"epsilon": 0.0, "composed": [], "step": 1.0, "windows": [], "parts": []}
     if releases:
-        families = [c for c in releases if c.mechanism.dominating_pairs(adjacency) is not None]
+        families: list[Charge | None] = [
+            c for c in releases if c.mechanism.dominating_pairs(adjacency) is not None
+        ]
         tried = [_witness(releases, blocked, delta, adjacency) for blocked in families or [None]]
         found = min(tried, key=lambda witness: float(witness["epsilon"]))
     document = {
