@@ -39,6 +39,7 @@ class PrivateStore:
     Args:
         path: the file, made if missing together with its folders; None keeps everything in memory.
         schema: SQL that makes the tables of a new store.
+        wait: seconds to wait for another process that has it open.
         one_place: whether a copy is refused.
 
     Attributes:
@@ -49,7 +50,9 @@ class PrivateStore:
         PrivateStoreError: for a file that is damaged, in use, or a second copy.
     """
 
-    def __init__(self, path: str | Path | None, schema: str = "", *, one_place: bool = True) -> None:
+    def __init__(
+        self, path: str | Path | None, schema: str = "", *, wait: float = 0, one_place: bool = True
+    ) -> None:
         self.path = None if path is None else Path(path).resolve()
         self._pid, self._turn = os.getpid(), threading.RLock()
         self._lock: FileLock | None = None
@@ -59,7 +62,7 @@ class PrivateStore:
             self.name: str = self.fact("name")
             return
         _make_private(self.path.parent)
-        self._lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False, mode=0o600)
+        self._lock = FileLock(f"{self.path}.lock", timeout=wait, thread_local=False, mode=0o600)
         try:
             self._lock.acquire()
         except Timeout:
