@@ -42,7 +42,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger, LedgerRun, files_topic
-from pl_privknn.privacy.redaction import check_declared
+from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.training.private_training import PrivateTraining
 
 #: The file in a run's folder.
@@ -153,7 +153,7 @@ class RunReport(pl.Callback):
         self.run_dir = self._chosen
         self.show = check_switch("show", show)
         self.summary: dict[str, Any] = {}
-        self._started = time.monotonic()
+        self._started = _public_seconds()
         self._judged: HeadAccuracy | None = None
         self._confusion: TestConfusion | None = None
         self._settings: dict[str, Any] = {}
@@ -169,7 +169,7 @@ class RunReport(pl.Callback):
         quiet_lightning()
         if stage == "fit":
             self.summary, self.run_dir = {}, None
-            self._started = time.monotonic()
+            self._started = _public_seconds()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the summary of the training."""
@@ -181,7 +181,8 @@ class RunReport(pl.Callback):
             "val_accuracy": _metric(trainer, "val/accuracy"),
             "test_accuracy": None,
             "epochs": trainer.current_epoch,
-            "seconds": round(time.monotonic() - self._started, 3),
+            # Without the work on private records, which takes as long as there are many.
+            "seconds": round(_public_seconds() - self._started, 3),
             "student": type(pl_module).__name__,
             "data": type(trainer.datamodule).__name__,  # type: ignore[attr-defined]
             "versions": _versions(trainer),
@@ -378,6 +379,11 @@ def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, An
 def _metric(trainer: pl.Trainer, name: str) -> float | None:
     value = trainer.callback_metrics.get(name)
     return None if value is None else round(float(value), 6)
+
+
+def _public_seconds() -> float:
+    """A clock that stands still while private records are worked on."""
+    return time.monotonic() - private_seconds()
 
 
 def _versions(trainer: pl.Trainer) -> dict[str, str]:

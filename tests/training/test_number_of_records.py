@@ -19,6 +19,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.privacy import redaction
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.record_budgets import read_ids
 
@@ -125,3 +126,18 @@ def test_messages_about_a_private_table_do_not_tell_its_length(wrong):
     numbers = {int(number) for number in re.findall(r"\d+", str(caught.value))}
     assert not numbers & {N, N - 1}
     assert "\n" not in str(caught.value)
+
+
+def test_the_time_of_private_work_is_left_out_of_the_seconds_that_a_summary_states(monkeypatch):
+    clock = [5.0]
+    monkeypatch.setattr(redaction.time, "monotonic", lambda: clock[0])
+
+    def work(seconds):
+        clock[0] += seconds
+        if seconds > 1:
+            redaction.redacted(work, seconds / 2)
+
+    before = redaction.private_seconds()
+    redaction.redacted(work, 4)
+    work(0.5)
+    assert redaction.private_seconds() - before == 7
