@@ -276,7 +276,7 @@ class Cost:
                 raise ConfigurationError(_NOTHING)
             training = self._made(document, places[0])
             steps = planned_steps(document.get("trainer") or {}, training.steps_per_epoch)
-            return Releases(tuple(training.plan(steps)), training.delta, "add_remove")
+            return Releases(tuple(training.plan(steps)), training.delta, "add_remove", training.unit)
         except ConfigurationError as error:
             raise ConfigurationError(f"{self.path}: {error}") from error
 

@@ -24,9 +24,11 @@ from pl_privknn.labelers.base import (
     HasCanaries,
     Labeler,
     MakesModel,
+    ProtectsPersons,
     Release,
     ShardedLabeler,
     check_table,
+    unit_of,
 )
 from pl_privknn.labelers.canaries import Canaries, Evidence, SampledEvidence, in_directions
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -36,12 +38,13 @@ from pl_privknn.privacy.noisy_steps import (
     clip_factors,
     noise_aware_lr,
     noise_for_steps,
+    poisson_persons,
     poisson_sample,
     step_mechanism,
 )
 
 
-class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
+class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
@@ -77,6 +80,8 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
             bears; without it few large steps learn more.
         scheduler: ``"cosine"``, by which the rate falls to 0 along half a cosine, or ``"none"``.
         steps_per_charge: steps paid by one row of the ledger.
+        records_per_person: most records of a drawn person in a step, drawn by private coins, where the unit is a
+            person: coins are persons' then, and the mean gradient of a person's records is clipped.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
@@ -113,6 +118,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         bias: bool = True,
         scheduler: str = "cosine",
         steps_per_charge: int = 50,
+        records_per_person: int = 1,
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
@@ -147,6 +153,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         self.constant = float(check_switch("bias", bias))
         self.scheduler = check_choice("scheduler", scheduler, ("none", "cosine"))
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        self.records_per_person = check_int("records_per_person", records_per_person)
         #: Keep what every step released, for :meth:`evidence`.
         self.keeps_steps = False
         self._path: tuple[PublicWhitening, list[tuple[Tensor, Tensor, Tensor]]] | None = None
@@ -157,6 +164,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Training waits for the queries."""
         check_table(features, labels, num_classes)
+        self.checked_owners(len(features))
         self._table = (features, labels, num_classes)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
@@ -268,12 +276,17 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
         rank = 0 if self.shard is None else self.shard.group.rank
         # The system's generator is each process's own; seeded streams must differ between shards.
         coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
-        drawn = poisson_sample(len(self._vectors), self.mechanism.sampling_rate, coins)
+        rate, owners = self.mechanism.sampling_rate, self.private_owners
+        if owners is None:
+            drawn = poisson_sample(len(self._vectors), rate, coins)
+        else:
+            drawn = poisson_persons(owners, rate, self.records_per_person, coins)
         if self.keeps_steps:
             self._drawn = drawn
         norm = self.mechanism.l2_sensitivity
         vectors, labels = self._vectors[drawn], self._table[1][drawn]
-        return clipped_softmax_gradients(weights, vectors, labels, norm, self.constant)
+        persons = None if owners is None or self.records_per_person == 1 else owners[drawn]
+        return clipped_softmax_gradients(weights, vectors, labels, norm, self.constant, persons)
 
     def _gradients(self, *step: Any) -> Tensor:
         """:meth:`_own_gradients` of the whole batch, on process 0."""
@@ -284,7 +297,7 @@ class NoisySGDTeacher(ShardedLabeler, MakesModel, HasCanaries):
 
     def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
-        steps = PaidSteps(ledger, self.mechanism, self.steps, self.steps_per_charge)
+        steps = PaidSteps(ledger, self.mechanism, self.steps, self.steps_per_charge, unit_of(self))
         weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
         while steps.left:
@@ -304,7 +317,12 @@ _TOGETHER = 8192
 
 
 def clipped_softmax_gradients(
-    weights: Tensor, vectors: Tensor, labels: Tensor, max_grad_norm: float, constant: float = 1.0
+    weights: Tensor,
+    vectors: Tensor,
+    labels: Tensor,
+    max_grad_norm: float,
+    constant: float = 1.0,
+    persons: Tensor | None = None,
 ) -> Tensor:
     """Sum of the clipped per-example gradients of the cross-entropy of a softmax regression.
 
@@ -314,11 +332,19 @@ def clipped_softmax_gradients(
         labels: int64 ``(b,)``.
         max_grad_norm: L2 bound of each example's gradient.
         constant: stands beside each vector; 0 for no bias.
+        persons: of each example, int64 ``(b,)``, person by person: the mean of a person's gradients is clipped.
 
     Returns:
         float64 ``(c, d + 1)``: sums in float32 would move by more than the bound for one record of many.
     """
     total = torch.zeros(weights.shape, dtype=torch.float64)
+    if persons is not None:
+        numbers = persons.unique_consecutive(return_counts=True)[1].tolist()
+        for x, y in zip(vectors.split(numbers), labels.split(numbers), strict=True):
+            errors, inputs = clipped_factors(weights, x, y, math.inf, constant)
+            mean = errors.double().T @ inputs.double() / len(x)
+            total += mean * clip_factors(mean.norm()[None], max_grad_norm)
+        return total
     for part in torch.arange(len(vectors)).split(_TOGETHER):
         errors, inputs = clipped_factors(weights, vectors[part], labels[part], max_grad_norm, constant)
         total += errors.double().T @ inputs.double()

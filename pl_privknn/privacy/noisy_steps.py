@@ -13,6 +13,7 @@ from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.units import Unit, persons_of, records_drawn
 
 # A hair: rounding in float32 must not let a clipped gradient be longer than the bound.
 _SLACK = 1e-5
@@ -124,6 +125,26 @@ def poisson_sample(count: int, sampling_rate: float, noise: NoiseSource) -> Tens
     return torch.nonzero(noise.bernoulli((count,), sampling_rate)).flatten()
 
 
+def poisson_persons(owners: Tensor, sampling_rate: float, most: int, noise: NoiseSource) -> Tensor:
+    """Positions of at most ``most`` records, drawn by private coins, of each person of a Poisson sample of persons.
+
+    Args:
+        owners: person of each record, int64 ``(n,)``. **Private**.
+        sampling_rate: rate at which every person takes part, independently of all others.
+        most: m, a public constant.
+        noise: source of the coins.
+
+    Returns:
+        int64, person by person. **Private**.
+    """
+    numbers, persons = persons_of(owners)
+    takes_part = torch.zeros(len(persons), dtype=torch.bool)
+    takes_part[poisson_sample(len(persons), sampling_rate, noise)] = True
+    rows = torch.nonzero(takes_part[numbers]).flatten()
+    chosen = rows[records_drawn(owners[rows], most, noise)]
+    return chosen[numbers[chosen].argsort(stable=True)]
+
+
 class PaidSteps:
     """Counts out steps that were paid for: a ledger row for every few of them, written before their noise.
 
@@ -132,10 +153,18 @@ class PaidSteps:
         mechanism: the release of one step, which also draws it.
         steps: how many steps there may be.
         steps_per_charge: how many are paid together. A crash wastes at most this many.
+        unit: unit of privacy, for which each step has the mechanism's sensitivity.
     """
 
-    def __init__(self, ledger: ChargesLedger, mechanism: Gaussian, steps: int, steps_per_charge: int) -> None:
-        self.mechanism = mechanism
+    def __init__(
+        self,
+        ledger: ChargesLedger,
+        mechanism: Gaussian,
+        steps: int,
+        steps_per_charge: int,
+        unit: Unit = "record",
+    ) -> None:
+        self.mechanism, self._unit = mechanism, unit
         self.left = check_int("steps", steps, 0)
         self._ledger = ledger
         self._together = check_int("steps_per_charge", steps_per_charge)
@@ -157,7 +186,9 @@ class PaidSteps:
             raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
         if self._paid == 0:
             count = min(self._together, self.left)
-            self.row = self._ledger.charge(self.mechanism, count, noise=noise, adjacencies=("add_remove",))
+            self.row = self._ledger.charge(
+                self.mechanism, count, noise=noise, adjacencies=("add_remove",), unit=self._unit
+            )
             self._paid = count
 
     def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:

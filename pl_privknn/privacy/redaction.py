@@ -66,7 +66,7 @@ def redacted(
 
 
 def private_seconds() -> float:
-    """Wall time that this process has spent in :func:`redacted` code. **Private**: it tells how many records there are."""
+    """Wall time that this process has spent in :func:`redacted` code. **Private**: more records take longer."""
     return _seconds[0]
 
 

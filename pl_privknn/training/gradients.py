@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -117,14 +119,17 @@ class IsolatedGradients:
             return "loop"
         return "vmap" if self._way == self._vectorized else "layers"
 
-    def sum(self, places: Sequence[int], batch_idx: int = 0) -> Tensor:
+    def sum(self, places: Sequence[int], batch_idx: int = 0, persons: Sequence[int] | None = None) -> Tensor:
         """The sum of the clipped gradients of some records, float64 ``(size,)``; private.
 
         Args:
             places: of the records among this process's.
             batch_idx: number of the step.
+            persons: the person of each, person by person: the mean of a person's gradients is clipped then.
         """
         with self._private():
+            if persons is not None:
+                return self._by_person(places, persons, batch_idx)
             return self._way([int(place) for place in places], batch_idx)
 
     def replayable(self, places: Sequence[int]) -> Tensor:
@@ -176,9 +181,9 @@ class IsolatedGradients:
             ValueError: where the step fails on them, with its reason.
         """
         warm = self._new_sum()
-        for _ in range(2):  # the compiled loops are made ready, which writes files
-            warm.add_one([torch.zeros_like(parameter) for parameter in self.parameters])
-            warm.add([part[None] for part in warm.finish().float().split(self._sizes)])
+        for dtype in (torch.float32, torch.float64):  # the compiled loops are made ready, which writes files
+            warm.add_one([torch.zeros(size, dtype=dtype, device=self.device) for size in self._sizes])
+            warm.finish()
         if self._fast is not None and self.isolated:
             return
         if (batch := self._working()) is None:
@@ -209,6 +214,19 @@ class IsolatedGradients:
             if by_place:
                 self._randomness.seed = lambda place=place: 1 + place  # type: ignore[misc]
             self._add_alone(total, lambda place=place: self._batch(place), batch_idx)  # type: ignore[misc]
+        return total.finish()
+
+    def _by_person(self, places: Sequence[int], persons: Sequence[int], batch_idx: int) -> Tensor:
+        """The mean gradient of each person's records, clipped; a person with a record that fails counts as zero."""
+        total = self._new_sum()
+        for _, pairs in itertools.groupby(zip(places, persons, strict=True), key=operator.itemgetter(1)):
+            own = [place for place, _ in pairs]
+            mean = None
+            with _silently():
+                found = [self._gradient(self._batch(place), batch_idx) for place in own]
+                mean = [torch.stack(parts).double().mean(0) for parts in zip(*found, strict=True)]
+            if mean is not None:
+                total.add_one(mean)
         return total.finish()
 
     def _add_alone(self, total: ClippedSum, batch: Callable[[], Any], batch_idx: int) -> None:
@@ -417,7 +435,7 @@ class IsolatedGradients:
 
     def _clocked(self, work: Callable[[], Any]) -> float:
         clock = _PROCESSOR if self.device.type == "cpu" else _WALL
-        times = []
+        times: list[float] = []
         while len(times) < 5 or (len(times) < 30 and sum(times) < 0.2):
             start = clock()
             work()

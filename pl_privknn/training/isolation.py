@@ -229,7 +229,7 @@ class Copier:
     def _way_of(self, kind: type) -> Callable[[Any, Memo], Any] | None:
         self.met.setdefault(identity(kind), kind)
         room, name = kind.__module__, kind.__name__
-        own = {
+        own: dict[type, Callable[[Any, Memo], Any]] = {
             dict: self._dict,
             list: self._list,
             tuple: self._tuple,
@@ -249,7 +249,10 @@ class Copier:
             issubclass(kind, _SINKS)
             or name in _SINK_NAMES
             or room in _SINK_ROOMS
-            or any(b.__name__ in ("Callback", "Logger") and "lightning" in b.__module__ for b in kind.__mro__)
+            or any(
+                b.__name__ in ("Callback", "Logger", "Profiler") and "lightning" in b.__module__
+                for b in kind.__mro__
+            )
         ):
             return lambda value, memo: Sink()
         if name == "Trainer" and hasattr(kind, "fit_loop"):
@@ -268,7 +271,7 @@ class Copier:
             (types.CellType, self._meet),
             (contextvars.ContextVar, self._variable),
             (contextvars.Token, lambda token, memo: token),
-            (staticmethod | classmethod, lambda s, memo: kind(self._copy(s.__func__, memo))),
+            (staticmethod | classmethod, lambda s, memo: type(s)(self._copy(s.__func__, memo))),
             (np.ndarray, self._array),
             (weakref.ref, lambda r, memo: r if r() is None else weakref.ref(self._copy(r(), memo))),
             (torch.Generator, lambda g, memo: torch.Generator(device=g.device).manual_seed(self._seed())),
@@ -382,7 +385,7 @@ class Copier:
 
     def _instances(self, kind: type) -> Callable[[Any, Memo], Any]:
         """The way to copy instances of a class: its attributes and slots, and what it holds as a container."""
-        make: Any = next((new for new in (object.__new__, kind.__new__) if _makes(new, kind)), None)
+        make, spare = _maker(kind)
         slots = [
             name
             for base in kind.__mro__
@@ -399,7 +402,7 @@ class Copier:
                     f"more than {_MOST} objects can be reached from a private step, a {kind.__name__} among them: "
                     "let the file that defines the module, or the data set, name no such thing"
                 )
-            made = memo[identity(value)] = make(kind)
+            made = memo[identity(value)] = spare.pop() if spare else make(kind)
             if container:
                 self._take(made, value, memo)
             if kind.__dictoffset__:
@@ -480,11 +483,13 @@ class _LentDict(_Lent, MutableMapping[Any, Any]):
         return iter(self._held)
 
 
-def _makes(new: Any, kind: type) -> bool:
-    with contextlib.suppress(Exception):
-        new(kind)
-        return True
-    return False
+def _maker(kind: type) -> tuple[Any, list[Any]]:
+    """What makes an empty instance of a class, or None, and the one that it has made."""
+    makers: tuple[Any, ...] = (object.__new__, kind.__new__)
+    for make in makers:
+        with contextlib.suppress(Exception):
+            return make, [make(kind)]
+    return None, []
 
 
 def _as_it_is(value: Any) -> Any:
@@ -941,8 +946,8 @@ def writing_nowhere() -> Iterator[None]:
         for target in (builtins, io):
             patch(target, "open", _opened(target.open))
         patch(torch, "save", _only_elsewhere(torch.save, Sink()))
-        for target, name in ((threading.Thread, "start"), (_thread, "start_new_thread")):
-            patch(target, name, _only_elsewhere(getattr(target, name), _refuse("a new thread")))
+        for begins, name in ((threading.Thread, "start"), (_thread, "start_new_thread")):
+            patch(begins, name, _only_elsewhere(getattr(begins, name), _refuse("a new thread")))
         patch(atexit, "register", _only_elsewhere(atexit.register, Sink()))
         for name in _CLOCKS:
             clock = getattr(time, name)

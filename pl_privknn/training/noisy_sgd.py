@@ -21,6 +21,7 @@ from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.privacy.units import Unit
 from pl_privknn.training.fast_paths import losses_of
 from pl_privknn.training.gradients import replace_batch_norms
 from pl_privknn.training.private_data import PrivateData
@@ -180,7 +181,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             the private records.
         feature_head: of those features.
         epsilon: see :class:`~pl_privknn.training.private_training.PrivateTraining`, as for all up to
-            ``physical_batch_size``.
+            ``records_per_person``.
         delta: δ of the guarantee.
         max_grad_norm: L2 bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by.
@@ -188,6 +189,8 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         noise_multiplier: noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
         clipping: ``"flat"`` or ``"ghost"``.
         physical_batch_size: records at once.
+        unit: unit of privacy, ``"record"`` or ``"person"``.
+        records_per_person: most records of a drawn person in a step.
         optimization: what noisy gradients do to the weights.
         normalization: public constants, applied to images before ``network``.
         files: the run's folder and its ledger.
@@ -234,6 +237,8 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         noise_multiplier: float | None = None,
         clipping: str = "flat",
         physical_batch_size: int | None = None,
+        unit: str = "record",
+        records_per_person: int = 1,
         optimization: NoisyOptimization = NoisyOptimization(),
         normalization: Normalization = Normalization(),
         files: RunFiles = RunFiles(),
@@ -277,6 +282,8 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             noise_multiplier=noise_multiplier,
             clipping=clipping,
             physical_batch_size=physical_batch_size,
+            unit=unit,
+            records_per_person=records_per_person,
             replace_batch_norm=replace_batch_norm,
             files=files,
             steps_per_charge=steps_per_charge,
@@ -301,6 +308,11 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
     def delta(self) -> float:
         """δ of the guarantee."""
         return self.private_training.delta
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of privacy."""
+        return self.private_training.unit
 
     @property
     def epsilon(self) -> float:

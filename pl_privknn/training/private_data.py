@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from pl_privknn._checks import shown
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.units import check_owners, persons_of
 from pl_privknn.training.isolation import Copier, PrivateRandomness, Surroundings, in_own_context, reading
 
 _READ_TOGETHER = 256
@@ -88,6 +89,20 @@ class PrivateData:
             raise ValueError(
                 "train_dataloader: the processes of this training hold different private records"
             )
+
+    def share_by_person(self, owners: Tensor, share: tuple[int, int]) -> Tensor:
+        """Hold all records of this process's share of persons.
+
+        Args:
+            owners: person of each private record, int64 ``(n,)``.
+            share: number of this process and of all processes.
+
+        Returns:
+            The persons of the records that it holds.
+        """
+        owners = check_owners(owners, self._all)
+        self._rows = torch.nonzero(persons_of(owners)[0] % share[1] == share[0]).flatten()
+        return owners[self._rows]
 
     def own(self, values: Tensor) -> Tensor:
         """Those of this process's records, of values ``(n,)`` for all private records.

@@ -21,6 +21,7 @@ from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.privacy.units import Unit
 from pl_privknn.training.gradients import (
     CLIPPING,
     DECLARED,
@@ -92,6 +93,11 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         groups: of records that have an ε of their own, in the place of ``epsilon``.
+        unit: unit of privacy: ``"record"``, or ``"person"`` with all records that the data module's
+            ``private_groups`` (int64, the person of each record) ascribe to them. Coins are persons' then, the mean
+            gradient of a drawn person's records is clipped, and ``expected_batch_size`` and ``expected_records`` are
+            numbers of persons.
+        records_per_person: most records of a drawn person that take part in a step, drawn by private coins.
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
@@ -130,6 +136,8 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         physical_batch_size: int | None = None,
         replace_batch_norm: bool = False,
         groups: PrivacyGroups | None = None,
+        unit: str = "record",
+        records_per_person: int = 1,
         files: RunFiles = RunFiles(),
         steps_per_charge: int = 20,
         noise_source: NoiseSource | None = None,
@@ -160,6 +168,11 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             raise ValueError(
                 'augment: clipping="ghost" has norms of views and not of examples; use clipping="flat"'
             )
+        if records_per_person > 1 and clipping == "ghost":
+            raise ValueError(
+                f'records_per_person={records_per_person}: clipping="ghost" has norms of records and not of persons; '
+                'use clipping="flat", or records_per_person=1'
+            )
         if physical_batch_size is not None:
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
@@ -176,6 +189,8 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             files=files,
             steps_per_charge=steps_per_charge,
             noise_source=noise_source,
+            unit=unit,
+            records_per_person=records_per_person,
         )
         self._gradients: IsolatedGradients | None = None
         self._undo: list[Callable[[], None]] = []
@@ -214,6 +229,11 @@ class PrivateTraining(HasInitArguments, pl.Callback):
     def delta(self) -> float:
         """δ of the guarantee."""
         return self.session.delta
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of privacy."""
+        return self.session.unit
 
     @property
     def noise_source(self) -> NoiseSource:
@@ -291,7 +311,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             self.session.private = None
             self._made_up = PrivateData(_made_up_records(records))
         else:
-            self.session.draw_from(records, trainer)
+            self.session.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
         kept = source.instance, source.name
         source.instance, source.name = Steps(self.steps_per_epoch).loader(), ""
         self._undo.append(lambda: source.__dict__.update(instance=kept[0], name=kept[1]))
@@ -437,7 +457,11 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             count = min(2, self.session.expected_batch_size)
             return gradients.surrogate(redacted(gradients.made_up_sum, count))
         places = redacted(self.session.sample)
-        return gradients.surrogate(self.session.release(redacted(gradients.sum, places.tolist(), batch_idx)))
+        persons = self.session.persons(places)
+        total = redacted(
+            gradients.sum, places.tolist(), batch_idx, None if persons is None else persons.tolist()
+        )
+        return gradients.surrogate(self.session.release(total))
 
 
 def _without(place: Any, names: Sequence[str]) -> None:

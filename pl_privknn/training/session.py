@@ -12,10 +12,17 @@ from pl_privknn._lightning import rank_zero_info
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.noisy_steps import noise_for_steps, poisson_sample, step_mechanism, steps_within
+from pl_privknn.privacy.noisy_steps import (
+    noise_for_steps,
+    poisson_persons,
+    poisson_sample,
+    step_mechanism,
+    steps_within,
+)
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.privacy.units import check_unit
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes
@@ -40,6 +47,8 @@ class PrivateSession:
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default.
+        unit: unit of privacy, ``"record"`` or ``"person"``.
+        records_per_person: most records of a person in a step, where the unit is a person.
 
     Attributes:
         run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
@@ -62,7 +71,17 @@ class PrivateSession:
         files: RunFiles,
         steps_per_charge: int,
         noise_source: NoiseSource | None,
+        unit: str = "record",
+        records_per_person: int = 1,
     ) -> None:
+        self.unit, self.records_per_person = (
+            check_unit(unit),
+            check_int("records_per_person", records_per_person),
+        )
+        if self.unit == "person" and groups is not None:
+            raise ValueError(
+                "unit='person': groups give records an ε of their own; leave groups out, or use unit='record'"
+            )
         self.kind, self.epsilon, self.delta, self.groups = kind, epsilon, delta, groups
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
         self.expected_batch_size, self.sampling_rate = expected_batch_size, sampling_rate
@@ -75,18 +94,27 @@ class PrivateSession:
         self.loaded: dict[str, Any] | None = None
         self._processes: Processes | None = None
         self._groups: tuple[Tensor, list[float]] | None = None
+        self._owners: Tensor | None = None  # of this process's records, where the unit is a person
         self._told_row = 0  # the last row that other processes were told of
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds no private record and no open ledger."""
-        return {**self.__dict__, "private": None, "run": None, "_processes": None, "_groups": None}
+        return {
+            **self.__dict__,
+            "private": None,
+            "run": None,
+            "_processes": None,
+            "_groups": None,
+            "_owners": None,
+        }
 
-    def draw_from(self, source: Any, trainer: Any) -> None:
+    def draw_from(self, source: Any, trainer: Any, owners: Tensor | None = None) -> None:
         """Take the private records, or this process's share of them.
 
         Args:
             source: see :class:`~pl_privknn.training.private_data.PrivateData`.
             trainer: of the fit.
+            owners: person of each private record, where the unit is a person.
         """
         self._processes = Processes(trainer)
         rank, count = self._processes.rank, self._processes.count
@@ -96,6 +124,13 @@ class PrivateSession:
                 "groups: members are of all private records in one table, and these come in shards"
             )
         self.private = PrivateData(source, (0, 1) if in_shards else (rank, count))
+        if self.unit == "person":
+            if in_shards and count > 1:
+                raise ValueError(
+                    "unit='person': private records come in shards, where a person would count in each; put them "
+                    "into one table"
+                )
+            self._owners = self.private.share_by_person(owners, (rank, count))  # type: ignore[arg-type]
         if count > 1 and not in_shards:
             self.private.check_same(self._processes.agree)
             if self.groups is not None and not self._processes.agree(self.groups.members.numpy().tobytes()):
@@ -202,7 +237,13 @@ class PrivateSession:
         coins = self.noise_source.stream("batches", *place, *(("rank", rank) if rank else ()))
         if self._groups is not None:
             return poisson_sample_by_group(*self._groups, coins)
+        if self._owners is not None:
+            return poisson_persons(self._owners, self.sampling_rate, self.records_per_person, coins)
         return poisson_sample(len(self.private), self.sampling_rate, coins)
+
+    def persons(self, places: Tensor) -> Tensor | None:
+        """Where a drawn person may have several records: the person of each, in a row; else None. Private."""
+        return None if self._owners is None or self.records_per_person == 1 else self._owners[places]
 
     def release(self, total: Tensor) -> Tensor:
         """Pay for a step where that was not done, and draw its noise, once for all processes.
@@ -234,7 +275,7 @@ class PrivateSession:
 
     def leave(self) -> None:
         """Let another run use the folder, and forget the private records; the ledger stays readable."""
-        self.private = self._groups = None
+        self.private = self._groups = self._owners = None
         if self.run is not None:
             self.run.close()
 
@@ -270,4 +311,6 @@ class PrivateSession:
             target_epsilon=target if noise is None else None,
             rates=rates,
             condition=self.condition,
+            unit=self.unit,
+            records_per_person=self.records_per_person if self.unit == "person" else None,
         )

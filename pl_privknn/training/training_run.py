@@ -19,6 +19,7 @@ from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.privacy.store import FolderLock, HeadFile, resumed_folder
+from pl_privknn.privacy.units import Unit
 
 _FILE = "private_training.json"
 
@@ -37,6 +38,8 @@ class TrainingPlan:
         target_epsilon: ε that all steps together may cost, or None.
         rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
         condition: what the guarantee rests on, or None.
+        unit: unit of privacy.
+        records_per_person: most records of a person in a step, where the unit is a person.
     """
 
     steps: int
@@ -48,6 +51,8 @@ class TrainingPlan:
     target_epsilon: float | None
     rates: list[float] | None = None
     condition: str | None = None
+    unit: Unit = "record"
+    records_per_person: int | None = None
 
     def described(self) -> dict[str, Any]:
         """In plain types, without what was not asked for."""
@@ -162,7 +167,9 @@ class TrainingRun:
         self.mechanism: Gaussian = step_mechanism(
             self.noise_multiplier, plan.max_grad_norm, plan.sampling_rate
         )
-        self.ledger = Ledger(path, delta=plan.delta, max_epsilon=max_epsilon, head_path=ledger_head_path)
+        self.ledger = Ledger(
+            path, delta=plan.delta, max_epsilon=max_epsilon, head_path=ledger_head_path, unit=plan.unit
+        )
         noted = HeadFile(folder / "ledger.head")
         if self._stated and noted.head is not None:
             self.ledger.check_head(noted.head, str(noted.path))
@@ -184,7 +191,8 @@ class TrainingRun:
         self._run = self.ledger.run(self.run_id)
         before = self.charged
         self._check_progress(checkpoint, before)
-        self.steps = PaidSteps(self._run, self.mechanism, max(0, self.planned - before), steps_per_charge)
+        left = max(0, self.planned - before)
+        self.steps = PaidSteps(self._run, self.mechanism, left, steps_per_charge, plan.unit)
         #: Steps that were paid for and are not in the weights that training starts from.
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 

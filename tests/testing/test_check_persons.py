@@ -9,6 +9,7 @@ from pl_privknn.labelers import (
     PATE,
     Attributes,
     LinearTeachers,
+    NoisySGDTeacher,
     PreconditionedGradients,
     PrivateRadius,
     ReverseKNN,
@@ -35,6 +36,10 @@ LABELERS = {
     "gradients": lambda: PreconditionedGradients(noise_multiplier=2.0, releases=2),
     "gradients of two": lambda: PreconditionedGradients(
         noise_multiplier=2.0, releases=2, records_per_person=2
+    ),
+    "noisy sgd": lambda: NoisySGDTeacher(sampling_rate=0.5, steps=3, noise_multiplier=2.0),
+    "noisy sgd of two": lambda: NoisySGDTeacher(
+        sampling_rate=0.5, steps=3, noise_multiplier=2.0, records_per_person=2
     ),
     "attribute gradients": lambda: PreconditionedGradients(
         noise_multiplier=2.0, releases=2, task="multilabel", records_per_person=2

@@ -1,0 +1,155 @@
+"""The person as the unit of a private training: coins, mean gradients, sums that one person moves, and the ledger."""
+
+import pytest
+import torch
+from noisy_sgd_setup import PRIVATE, make, make_data
+from torch.nn import functional as F
+from training_setup import Lit, Silent, fit, training
+
+from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.noisy_steps import poisson_persons
+from pl_privknn.privacy.settings import RunFiles
+
+# One person has 40 records, others one to five.
+OWNERS = torch.cat([torch.full((40,), 7), torch.arange(PRIVATE - 40) // 5 * 3, torch.tensor([])]).long()
+OWNERS = OWNERS[torch.randperm(PRIVATE, generator=torch.Generator().manual_seed(1))]
+EVERYBODY = {"expected_batch_size": 11, "expected_records": 11, "noise_source": Silent(0), "unit": "person"}
+NORM = 0.05
+
+
+def data_of(owners=OWNERS, without=None):
+    data = make_data()
+    if without is not None:
+        stays = torch.nonzero(owners != without).flatten()
+        whole, make_part = make_data(), type(data)
+        whole.setup("fit")
+        whole.setup("test")
+        data = make_part(
+            private_images=whole.private.images(stays),
+            private_labels=whole.private.labels[stays],
+            public_images=whole.public.images(),
+            public_truth=whole.public.truth,
+            test_images=whole.test.images(),
+            test_labels=whole.test.labels,
+            num_classes=2,
+        )
+        owners = owners[stays]
+    data.private_groups = owners
+    return data
+
+
+def moved(module):
+    """What a step of plain SGD subtracted from the weights of :class:`Lit`, times what sums are divided by."""
+    with torch.no_grad():
+        change = [
+            b.detach() - a.detach() for a, b in zip(module.parameters(), Lit().parameters(), strict=True)
+        ]
+    return torch.cat([c.flatten() for c in change]).double() * 11 / module.lr
+
+
+def literal(data, most):
+    """Each person's mean gradient over all records, clipped by itself, and how far each is."""
+    module, total = Lit(), 0
+    data.setup("fit")
+    for person in OWNERS.unique():
+        rows = torch.nonzero(person == OWNERS).flatten()
+        assert len(rows) <= most
+        logits = module(data.private.images(rows))
+        gradients = torch.autograd.grad(
+            F.cross_entropy(logits, data.private.labels[rows]), list(module.parameters())
+        )
+        flat = torch.cat([g.flatten() for g in gradients]).double()
+        total = total + flat * min(1.0, NORM / float(flat.norm()))
+    return total
+
+
+def test_a_step_sums_the_clipped_mean_gradients_of_persons(tmp_path):
+    module = Lit()
+    callback = training(max_grad_norm=NORM, records_per_person=40, **EVERYBODY)
+    fit(module, tmp_path, callback, epochs=1, data=data_of())
+    torch.testing.assert_close(moved(module), literal(make_data(), 40), rtol=1e-4, atol=1e-6)
+    assert callback.privacy_summary()["unit"] == "person"
+    assert callback.ledger.unit == "person"
+
+
+@pytest.mark.parametrize("gone", [7, 0, 27])
+def test_a_person_moves_the_sum_by_the_norm_at_most(tmp_path, gone):
+    sums = []
+    for place, without in enumerate((None, gone)):
+        module = Lit()
+        callback = training(max_grad_norm=NORM, records_per_person=40, **EVERYBODY)
+        fit(module, tmp_path / str(place), callback, epochs=1, data=data_of(without=without))
+        sums.append(moved(module))
+    assert (
+        0.5 * NORM < float((sums[0] - sums[1]).norm()) <= NORM * (1 + 1e-4)
+    )  # weights are in single precision
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_coins_are_of_persons_and_records_of_a_drawn_person_are_drawn_evenly(most):
+    counts, persons = torch.zeros(PRIVATE), []
+    for seed in range(2000):
+        rows = poisson_persons(OWNERS, 0.3, most, SeededNoise(seed))
+        numbers, sizes = OWNERS[rows].unique_consecutive(return_counts=True)
+        assert len(numbers.unique()) == len(numbers)
+        owned = torch.tensor([int((one == OWNERS).sum()) for one in numbers])
+        assert torch.equal(sizes, owned.clamp(max=most))
+        counts[rows] += 1
+        persons.append(len(numbers))
+    # 3.3 persons expected; five standard errors, a false alarm in 1.7 million.
+    everybody = len(OWNERS.unique())
+    assert abs(sum(persons) / 2000 - 0.3 * everybody) < 5 * (0.21 * everybody / 2000) ** 0.5
+    large = counts[OWNERS == 7]
+    mean = 2000 * 0.3 * most / 40
+    assert float((large - mean).abs().max()) < 5 * mean**0.5
+
+
+def test_the_teachers_sum_is_that_of_literal_mean_gradients():
+    generator = torch.Generator().manual_seed(0)
+    vectors, labels = torch.randn(PRIVATE, 6, generator=generator), torch.arange(PRIVATE) % 3
+    weights = torch.randn(3, 7, generator=generator)
+    order = OWNERS.argsort(stable=True)
+    found = clipped_softmax_gradients(weights, vectors[order], labels[order], 0.1, 1.0, OWNERS[order])
+    total = torch.zeros(3, 7, dtype=torch.float64)
+    for person in OWNERS.unique():
+        mine, own = person == OWNERS, weights.clone().requires_grad_()
+        logits = F.pad(vectors[mine], (0, 1), value=1.0) @ own.T
+        (gradient,) = torch.autograd.grad(F.cross_entropy(logits, labels[mine]), own)
+        total += gradient.double() * min(1.0, 0.1 / float(gradient.norm()))
+    torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-6)
+
+
+def test_a_network_trains_by_persons_with_the_layers_of_its_fast_path(tmp_path):
+    module = make(
+        extractor=False, unit="person", expected_batch_size=4, expected_records=11, epsilon=2.0, delta=1e-3
+    )
+    fit_alone = {"data": data_of()}
+    fit(module, tmp_path, module.private_training, epochs=1, **fit_alone)
+    assert module.private_training.privacy_summary()["unit"] == "person"
+    assert 0 < module.epsilon <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "owners", "said"),
+    [
+        ({}, None, "nobody says who owns"),
+        ({}, OWNERS - 1, "have no owner"),
+        ({}, OWNERS[:-1], "want int64, one number"),
+        ({"records_per_person": 2, "clipping": "ghost"}, OWNERS, "norms of records and not of persons"),
+    ],
+)
+def test_what_has_no_owner_or_no_norm_is_refused_before_anything_is_drawn(tmp_path, options, owners, said):
+    with pytest.raises(ValueError, match=said):
+        fit(Lit(), tmp_path, training(**EVERYBODY, **options), epochs=1, data=data_of(owners))
+    assert not (tmp_path / "ledger.sqlite").exists()
+
+
+def test_a_ledger_of_records_refuses_persons(tmp_path):
+    path = tmp_path / "shared.sqlite"
+    Ledger(path, delta=1e-5)
+    with pytest.raises(ValueError, match="unit"):
+        fit(
+            Lit(), tmp_path / "run", training(**EVERYBODY, files=RunFiles(ledger_path=path)), epochs=1, data=data_of()
+        )  # fmt: skip
