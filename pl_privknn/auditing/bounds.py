@@ -1,8 +1,8 @@
 """Lower bounds on ε from what an attacker saw, and tests of a stated guarantee: of one run or of many.
 
-*Many runs.* A release with a record and one without it must not be told apart better than (ε, δ) allows: for every
-event E, P(E) ≤ e^ε·Q(E) + δ, and the same with P and Q exchanged. Half of the runs choose the event, a threshold on a
-score; the other half tests it, so choosing does not bias the test. Probabilities are bounded by Clopper and Pearson
+*Many runs.* A release with a record and one without it must not be told apart better than the claim's trade-off
+between both error rates allows, for any event. Half of the runs choose the event, a threshold on a score; the other
+half tests it, so choosing does not bias the test. Probabilities are bounded by Clopper and Pearson
 (1934) and hold without assumptions on the mechanism.
 
 *One run.* Each of m canaries is in the table by a fair coin of its own. The attacker guesses about those it is surest
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pl_privknn.privacy.accounting import pld
-from pl_privknn.privacy.accounting.accountant import TradeOff, account, merge_charges, trade_off
+from pl_privknn.privacy.accounting.accountant import TradeOff, account, trade_off
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge
 
 Floats = NDArray[np.float64]
@@ -44,10 +44,8 @@ _RESAMPLINGS = 59
 _FACTORS = (1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 # Standard normal quantile of 95 %, for the least signal that the scores are compatible with.
 _QUANTILE = 1.645
-# Shares of the stated ε at which the stated profile is tested, and thresholds that the first half may choose from.
-_PROFILE, _THRESHOLDS = np.linspace(0.0, 1.0, 5), 400
-# Order at which twice the Rényi divergence over the order stands for the variance of the loss.
-_VARIANCE_ORDER = 1.05
+# Thresholds that the first half may choose from.
+_THRESHOLDS = 400
 # Share of many runs that say where the middle of their scores is.
 _FINDING = 0.15
 # Shares of the error: that the false-positive rate lies outside its interval, and what is cut off of a binomial.
@@ -179,7 +177,7 @@ def judge(
     noisy = all(np.isinf(charge.mechanism.pure_epsilon(adjacency)) for charge in charges)
     contrasts = [each for each in seen.contrasts if np.any(each)]
     error = (1 - verdict) / (1 + len(contrasts))
-    refuted = _tests(seen, charges, noisy, epsilon, claim, delta, adjacency, error)
+    refuted = _tests(seen, noisy, epsilon, claim, delta, error)
     options = {"delta": delta, "confidence": confidence}
 
     def lower(scores: Floats) -> float:
@@ -218,25 +216,17 @@ def judge(
 
 
 def _tests(
-    seen: Scores,
-    charges: Sequence[Charge],
-    noisy: bool,
-    epsilon: float,
-    claim: TradeOff,
-    delta: float,
-    adjacency: Adjacency,
-    error: float,
+    seen: Scores, noisy: bool, epsilon: float, claim: TradeOff, delta: float, error: float
 ) -> Callable[[Floats, Bools], bool]:
     """The test of scores and coins that suits their form; wrong about a true claim with probability ``error``."""
     if seen.form == "many_runs":
-        reach = epsilon if np.isfinite(epsilon) else 0.0
-        profile = claimed_profile(charges, reach * _PROFILE, adjacency)
 
         def of_runs(scores: Floats, present: Bools) -> bool:
             sides = _sides(scores, present)
-            if refutes_at_midpoint(*sides, claim, confidence=1 - error / 2):
-                return True
-            return profile_excess(*sides, profile, confidence=1 - error / 2) > 0
+            return any(
+                test(*sides, claim, confidence=1 - error / 2)
+                for test in (refutes_at_midpoint, refutes_at_chosen)
+            )
 
         return of_runs
     if seen.apart or seen.mixture is not None:
@@ -447,33 +437,6 @@ def _largest(refuted: Callable[[float], bool]) -> float:
 # ---------------------------------------------------------------------------- many runs
 
 
-def claimed_profile(
-    charges: Sequence[Charge], epsilons: Floats, adjacency: Adjacency = "add_remove"
-) -> list[tuple[float, float]]:
-    """(ε, δ(ε)) of a claim, composed by dp-accounting and not by the accountant that is being audited.
-
-    Args:
-        charges: the claim; releases in a fixed order.
-        epsilons: ε ≥ 0, shape ``(n,)``.
-        adjacency: neighbouring relation.
-    """
-    merged = merge_charges(charges)
-    if not merged:
-        return [(float(epsilon), 0.0) for epsilon in epsilons]
-    gaussian = [charge.mechanism.gaussian_mu(adjacency) for charge in merged]
-    if None not in gaussian:
-        mu = math.sqrt(sum(c.count * (m or 0.0) ** 2 for c, m in zip(merged, gaussian, strict=True)))
-        return [(float(epsilon), pld.gaussian_delta(mu, float(epsilon))) for epsilon in epsilons]
-    order = np.array([_VARIANCE_ORDER])
-    variance = sum(
-        c.count * 2 * float(c.mechanism.rdp(order, adjacency)[0]) / _VARIANCE_ORDER for c in merged
-    )
-    step = pld.choose_discretization(variance, sum(charge.count for charge in merged))
-    parts = [charge.mechanism.pld(adjacency, step).self_compose(charge.count) for charge in merged]
-    whole = functools.reduce(lambda one, other: one.compose(other), parts)
-    return [(float(epsilon), float(whole.get_delta_for_epsilon(float(epsilon)))) for epsilon in epsilons]
-
-
 def epsilon_lower_bound(
     scores_with: ArrayLike, scores_without: ArrayLike, *, delta: float, confidence: float
 ) -> float:
@@ -493,7 +456,7 @@ def epsilon_lower_bound(
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(p > delta, np.log(np.maximum(p - delta, 0.0) / q), 0.0)
 
-    return max(0.0, _chosen_and_tested(scores_with, scores_without, bound, confidence)[1])
+    return max(0.0, _chosen_and_tested(scores_with, scores_without, bound, confidence))
 
 
 def mu_lower_bound(
@@ -510,32 +473,8 @@ def mu_lower_bound(
         with np.errstate(invalid="ignore"):
             return np.nan_to_num(ndtri(p) - ndtri(q), nan=-math.inf)
 
-    mu = _chosen_and_tested(scores_with, scores_without, bound, confidence)[1]
+    mu = _chosen_and_tested(scores_with, scores_without, bound, confidence)
     return pld.gaussian_epsilon(mu, delta) if mu > 0 else 0.0
-
-
-def profile_excess(
-    scores_with: ArrayLike,
-    scores_without: ArrayLike,
-    profile: Sequence[tuple[float, float]],
-    *,
-    confidence: float,
-) -> float:
-    """Lower bound on P(E) − e^ε·Q(E) − δ for the event and the point of the profile that the first half chose.
-
-    Args:
-        scores_with: as in :func:`epsilon_lower_bound`.
-        scores_without: as in :func:`epsilon_lower_bound`.
-        profile: claimed (ε, δ).
-        confidence: probability with which the bound holds.
-    """
-
-    def found(epsilon: float, delta: float) -> tuple[float, float]:
-        return _chosen_and_tested(
-            scores_with, scores_without, lambda p, q: p - math.exp(epsilon) * q - delta, confidence
-        )
-
-    return max(found(*point) for point in profile)[1]
 
 
 def lower_probability(hits: ArrayLike, trials: int, error: float) -> Floats:
@@ -552,49 +491,65 @@ def upper_probability(hits: ArrayLike, trials: int, error: float) -> Floats:
     return 1.0 - lower_probability(trials - np.asarray(hits, dtype=np.float64), trials, error)
 
 
-def _chosen_and_tested(
-    scores_with: ArrayLike,
-    scores_without: ArrayLike,
-    bound: Callable[[Floats, Floats], Floats],
-    confidence: float,
-) -> tuple[float, float]:
-    """The largest bound over thresholds and directions on the first half of the runs, and its value on the second.
+#: Lower bounds of P(E) and upper ones of Q(E) to what is to be large.
+Bound = Callable[[Floats, Floats], Floats]
 
-    ``bound`` is of a lower bound on P(E) and an upper one on Q(E).
-    """
+
+def _halves(
+    scores_with: ArrayLike, scores_without: ArrayLike
+) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     sides = [np.asarray(scores, dtype=np.float64) for scores in (scores_with, scores_without)]
     for name, scores in zip(("scores_with", "scores_without"), sides, strict=True):
         if scores.ndim != 1 or len(scores) < 100 or np.isnan(scores).any():
             raise ValueError(
                 f"{name}: shape {scores.shape}; want at least 100 scores, one a run, none of them NaN"
             )
-    error = (1 - confidence) / 2
-    first, second = ([np.sort(part) for part in half] for half in zip(*map(_halves, sides), strict=True))
-    levels = np.quantile(np.concatenate(first), np.linspace(0, 1, _THRESHOLDS), method="nearest")
+    with_record, without = sides
+    first = with_record[: len(with_record) // 2], without[: len(without) // 2]
+    return first, (with_record[len(first[0]) :], without[len(first[1]) :])
+
+
+def _hits(half: tuple[Floats, Floats], above: bool, at: Floats) -> tuple[tuple[Any, int], tuple[Any, int]]:
+    """How often the event (a score above, or below for absence) is seen with and without the record, of how many."""
+    found = []
+    for scores in half if above else half[::-1]:
+        ordered = np.sort(scores)
+        below = np.searchsorted(ordered, at, side="left" if above else "right")
+        found.append((len(scores) - below if above else below, len(scores)))
+    return found[0], found[1]
+
+
+def _chosen(half: tuple[Floats, Floats], bound: Bound, error: float) -> tuple[bool, float]:
+    """The direction and the threshold with the largest bound."""
+    levels = np.quantile(np.concatenate(half), np.linspace(0, 1, _THRESHOLDS), method="nearest")
     # The far ends decide where δ is small.
-    levels = np.unique(np.concatenate([levels, first[0][-30:], first[1][:30]]))
-
-    def values(half: list[Floats], above: bool, at: Floats) -> Floats:
-        # Large scores speak for the record: P above the threshold, Q below it.
-        p, q = half if above else half[::-1]
-        hits, misses = (
-            len(scores) - np.searchsorted(scores, at) if above else np.searchsorted(scores, at, side="right")
-            for scores in (p, q)
-        )
-        return bound(lower_probability(hits, len(p), error), upper_probability(misses, len(q), error))
-
-    best, tested = -math.inf, -math.inf
-    for above in (True, False):
-        found = values(first, above, levels)
-        place = int(np.argmax(found))
-        if found[place] > best:
-            best = float(found[place])
-            tested = float(values(second, above, levels[place : place + 1])[0])
-    return best, tested
+    levels = np.unique(np.concatenate([levels, np.sort(half[0])[-30:], np.sort(half[1])[:30]]))
+    bounds = {above: _bounded(half, above, levels, bound, error) for above in (True, False)}
+    above = bool(bounds[True].max() >= bounds[False].max())
+    return above, float(levels[int(np.argmax(bounds[above]))])
 
 
-def _halves(scores: Floats) -> tuple[Floats, Floats]:
-    return scores[: len(scores) // 2], scores[len(scores) // 2 :]
+def _bounded(half: tuple[Floats, Floats], above: bool, at: Floats, bound: Bound, error: float) -> Floats:
+    there, away = _hits(half, above, at)
+    return bound(lower_probability(*there, error), upper_probability(*away, error))
+
+
+def _chosen_and_tested(
+    scores_with: ArrayLike, scores_without: ArrayLike, bound: Bound, confidence: float
+) -> float:
+    """The bound on the second half of the runs, of the event with the largest one on the first half."""
+    first, second = _halves(scores_with, scores_without)
+    error = (1 - confidence) / 2
+    above, level = _chosen(first, bound, error)
+    return float(_bounded(second, above, np.array([level]), bound, error)[0])
+
+
+def refutes_at_chosen(present: Floats, absent: Floats, claim: TradeOff, *, confidence: float) -> bool:
+    """Whether an event that the first half of the runs chose is too likely on the second: :func:`refutes_event`."""
+    first, second = _halves(present, absent)
+    above, level = _chosen(first, lambda p, q: p - claim.true_positive_rate(q), (1 - confidence) / 2)
+    (there, of_there), (away, of_away) = _hits(second, above, np.array([level]))
+    return refutes_event(int(there[0]), of_there, int(away[0]), of_away, claim, confidence=confidence)
 
 
 def refutes_event(

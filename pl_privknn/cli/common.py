@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import pickle
 import re
 import sqlite3
 import sys
 import traceback
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +24,7 @@ from pl_privknn.config import did_you_mean
 
 _PACKAGE = str(Path(__file__).parents[1])
 _CHECKED = (ValueError, TypeError, ArithmeticError, RuntimeError)
+_DAMAGED = (zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, EOFError)
 
 
 class CommandError(ValueError):
@@ -92,6 +96,10 @@ def mistake(error: BaseException, anywhere: bool = False) -> str | None:
         return f"a database can't be read or written ({text}); check the disk and the file"
     if isinstance(error, OSError):
         return text
+    if isinstance(error, _DAMAGED):
+        return (
+            f"a file is damaged ({type(error).__name__}: {shown_text(text)}); restore it, or name another one"
+        )
     if type(error).__module__.startswith("pl_privknn."):
         return text
     if not isinstance(error, _CHECKED):

@@ -20,7 +20,7 @@ import numbers
 import os
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import mpmath
 import numpy as np
@@ -40,66 +40,10 @@ _GUARD = 2.0**-45
 _SLACK = 2.0**-16
 
 
-class RandomWords(Protocol):
-    """The one primitive that the samplers need."""
-
-    def random_words(self, count: int) -> NDArray[np.uint64]:
-        """``count`` independent uniform 64-bit words."""
-        ...
-
-
-def integers(source: RandomWords, count: int, below: int) -> NDArray[np.int64]:
-    """Uniform whole numbers in ``[0, below)``, by rejection (no modulo bias).
-
-    Args:
-        source: random words.
-        count: how many.
-        below: from 1 to 2**63.
-    """
-    if not 1 <= below <= 1 << 63:
-        raise ValueError(f"below={below!r} must be a whole number from 1 to 2**63")
-    result = np.zeros(count, np.int64)
-    bits = (below - 1).bit_length()
-    open_places = np.arange(count) if bits else np.arange(0)
-    while len(open_places):
-        draws = (source.random_words(len(open_places)) >> np.uint64(64 - bits)).astype(np.int64)
-        accepted = draws <= below - 1
-        result[open_places[accepted]] = draws[accepted]
-        open_places = open_places[~accepted]
-    return result
-
-
-def coins(source: RandomWords, count: int, p: Fraction) -> NDArray[np.bool_]:
-    """Independent coins that are true with probability exactly ``p``.
-
-    A byte decides 255 of 256 coins, so a million coins cost little more than a million random bytes; the binary
-    digits of ``p`` that follow decide the others.
-
-    Args:
-        source: random words.
-        count: how many.
-        p: probability, a rational number in ``[0, 1]``.
-    """
-    if not 0 <= p <= 1:
-        raise ValueError(f"p={float(p)!r} must be a probability in [0, 1]")
-    if p in (0, 1):
-        return np.full(count, p == 1)
-    digit, rest = divmod(p * 256, 1)
-    draws = source.random_words(-(-count // 8)).view(np.uint8)[:count]
-    result: NDArray[np.bool_] = draws < digit
-    undecided = np.flatnonzero(draws == digit)
-    while len(undecided) and rest:
-        digit, rest = divmod(rest * _WORD, 1)
-        words = source.random_words(len(undecided))
-        result[undecided] = words < np.uint64(digit)
-        undecided = undecided[words == np.uint64(digit)]
-    return result
-
-
 class Known:
     """A uniform number in [0, 1) of which the first bits are known; more are drawn where a comparison needs them."""
 
-    def __init__(self, source: RandomWords, digits: int, bits: int) -> None:
+    def __init__(self, source: NoiseSource, digits: int, bits: int) -> None:
         self._source, self._digits, self._bits = source, digits, bits
 
     def is_below(self, probability: Callable[[mpmath.MPContext], mpmath.mpf]) -> bool:
@@ -131,95 +75,6 @@ NORMAL = Law(
     lambda tail: -torch.special.ndtri(tail), lambda value, context: context.erfc(value / context.sqrt(2)) / 2
 )
 LAPLACE = Law(lambda tail: -torch.log(2 * tail), lambda value, context: context.exp(-value) / 2)
-
-
-def rounded(source: RandomWords, count: int, scale: float, law: Law) -> NDArray[np.int64]:
-    """Samples of round(scale · Z), Z of the law: P[X = n] = F((n+½)/scale) − F((n−½)/scale).
-
-    A word is a sign and the first 63 bits of a uniform tail probability T below 1/2. The quantiles at both ends of
-    what is left open of T, moved apart by more than their error in float64, nearly always round to the same number,
-    which is then certain. The others are decided in multiple precision, with more bits of T where these are needed.
-
-    Args:
-        source: random words.
-        count: how many.
-        scale: above 0 and at most ``MAX_ROUNDED``. From 2**40 on most draws need multiple precision, some
-            milliseconds each.
-        law: of Z.
-    """
-    if not 0 < scale <= MAX_ROUNDED:
-        raise ValueError(f"scale={scale!r} must be above 0 and at most 2**54")
-    words = source.random_words(count)
-    tails = words >> np.uint64(1)
-
-    def distance(numbers: NDArray[np.uint64], guard: float) -> NDArray[np.float64]:
-        quantiles = law.quantile(torch.from_numpy(numbers.astype(np.float64) * 2.0**-64)).numpy()
-        moved: NDArray[np.float64] = np.rint(scale * (quantiles + guard * (1 + quantiles)))
-        return moved
-
-    low = np.maximum(distance(tails + np.uint64(1), -_GUARD), 0.0)
-    # At 0 the quantile is infinite. Nothing lies beyond 2**62, 256 scales, but for one draw in 10**100.
-    high = np.minimum(distance(tails, _GUARD), 2.0**62)
-    result = low.astype(np.int64)
-    for place in np.flatnonzero(low < high):
-        least, most, known = int(low[place]), int(high[place]), Known(source, int(tails[place]), 64)
-        while least < most:
-            middle = (least + most) // 2
-            beyond = Fraction(2 * middle + 1, 2) / Fraction(scale)
-            if known.is_below(functools.partial(_tail, law, beyond)):
-                least = middle + 1
-            else:
-                most = middle
-        result[place] = least
-    return np.where(words & np.uint64(1), -result, result)
-
-
-def at_least(source: RandomWords, thresholds: NDArray[np.float64], scale: float) -> NDArray[np.bool_]:
-    """Whether fresh normal noise of deviation ``scale`` reaches each threshold, shape ``(n,)``.
-
-    A coin of the probability Φ(−threshold/scale): a random word decides it where float64 can tell, else multiple
-    precision does.
-    """
-    reach = torch.special.ndtr(torch.from_numpy(thresholds / -scale)).numpy()
-    words = source.random_words(len(thresholds))
-    numbers = words.astype(np.float64) * 2.0**-64
-    result: NDArray[np.bool_] = numbers < reach
-    for place in np.flatnonzero(np.abs(numbers - reach) <= _GUARD):
-        edge = -Fraction(float(thresholds[place])) / Fraction(scale)
-        known = Known(source, int(words[place]), 64)
-        result[place] = known.is_below(functools.partial(_ncdf, edge))
-    return result
-
-
-def exponential_choice(source: RandomWords, scores: NDArray[np.float64], scale: float) -> NDArray[np.int64]:
-    """One column for each row, column y with probability proportional to exp(scores[y] / scale).
-
-    A random word is compared with the cumulated probabilities; those that float64 can't tell from it are computed in
-    multiple precision.
-
-    Args:
-        source: random words.
-        scores: finite, shape ``(rows, columns)``.
-        scale: above 0.
-    """
-    behind = scores.max(axis=1, keepdims=True) - scores
-    edges = np.exp(behind / -scale).cumsum(axis=1)
-    edges = edges[:, :-1] / edges[:, -1:]
-    words = source.random_words(len(scores))
-    numbers, guard = words.astype(np.float64)[:, None] * 2.0**-64, _GUARD * scores.shape[1]
-    low, high = ((edges + move <= numbers).sum(axis=1) for move in (guard, -guard))
-    for place in np.flatnonzero(low < high):
-        known, gaps = Known(source, int(words[place]), 64), behind[place].tolist()
-
-        def cumulated(context: mpmath.MPContext, last: int, gaps: list[float] = gaps) -> mpmath.mpf:
-            weights = [context.exp(_exact(-Fraction(gap) / Fraction(scale), context)) for gap in gaps]
-            return context.fsum(weights[: last + 1]) / context.fsum(weights)
-
-        while low[place] < high[place] and not known.is_below(
-            functools.partial(cumulated, last=int(low[place]))
-        ):
-            low[place] += 1
-    return low.astype(np.int64)
 
 
 def _tail(law: Law, value: Fraction, context: mpmath.MPContext) -> mpmath.mpf:
@@ -291,11 +146,21 @@ class NoiseSource(abc.ABC):
     def integers(self, shape: Shape, below: int) -> Tensor:
         """Uniform int64 in ``[0, below)``, exactly; ``below`` from 1 to 2**63."""
         dims = _dims(shape)
-        draws = integers(self, math.prod(dims), check_int("below", below, maximum=1 << 63))
-        return torch.from_numpy(draws).view(dims)
+        bits = (check_int("below", below, maximum=1 << 63) - 1).bit_length()
+        result = np.zeros(math.prod(dims), np.int64)
+        pending = np.arange(len(result)) if bits else np.arange(0)
+        while len(pending):  # by rejection: there is no modulo bias
+            draws = (self.random_words(len(pending)) >> np.uint64(64 - bits)).astype(np.int64)
+            accepted = draws <= below - 1
+            result[pending[accepted]] = draws[accepted]
+            pending = pending[~accepted]
+        return torch.from_numpy(result).view(dims)
 
     def bernoulli(self, shape: Shape, p: float) -> Tensor:
         """Bool coins, true with probability exactly the float ``p``: 1 is always true, 0 never.
+
+        A byte decides 255 of 256 coins, so a million coins cost little more than a million random bytes; the binary
+        digits of ``p`` that follow decide the others.
 
         Raises:
             ValueError: if ``p`` lies outside [0, 1].
@@ -303,7 +168,19 @@ class NoiseSource(abc.ABC):
         dims = _dims(shape)
         if check_non_negative("p", p) > 1:
             raise ValueError(f"p={p!r} must be a probability in [0, 1]")
-        return torch.from_numpy(coins(self, math.prod(dims), Fraction(p))).view(dims)
+        count = math.prod(dims)
+        if p in (0, 1):
+            return torch.full(dims, p == 1, device="cpu")
+        digit, rest = divmod(Fraction(p) * 256, 1)
+        draws = self.random_words(-(-count // 8)).view(np.uint8)[:count]
+        result = draws < digit
+        pending = np.flatnonzero(draws == digit)
+        while len(pending) and rest:
+            digit, rest = divmod(rest * _WORD, 1)
+            words = self.random_words(len(pending))
+            result[pending] = words < np.uint64(digit)
+            pending = pending[words == np.uint64(digit)]
+        return torch.from_numpy(result).view(dims)
 
     def normal(self, shape: Shape, scale: float) -> Tensor:
         """Float64 noise of the normal distribution with mean 0 and standard deviation ``scale``.
@@ -321,7 +198,7 @@ class NoiseSource(abc.ABC):
         """Int64 noise, normal noise of deviation sigma rounded: P[X = n] = Φ((n+½)/sigma) − Φ((n−½)/sigma).
 
         Of whole numbers x, x + round(Z) = round(x + Z): what is released is post-processing of ideal normal noise, so
-        it costs what that costs. ``sigma`` is at most 2**54. See :func:`pl_privknn.privacy.noise.rounded`.
+        it costs what that costs. ``sigma`` is at most 2**54.
         """
         return self._rounded(shape, check_positive("sigma", sigma), NORMAL)
 
@@ -332,13 +209,24 @@ class NoiseSource(abc.ABC):
     def normal_at_least(self, thresholds: Tensor, scale: float) -> Tensor:
         """Whether fresh normal noise of deviation ``scale`` reaches each threshold; bool, exact.
 
+        A coin of the probability Φ(−threshold/scale): a random word decides it where float64 can tell, else multiple
+        precision does.
+
         Args:
             thresholds: finite, any shape; taken as the float64 numbers that they are.
             scale: above 0.
         """
         flat = thresholds.detach().cpu().double().reshape(-1).numpy()
-        reached = at_least(self, flat, check_positive("scale", scale))
-        return torch.from_numpy(reached).view(thresholds.shape).to(thresholds.device)
+        scale = check_positive("scale", scale)
+        reach = torch.special.ndtr(torch.from_numpy(flat / -scale)).numpy()
+        words = self.random_words(len(flat))
+        numbers = words.astype(np.float64) * 2.0**-64
+        result: NDArray[np.bool_] = numbers < reach
+        for place in np.flatnonzero(np.abs(numbers - reach) <= _GUARD):
+            edge = -Fraction(float(flat[place])) / Fraction(scale)
+            known = Known(self, int(words[place]), 64)
+            result[place] = known.is_below(functools.partial(_ncdf, edge))
+        return torch.from_numpy(result).view(thresholds.shape).to(thresholds.device)
 
     def laplace(self, shape: Shape, scale: float) -> Tensor:
         """Float64 noise of density exp(-abs(x) / scale) / (2 scale), by inverse distribution function."""
@@ -350,7 +238,8 @@ class NoiseSource(abc.ABC):
     def exponential_choice(self, scores: Tensor, scale: float) -> Tensor:
         """Choices among the last dimension's places, exactly with P[y] proportional to exp(scores[y] / scale).
 
-        See :func:`pl_privknn.privacy.noise.exponential_choice`.
+        A random word is compared with the cumulated probabilities; those that float64 can't tell from it are computed
+        in multiple precision.
 
         Args:
             scores: finite, shape ``(..., c)``; taken as the float64 numbers that they are.
@@ -360,12 +249,60 @@ class NoiseSource(abc.ABC):
             int64, shape ``(...)``.
         """
         rows = scores.detach().reshape(-1, scores.shape[-1]).cpu().double().numpy()
-        chosen = torch.from_numpy(exponential_choice(self, rows, check_positive("scale", scale)))
-        return chosen.view(scores.shape[:-1]).to(scores.device)
+        scale = check_positive("scale", scale)
+        behind = rows.max(axis=1, keepdims=True) - rows
+        edges = np.exp(behind / -scale).cumsum(axis=1)
+        edges = edges[:, :-1] / edges[:, -1:]
+        words = self.random_words(len(rows))
+        numbers, guard = words.astype(np.float64)[:, None] * 2.0**-64, _GUARD * rows.shape[1]
+        low, high = ((edges + move <= numbers).sum(axis=1) for move in (guard, -guard))
+        for place in np.flatnonzero(low < high):
+            known, gaps = Known(self, int(words[place]), 64), behind[place].tolist()
+
+            def cumulated(context: mpmath.MPContext, last: int, gaps: list[float] = gaps) -> mpmath.mpf:
+                weights = [context.exp(_exact(-Fraction(gap) / Fraction(scale), context)) for gap in gaps]
+                return context.fsum(weights[: last + 1]) / context.fsum(weights)
+
+            while low[place] < high[place] and not known.is_below(
+                functools.partial(cumulated, last=int(low[place]))
+            ):
+                low[place] += 1
+        return torch.from_numpy(low.astype(np.int64)).view(scores.shape[:-1]).to(scores.device)
 
     def _rounded(self, shape: Shape, scale: float, law: Law) -> Tensor:
+        """Samples of round(scale · Z), Z of the law: P[X = n] = F((n+½)/scale) − F((n−½)/scale).
+
+        A word is a sign and the first 63 bits of a uniform tail probability T below 1/2. The quantiles at both ends
+        of what is left open of T, moved apart by more than their error in float64, nearly always round to the same
+        number, which is then certain. The others are decided in multiple precision, with more bits of T where these
+        are needed. From a scale of 2**40 on these are most, at some milliseconds each.
+        """
         dims = _dims(shape)
-        return torch.from_numpy(rounded(self, math.prod(dims), scale, law)).view(dims)
+        if not 0 < scale <= MAX_ROUNDED:
+            raise ValueError(f"scale={scale!r} must be above 0 and at most 2**54")
+        words = self.random_words(math.prod(dims))
+        tails = words >> np.uint64(1)
+
+        def distance(numbers: NDArray[np.uint64], guard: float) -> NDArray[np.float64]:
+            quantiles = law.quantile(torch.from_numpy(numbers.astype(np.float64) * 2.0**-64)).numpy()
+            moved: NDArray[np.float64] = np.rint(scale * (quantiles + guard * (1 + quantiles)))
+            return moved
+
+        low = np.maximum(distance(tails + np.uint64(1), -_GUARD), 0.0)
+        # At 0 the quantile is infinite. Nothing lies beyond 2**62, 256 scales, but for one draw in 10**100.
+        high = np.minimum(distance(tails, _GUARD), 2.0**62)
+        result = low.astype(np.int64)
+        for place in np.flatnonzero(low < high):
+            least, most, known = int(low[place]), int(high[place]), Known(self, int(tails[place]), 64)
+            while least < most:
+                middle = (least + most) // 2
+                beyond = Fraction(2 * middle + 1, 2) / Fraction(scale)
+                if known.is_below(functools.partial(_tail, law, beyond)):
+                    least = middle + 1
+                else:
+                    most = middle
+            result[place] = least
+        return torch.from_numpy(np.where(words & np.uint64(1), -result, result)).view(dims)
 
     def _signed_tails(self, count: int) -> tuple[Tensor, Tensor]:
         """Signs (±1) and tail probabilities in (0, 1/2], float64, shape ``(count,)``.

@@ -646,17 +646,17 @@ def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> 
     for passing in ("all", "half"):
         first = Run(subject, coins="heads", passing=passing, records=len(table)).fit(table)
         first.label(table.queries)
+        left = first.left()  # at once: the next run may change what the class holds
         for other in others:
             second = (
                 Run(subject, coins="heads", after=first, hold_parts=False).fit(other).label(table.queries)
             )
             check_outcomes(first, second)
-            for what, told in first.left().items():
-                if told != second.left()[what]:
+            for what, told in second.left().items():
+                if told != left[what]:
                     raise LabelerCheckError(
-                        f"{what} differ between private tables: {str(told)[:80]!r} on one, "
-                        f"{str(second.left()[what])[:80]!r} on the other; what is private reaches the release alone, "
-                        "by noise"
+                        f"{what} differ between private tables: {str(left[what])[:80]!r} on one, {str(told)[:80]!r} "
+                        "on the other; what is private reaches the release alone, by noise"
                     )
     return f"{len(others)} tables"
 
@@ -670,10 +670,17 @@ def is_sampled(subject: Subject, queries: int) -> bool:
 def _accepted(subject: Subject, table: Table, largest: Largest, **settings: object) -> Run | None:
     """A run that answers all queries; None where the labeler refuses the table."""
     try:
-        return Run(subject, passing="all", **settings).fit(table).label(table.queries)  # type: ignore[arg-type]
+        run = Run(subject, passing="all", **settings).fit(table)  # type: ignore[arg-type]
     except (ValueError, RuntimeError) as error:
         largest.refused.append(f"'{table.name}' of {len(table)} records ({type(error).__name__})")
         return None
+    try:
+        return run.label(table.queries)
+    except (ValueError, RuntimeError) as error:
+        raise LabelerCheckError(
+            f"label raises {type(error).__name__} on a table that fit took ({error}), which tells of the table: let "
+            "fit refuse it, for reasons that are public"
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)

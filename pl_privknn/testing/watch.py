@@ -7,11 +7,16 @@ import copy
 import dataclasses
 import functools
 import io
+import logging
 import math
 import os
+import re
+import sys
 import tempfile
+import types
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -730,7 +735,7 @@ class Run:
             self.watch.at_work = self.labeler.group
         self.labeler.noise_source = self.watch.noise
         self.releases: list[Release] = []
-        self.printed = io.StringIO()
+        self.told: list[str] = []
 
     @property
     def events(self) -> list[Any]:
@@ -767,43 +772,134 @@ class Run:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Note what is printed, in an empty working directory, where nothing may be written."""
-        before = Path.cwd()
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
-            try:
-                with contextlib.redirect_stdout(self.printed):
-                    yield
-                written = sorted(path.name for path in Path(folder).iterdir())
-            finally:
-                os.chdir(before)
-        if written:
-            raise LabelerCheckError(
-                f"writes the file {written[0]!r}: what knows private records leaves nothing but the release; keep it "
-                "in memory, or in the folder of join_run"
-            )
+        """Note what is printed, logged and warned of; nothing may be written, started, sent or put elsewhere."""
+        with _noted(self.told), _nothing_leaves() as refused:
+            yield
+        if refused:
+            raise LabelerCheckError(refused[0])
 
     def left(self) -> dict[str, Any]:
-        """Observable output beside the release: standard output, public attributes, keys of noise streams."""
-        public = {
-            name: _shown(value)
-            for name, value in vars(self.labeler).items()
-            if not name.startswith(("_", "private_"))
+        """What others see beside the release: words, attributes of object, class and module, keys of streams."""
+        kind, paths = type(self.labeler), self._paths()
+        own = [each for each in kind.__mro__ if each.__module__.split(".")[0] not in _OURS]
+        classes = {each.__name__: _shown(dict(vars(each))) for each in own}
+        modules = {each.__module__: _shown(vars(sys.modules[each.__module__]), 1) for each in own}
+        if kind.__repr__ is not object.__repr__:
+            classes["repr"] = re.sub("0x[0-9a-f]+", "", repr(self.labeler))
+        return {
+            "standard output, logs or warnings": "".join(self.told),
+            "public attributes": _shown(vars(self.labeler)),
+            "attributes of the class or its module": [classes, modules],
+            "keys": [[part for part in path if isinstance(part, str)] for path in paths],
         }
-        paths = [e.path for e in self.events if isinstance(e, Draw) and e.place == "label" and e.through]
-        keys = [[part for part in path if isinstance(part, str)] for path in paths]
-        return {"standard output": self.printed.getvalue(), "public attributes": repr(public), "keys": keys}
+
+    def _paths(self) -> list[tuple[int | str, ...]]:
+        return [e.path for e in self.events if isinstance(e, Draw) and e.place == "label" and e.through]
 
 
-def _shown(value: Any) -> Any:
-    """Plain values, also those in lists and tables; of other objects the class alone."""
+_OURS = ("pl_privknn", "builtins", "abc", "typing")
+# Attributes in which a labeler in shards knows its own part of the table.
+_SHARDS = ("shard", "members", "group", "noise_source")
+
+
+def _shown(value: Any, depth: int = 3) -> Any:
+    """Plain values, also those in lists, tables and objects, by their public names."""
     if isinstance(value, Tensor | np.ndarray):
         return value.tolist()
+    if isinstance(value, int | float | str | bytes | None):
+        return value
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [_shown(part, depth) for part in value]
     if isinstance(value, Mapping):
-        return {name: _shown(part) for name, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_shown(part) for part in value]
-    return value if isinstance(value, int | float | str | bytes | None) else type(value).__name__
+        return {
+            name: _shown(part, depth)
+            for name, part in value.items()
+            if not (isinstance(name, str) and (name.startswith(("_", "private_")) or name in _SHARDS))
+        }
+    if (
+        depth
+        and hasattr(value, "__dict__")
+        and not isinstance(value, type | types.ModuleType)
+        and not callable(value)
+    ):
+        return _shown(dict(vars(value)), depth - 1)
+    return type(value).__name__
+
+
+@contextlib.contextmanager
+def _noted(told: list[str]) -> Iterator[None]:
+    """Everything printed, by C code and child processes too, logged or warned of."""
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    notes, words = Notes(), io.StringIO()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    with tempfile.TemporaryFile() as file, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        logging.root.addHandler(notes)
+        for number in kept:
+            os.dup2(file.fileno(), number)
+        try:
+            with contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
+                yield
+        finally:
+            for number, copied in kept.items():
+                os.dup2(copied, number)
+                os.close(copied)
+            logging.root.removeHandler(notes)
+            file.seek(0)
+            told += [
+                words.getvalue(),
+                file.read().decode(errors="replace"),
+                *(str(w.message) for w in warned),
+            ]
+
+
+# Events of the interpreter by which something leaves a process, and what they mean.
+_LEAVING = {
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"), "starts a program"),
+    **dict.fromkeys(("socket.connect", "socket.sendto"), "sends something"),
+    **dict.fromkeys(("os.mkdir", "os.rename", "os.symlink", "os.link", "sqlite3.connect"), "writes a file"),
+    "os.putenv": "sets an environment variable",
+}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_refused: list[list[str]] = []
+# Compiled code, which depends on programs alone.
+_CACHES = ("__pycache__", "/dev/", ":memory:", ".nbi", ".nbc", ".pyc", "numba")
+
+
+def _hook(event: str, given: tuple[Any, ...]) -> None:
+    if not _refused or (event != "open" and event not in _LEAVING):
+        return
+    what = str(given[0]) if given else ""
+    if any(part in what for part in _CACHES) or isinstance(given[0] if given else "", int):
+        return
+    if event == "open" and not (isinstance(given[2], int) and given[2] & _WRITES):
+        return
+    does = _LEAVING.get(event, "writes a file")
+    _refused[-1].append(
+        f"{does} ({what[:80]!r}): what knows private records leaves nothing but the release; keep it in memory, or "
+        "in the folder of join_run"
+    )
+    raise LabelerCheckError(_refused[-1][-1])
+
+
+@functools.cache
+def _hooked() -> None:
+    sys.addaudithook(_hook)  # for good; it sees nothing where no labeler is checked
+
+
+@contextlib.contextmanager
+def _nothing_leaves() -> Iterator[list[str]]:
+    _hooked()
+    refused: list[str] = []
+    _refused.append(refused)
+    try:
+        yield refused
+    finally:
+        _refused.remove(refused)
 
 
 def copies_of(labeler: Labeler) -> Callable[[], Labeler]:

@@ -1,6 +1,5 @@
 """Bounds of the empirical audit, audits of whole lists, and the command; seeds are fixed."""
 
-import itertools
 import json
 import math
 
@@ -10,7 +9,6 @@ from scipy import stats
 
 from pl_privknn.auditing import audit, audit_records
 from pl_privknn.auditing.bounds import (
-    claimed_profile,
     epsilon_lower_bound,
     lower_probability,
     mu_lower_bound,
@@ -19,7 +17,7 @@ from pl_privknn.auditing.bounds import (
 from pl_privknn.auditing.releases import experiment_of
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge, Gaussian, GaussianDPStream, Laplace, RandomizedResponse
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, GaussianDPStream, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 
 ROOT2 = math.sqrt(2.0)
@@ -58,17 +56,6 @@ def mu_epsilon(mu, delta):
         return first - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
 
     return brentq(excess, 0, 100)
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_profile_is_that_of_literal_enumeration(count):
-    mechanism = RandomizedResponse(0.3, 3, 2)
-    log_p, log_q = mechanism.log_pair("add_remove")
-    p = np.array([math.exp(sum(c)) for c in itertools.product(log_p, repeat=count)])
-    q = np.array([math.exp(sum(c)) for c in itertools.product(log_q, repeat=count)])
-    epsilons = np.array([0.0, 0.3, 0.9, 1.4])
-    for eps, delta in claimed_profile([Charge(mechanism, count)], epsilons):
-        assert delta == pytest.approx(np.maximum(p - math.exp(eps) * q, 0).sum(), abs=1e-4)
 
 
 # --- lists of records, and the command

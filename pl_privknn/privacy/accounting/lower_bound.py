@@ -69,7 +69,7 @@ def epsilon_lower(charges: Sequence[Charge], *, delta: float, adjacency: Adjacen
     for charge in merged:
         if (pairs := _pairs(charge.mechanism, adjacency)) is not None:
             found = _candidates(*pairs)
-            if isinstance(charge.mechanism, DominatingPair) or len(found) == 1:
+            if len(found) == 1 or (found and isinstance(charge.mechanism, DominatingPair)):
                 coins.append((*found[0], charge.count))
             elif found:
                 families.append((found, charge.count))

@@ -63,15 +63,6 @@ class LossMeasure:
             self.cell_upper[::-1],
         )
 
-    def joined(self, atoms: LossMeasure) -> LossMeasure:
-        """This measure with the atoms of another one added."""
-        return dataclasses.replace(
-            self,
-            losses=np.append(self.losses, atoms.losses),
-            upper=np.append(self.upper, atoms.upper),
-            lower=np.append(self.lower, atoms.lower),
-        )
-
     def floored(self, discretization: float) -> tuple[int, Floats, float]:
         """Losses rounded down, as :meth:`on_grid` returns them: nowhere more than the pair's own profile."""
         finite = np.isfinite(self.losses)

@@ -281,8 +281,6 @@ class DataDependent(Mechanism):
         Raises:
             ValueError: for a sampled mechanism (see the module), another kind, or votes that are no counts.
         """
-        from pl_privknn.privacy.mechanisms.data_dependent import answers_rdp
-
         if not isinstance(mechanism, (Gaussian, Laplace)):
             raise ValueError(
                 f"mechanism={mechanism.kind!r}: data-dependent costs are known for gaussian and laplace"
@@ -302,8 +300,6 @@ class DataDependent(Mechanism):
         Raises:
             ValueError: for a sampled mechanism: amplifying a data-dependent bound is not valid.
         """
-        from pl_privknn.privacy.mechanisms.data_dependent import screening_rdp
-
         _refuse_sampling(mechanism.sampling_rate)
         counts = np.asarray(max_votes)
         if counts.ndim != 1 or not len(counts) or counts.dtype.kind not in "iu":
