@@ -652,23 +652,16 @@ class WatchedLedger(FreeLedger):
         super().__init__(limit, start)
         self.watch = watch
 
-    def charge(
-        self,
-        mechanism: Mechanism,
-        count: int = 1,
-        *,
-        noise: NoiseSource | None = None,
-        adjacencies: Sequence[Adjacency] | None = None,
-        unit: Unit = "record",
-    ) -> int:
+    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
         """See :class:`~pl_privknn.testing.watch.FreeLedger`."""
         try:
-            row = super().charge(mechanism, count, noise=noise, adjacencies=adjacencies, unit=unit)
+            row = super().charge(mechanism, count, **stated)
         except BudgetExceeded:
             self.watch.events.append(Refused(mechanism))
             raise
-        stated = None if adjacencies is None else tuple(adjacencies)
-        self.watch.events.append(Paid(self.rows[-1], row, noise, stated))
+        adjacencies = stated.get("adjacencies")
+        named = None if adjacencies is None else tuple(adjacencies)
+        self.watch.events.append(Paid(self.rows[-1], row, stated.get("noise"), named))
         return row
 
 
