@@ -237,6 +237,8 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
         self._check_records(features, labels, num_classes)
         self.checked_owners(len(labels))
         self.fit_blocks(lambda: [(features, labels)], num_classes)
+        if self._channel is not None:
+            self._channel.check_clients(len(labels) if self._drawn is None else int(self._drawn.sum()))
 
     def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
         """Take the private records block by block, each looked at once a round; see the base.
@@ -343,7 +345,8 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
         protocol = self.protocol(num_queries, num_classes)
         self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
         messages = fetch()
-        self._check_clients(len(messages))
+        assert self._channel is not None
+        self._channel.check_clients(len(messages))
         noisy, deviation = protocol.aggregate(messages), protocol.deviation(len(messages))
         return decide(noisy, deviation, self.abstain, self.soft, max_answers)
 
@@ -413,16 +416,13 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
         messages = protocol.randomize(nearest, labels, noise)
         return torch.stack([protocol.aggregate(message) for message in messages.split(1)])
 
-    def _check_clients(self, found: int) -> None:
-        assert self._channel is not None
-        self._channel.check_clients(found)
-
     def _table(self, queries: Tensor) -> Table:
         return Table(len(queries), self._num_classes, self.k)
 
     def _ask_clients(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None) -> Release:
         nearest, labels = self.votes(queries)
-        self._check_clients(len(labels))
+        assert self._channel is not None
+        self._channel.check_clients(len(labels))
         protocol = self.protocol(len(queries), self._num_classes)
         noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
         noisy = protocol.simulate(nearest, labels, noise)

@@ -654,11 +654,20 @@ def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> 
             check_outcomes(first, second)
             for what, told in second.left().items():
                 if told != left[what]:
+                    one, two = _different(left[what], told)
                     raise LabelerCheckError(
-                        f"{what} differ between private tables: {str(left[what])[:80]!r} on one, {str(told)[:80]!r} "
-                        "on the other; what is private reaches the release alone, by noise"
+                        f"{what} differ between private tables: {one[:80]!r} on one, {two[:80]!r} on the other; what "
+                        "is private reaches the release alone, by noise"
                     )
     return f"{len(others)} tables"
+
+
+def _different(*sides: Any) -> tuple[str, ...]:
+    """Both sides in words; of tables, the entries that differ."""
+    one, two = sides
+    if isinstance(one, dict) and isinstance(two, dict):
+        sides = tuple({k: v for k, v in side.items() if one.get(k) != two.get(k)} for side in sides)
+    return tuple(map(str, sides))
 
 
 def is_sampled(subject: Subject, queries: int) -> bool:

@@ -783,6 +783,7 @@ class Run:
             "standard output, logs or warnings": "".join(self.told),
             "public attributes": _shown(vars(self.labeler)),
             "attributes of the class or its module": [classes, modules],
+            "environment variables": dict(os.environ),
             "keys": [[part for part in path if isinstance(part, str)] for path in paths],
         }
 
@@ -855,7 +856,6 @@ _LEAVING = {
     **dict.fromkeys(("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"), "starts a program"),
     **dict.fromkeys(("socket.connect", "socket.sendto"), "sends something"),
     **dict.fromkeys(("os.mkdir", "os.rename", "os.symlink", "os.link", "sqlite3.connect"), "writes a file"),
-    "os.putenv": "sets an environment variable",
 }
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _refused: list[list[str]] = []

@@ -30,7 +30,7 @@ from pl_privknn.labelers import (
     SklearnTeachers,
     SufficientStatistics,
 )
-from pl_privknn.labelers.base import Labeler, Release
+from pl_privknn.labelers.base import Labeler, Release, check_table
 from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, PublicDensity
 from pl_privknn.labelers.pate_training import Partitioner
@@ -71,6 +71,7 @@ class Predictor(Labeler):
     parameters = IndKNNParameters(0.5, 4.0, 0.5, 0.2, min_count=3.0)
 
     def fit(self, features, labels, num_classes):
+        check_table(features, labels, num_classes)
         self._table = features, labels, num_classes
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
@@ -238,7 +239,7 @@ def test_report_says_what_was_looked_at_and_what_was_not():
     assert names == [
         "noise source", "plan", "payments", "max_answers", "refused charges", "fresh noise", "same again",
         "earlier tables", "noise alone", "records as queries", "many records", "samples",
-        "sensitivity under add_remove",
+        "sensitivity under add_remove", "sensitivity under add_remove, persons",
     ]  # fmt: skip
     seen = dict(report.checks)
     assert seen["samples"] == "nothing is sampled"
@@ -248,7 +249,10 @@ def test_report_says_what_was_looked_at_and_what_was_not():
     assert "gaussian (L2) at most 1.414 of 1.414" in shown
     assert "refused: 'a record that is not finite' of 34 records (ValueError), '2 records'" in shown
     sampled = check_labeler(PrivateKNN(5, 0.5, None, Gaussian(3.0)))
-    assert [name for name, _ in sampled.checks[-2:]] == ["records not drawn", "same coins"]
+    assert [name for name, _ in sampled.checks[13:]] == [
+        "records not drawn", "same coins", "sensitivity under add_remove, persons", "records not drawn, persons",
+        "same coins, persons",
+    ]  # fmt: skip
 
 
 def test_example_is_true():

@@ -59,7 +59,7 @@ LEAKS = {
     "a file": (lambda self, y: Path("counts.txt").write_text(str(y)), "writes a file .'counts.txt'"),
     "a temporary file": (lambda self, y: tempfile.mkstemp(str(int(y.sum()))), "writes a file"),
     "a program": (lambda self, y: subprocess.run(["true", str(y.sum())], check=False), "starts a program"),
-    "the environment": (lambda self, y: os.environ.update(SUM=str(y.sum())), "sets an environment variable"),
+    "the environment": (lambda self, y: os.environ.update(SUM=str(y.sum())), "environment variables differ.*'SUM'"),
 }
 
 
@@ -73,13 +73,13 @@ def test_what_leaves_while_a_table_is_taken_is_found(name):
 
 class RaisesByTheTable(Honest):
     def label(self, queries, ledger, max_answers=None):
-        if self._odd:
-            raise ValueError("odd")
+        if self._rare:
+            raise ValueError("a class has one record")
         return super().label(queries, ledger, max_answers)
 
     def fit(self, features, labels, num_classes):
         super().fit(features, labels, num_classes)
-        self._odd = int(labels.sum()) % 5 == 3
+        self._rare = 1 in torch.bincount(labels)
 
 
 class CountInTheKey(Honest):

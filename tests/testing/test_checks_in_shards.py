@@ -135,37 +135,29 @@ class ClippedByShard(NoisySGDTeacher):
 class VotesManyTimes(IndKNN):
     """The neighbours of other shards vote eight times, and pay once."""
 
-    def run_command(self, order):
-        super().run_command(order)
-        if order[0] == "begin":
-            once = self._part._votes
-            self._part._votes = lambda count: 8 * once(count)
+    def partial(self, command):
+        found = super().partial(command)
+        return 8 * found if command[0] == "votes" and self.shard.group.rank else found
 
 
 class VotesForNothing(IndKNN):
     """What is spent in other shards is forgotten at the next query."""
 
-    def run_command(self, order):
-        if order[0] == "turn" and len(self._part._near):
-            self._part._left = self._engine.table.left[self._part._near]
-        super().run_command(order)
+    def partial(self, command):
+        if command[0] == "begin":
+            self._left_at_first = self._budgets.left.copy()
+        found = super().partial(command)
+        if command[0] == "turn" and self.shard.group.rank:
+            self._budgets.left[:] = self._left_at_first
+        return found
 
 
 class CountedAtFirst(IndKNN):
-    """The first shard counts its own neighbours once more, as if another one held them."""
+    """The first shard counts its own neighbours twice."""
 
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        if self.shard is None or self.shard.group.rank != 0:
-            return
-        engine, others = self._engine, self._engine.others
-        turn = others.turn
-
-        def twice():
-            turn()
-            others.active += len(engine.table)
-
-        others.turn = twice
+    def partial(self, command):
+        found = super().partial(command)
+        return 2 * found if command[0] == "turn" and not self.shard.group.rank else found
 
 
 class NoiseOfAShard(ReverseKNN):
