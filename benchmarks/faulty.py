@@ -409,8 +409,8 @@ def network(pixels: int, num_classes: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, num_classes))
 
 
-def small_training(method: str, epsilon: float, delta: float) -> TrainingTarget:
-    """A training of ten steps on made-up images."""
+def small_training(method: str, epsilon: float, delta: float, records_of_a_person: int = 0) -> TrainingTarget:
+    """A training of ten steps on made-up images; persons who own so many of them are its unit, where any do."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES + _PUBLIC + 20, 1, _SIDE, _SIDE, generator=generator)
     labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()
@@ -424,9 +424,12 @@ def small_training(method: str, epsilon: float, delta: float) -> TrainingTarget:
         test_images=images[rest],
         test_labels=labels[rest],
         num_classes=2,
+        private_groups=torch.arange(_IMAGES) // records_of_a_person if records_of_a_person else None,
     )
     pixels, hidden = _SIDE * _SIDE, 96
-    drawn = {"expected_batch_size": _BATCH, "expected_records": _IMAGES}
+    drawn: dict[str, Any] = {"expected_batch_size": _BATCH, "expected_records": _IMAGES}
+    if records_of_a_person:
+        drawn |= {"unit": "person", "records_per_person": 2}
 
     def make() -> tuple[pl.LightningModule, PrivateTraining]:
         torch.manual_seed(0)

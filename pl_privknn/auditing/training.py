@@ -126,7 +126,10 @@ def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple
     count = max(2, min(canaries, size // 2))
     present = noise.stream("coins").bernoulli((count,), 0.5)
     data = copy.copy(target.data)
-    data._private = _with_canaries(target.data, torch.nonzero(present).flatten())
+    drawn = torch.nonzero(present).flatten()
+    data._private = _with_canaries(target.data, drawn)
+    if (owners := data.private_groups) is not None:  # a canary is a person with one record
+        data.private_groups = torch.cat([owners, int(owners.max()) + 1 + drawn])
     planting = _Planting(training, count, len(target.data.private), noise.stream("known"))
     with tempfile.TemporaryDirectory() as folder, silenced():
         training.run_dir = folder
@@ -185,7 +188,7 @@ class _Planting(pl.Callback):
         self.statement = [Charge(run.mechanism, run.planned)], run.plan.delta
         self.evidence = SampledEvidence(self._count, run.mechanism)
 
-    def _summed(self, places: list[int], batch_idx: int = 0) -> Tensor:
+    def _summed(self, places: list[int], batch_idx: int = 0, persons: list[int] | None = None) -> Tensor:
         """The clipped sum of a sample with canaries; what all others add to it is computed beside it.
 
         The attacker knows whom else the step drew, which the guarantee allows. So nothing but noise and a canary's
@@ -197,8 +200,12 @@ class _Planting(pl.Callback):
         numbers = private.images.labels[places].reshape(len(places), -1)[:, :1].flatten()
         if self._places is None:
             self._places = self._quiet(batch_idx)
-        others = [place for place, number in zip(places, numbers.tolist(), strict=True) if number < _FIRST]
-        self._others = self._sum(others, batch_idx).cpu()
+        known = (numbers < _FIRST).tolist()
+        others, owners = (
+            None if of is None else [each for each, here in zip(of, known, strict=True) if here]
+            for of in (places, persons)
+        )
+        self._others = self._sum(others, batch_idx, owners).cpu()
         own = numbers[numbers >= _FIRST] - _FIRST
         sizes = [parameter.numel() for parameter in self._gradients.parameters]
         total = ClippedSum(sizes, self._gradients.max_grad_norm, torch.device("cpu"))

@@ -59,7 +59,10 @@ LEAKS = {
     "a file": (lambda self, y: Path("counts.txt").write_text(str(y)), "writes a file .'counts.txt'"),
     "a temporary file": (lambda self, y: tempfile.mkstemp(str(int(y.sum()))), "writes a file"),
     "a program": (lambda self, y: subprocess.run(["true", str(y.sum())], check=False), "starts a program"),
-    "the environment": (lambda self, y: os.environ.update(SUM=str(y.sum())), "environment variables differ.*'SUM'"),
+    "the environment": (
+        lambda self, y: os.environ.update(SUM=str(y.sum())),
+        "environment variables differ.*'SUM'",
+    ),
 }
 
 

@@ -162,7 +162,9 @@ def test_bad_arguments_are_named(arguments, named):
 def test_fewer_clients_than_stated_are_refused_before_anything_is_paid(tmp_path):
     features, labels = clusters()
     labeler = ReverseKNN(trust="shuffle", epsilon=1.0, num_clients=3000)
-    labeler.fit(features[1:], labels[1:], 3)
+    with pytest.raises(ValueError, match="num_clients=3000"):
+        labeler.fit(features[1:], labels[1:], 3)
+    labeler.fit_blocks(lambda: [(features[1:], labels[1:])], 3)  # counted as they come
     run = Ledger(tmp_path / "l.sqlite", adjacency="replace_one").run("a", plan=labeler.plan(3, 3, 3))
     with pytest.raises(ValueError, match="num_clients=3000"):
         labeler.label(torch.eye(3), run)
