@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from pl_privknn.neighbors import assign
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.testing import FreeLedger
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PERSONS, DELTA = 12_000, 1e-5
 #: Queries of teachers that answer one by one, and places at which reverse kNN counts.
@@ -203,3 +206,35 @@ def table() -> str:
         "… by group privacy",
     )
     return markdown(header, rows)
+
+
+def figure() -> Figure:
+    """A table in which a person owns five records, and its neighbour for each of the two units."""
+    import matplotlib.pyplot as plt
+
+    owners = ["Ann", "Ben", "Ann", "Cem", "Ann", "Ann", "Dua", "Ann"]
+    colors = {"Ann": "#d95f02", "Ben": "#1b9e77", "Cem": "#7570b3", "Dua": "#666666"}
+    gone = {"the private table": [], "unit: record": [2], "unit: person": [0, 2, 4, 5, 7]}
+    made, panels = plt.subplots(1, 3, figsize=(7.5, 3.2), sharey=True)
+    for panel, (title, missing) in zip(panels, gone.items(), strict=True):
+        panel.set_title(title, fontsize=10)
+        for row, owner in enumerate(owners):
+            here = row not in missing
+            style = {"facecolor": colors[owner]} if here else {"facecolor": "none", "linestyle": "--"}
+            panel.add_patch(plt.Rectangle((0, -row), 1, 0.8, edgecolor=colors[owner], **style))
+            panel.text(
+                0.5,
+                0.4 - row,
+                f"{owner}, record {owners[: row + 1].count(owner)}" if here else "not there",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if here else colors[owner],
+            )
+        panel.set(xlim=(-0.1, 1.1), ylim=(-len(owners) + 0.8, 1))
+        panel.axis("off")
+    made.text(
+        0.665, 0.02, "neighbouring tables: what ε compares the private table with", ha="center", fontsize=9
+    )
+    made.tight_layout(rect=(0, 0.05, 1, 1))
+    return made

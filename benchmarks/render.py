@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import accountants, attacks, foreign_modules, leaderboard, membership, papers
+from benchmarks import accountants, attacks, foreign_modules, leaderboard, membership, papers, persons
 from benchmarks.record import (
     DOCS,
     ROOT,
@@ -63,6 +63,7 @@ def render(options: argparse.Namespace) -> int:
         (PLOTS / "membership.svg", membership.figure()),
         (DOCS / "methods" / "reverse_knn_local.png", local_figure()),
         (DOCS / "methods" / "ind_knn_accuracy.png", ind_knn_figure()),
+        (DOCS / "methods" / "unit_of_privacy.svg", persons.figure()),
         (DOCS / "reference" / "accountants.svg", accountants.figure()),
     ):
         _save(figure, place)
@@ -563,6 +564,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/methods/students.md", "students", partial(students, "unlabeled", "student")),
     ("docs/methods/students.md", "noisy labels", partial(students, "noise", "labels and loss")),
     ("docs/reference/golden_values.md", "accountants", accountants.table),
+    ("docs/methods/unit_of_privacy.md", "persons", persons.table),
     ("docs/scale.md", "scale", scaled),
     ("docs/scale.md", "table memory", memory),
     ("docs/scale.md", "speed", speeds),
