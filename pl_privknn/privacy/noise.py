@@ -41,7 +41,13 @@ _SLACK = 2.0**-16
 
 
 class Known:
-    """A uniform number in [0, 1) of which the first bits are known; more are drawn where a comparison needs them."""
+    """A uniform number in [0, 1) of which the first bits are known; more are drawn where a comparison needs them.
+
+    Args:
+        source: of further bits.
+        digits: the first bits, as a whole number.
+        bits: how many these are.
+    """
 
     def __init__(self, source: NoiseSource, digits: int, bits: int) -> None:
         self._source, self._digits, self._bits = source, digits, bits
