@@ -146,6 +146,13 @@ class RunReport(pl.Callback):
     Args:
         run_dir: the folder; by default the one that holds the ledger's run, else the trainer's log folder.
         show: print the table, on the first process.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> report = RunReport("runs/first", show=False)
+        >>> trainer = pl.Trainer(callbacks=[report], logger=False, enable_checkpointing=False)
+        >>> report.summary  # filled when training ends
+        {}
     """
 
     def __init__(self, run_dir: str | Path | None = None, show: bool = True) -> None:

@@ -60,6 +60,7 @@ def report_traces(folder):
     """What a page shows, without answers, what was learnt from them, and what was charged in fact."""
     facts = facts_of(folder, exact=False)
     shown = without(facts, {*OF_ITS_OWN, "spent", "student", "curves", "answers", "checks"})
+    shown["title"] = re.sub(r"(accuracy) [\d.]+", r"\1 …", shown["title"])
     answers = facts["answers"] or {"gallery": [], "rounds": {}}
     asked = [
         {name: one[name] for name in ("example", "round", "truth", "picture")} for one in answers["gallery"]
