@@ -14,7 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import accountants, attacks, foreign_modules, leaderboard, membership, papers, persons
+from benchmarks import (
+    accountants,
+    attacks,
+    foreign_modules,
+    leaderboard,
+    membership,
+    papers,
+    persons,
+    text,
+)
 from benchmarks.record import (
     DOCS,
     ROOT,
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 
 PLOTS = DOCS / "guides"
 TITLES = {
+    "compare_bbc_news": "BBC news, 1,400 private articles",
     "compare_fashion_mnist": "Fashion-MNIST, 60,000 private records",
     "compare_fashion_mnist_attributes": "Attributes of Fashion-MNIST, 60,000 private records",
 }
@@ -549,6 +559,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/private_training.md", "private training", private_training),
     ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
+    ("docs/guides/text.md", "text", text.table),
     ("docs/methods/ind_knn.md", "accuracy", ind_knn_accuracy),
     ("docs/methods/ind_knn.md", "speed", ind_knn_speed),
     ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),

@@ -21,7 +21,7 @@ import pyarrow
 import pytorch_lightning as pl
 import torch
 
-from benchmarks.record import Measured, markdown, results, spread
+from benchmarks.record import Measured, entries, markdown, spread
 from pl_privknn import recommend
 from pl_privknn.comparison.results import guarantee_of, mark
 from pl_privknn.datamodules import TextDataModule
@@ -38,15 +38,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part an ε."""
+    """One part a run; those that are stored are not run again."""
     torch.set_num_threads(1)
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     topics = articles()
     vectors = dict(zip(topics, WordLlamaFeatures()(list(topics)).tolist(), strict=True))
     settings = {"private": PRIVATE, "public": PUBLIC, "features": "WordLlamaFeatures"}
     for epsilon in options.epsilons:
-        runs = [run(topics, vectors, epsilon, split) for split in options.splits]
-        yield Measured({"runs": runs}, options.splits, f"ε {epsilon:g}", settings)
+        for split in options.splits:
+            part = f"ε {epsilon:g}, split {split}"
+            if part not in entries("text"):
+                yield Measured(run(topics, vectors, epsilon, split), [split], part, settings)
 
 
 def articles() -> dict[str, str]:
@@ -100,7 +102,8 @@ def table() -> str:
     """Mean and spread of test accuracies by ε."""
     lines = []
     for epsilon in EPSILONS:
-        runs = results("text", f"ε {epsilon:g}")["runs"]
+        stored = [one for part, one in entries("text").items() if part.startswith(f"ε {epsilon:g},")]
+        runs = [one["results"] for one in stored]
         accuracies = [
             spread(one.get(name) for one in runs) for name in ("test_accuracy", "head_test_accuracy")
         ]

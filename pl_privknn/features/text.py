@@ -40,8 +40,8 @@ class TextExtractor(HasInitArguments, abc.ABC):
 class WordLlamaFeatures(TextExtractor):
     """The mean of a text's token vectors, from a table of the language model Llama 2 (WordLlama, Miller 2024).
 
-    Weights of 16 MB and the tokenizer come with the package ``wordllama``; nothing is downloaded. A core embeds some
-    thousand news articles a second.
+    Weights of 16 MB and the tokenizer come with the package ``wordllama``; nothing is downloaded. One core embeds
+    some 600 news articles a second.
 
     Args:
         dimensions: 64, 128 or 256 numbers a text; the table was trained so that its first columns serve alone.
