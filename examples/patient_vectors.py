@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Vectors of a foundation model, several a patient
 #
-# The toolkits of medical foundation models write a table: one row a slide, a region or a visit, with a patient, a
-# diagnosis, and an embedding, a list of some hundred floats. That table is all that is needed: no image, no extractor.
-# Run it with `pip install 'pl-privknn[text]'` and `python examples/patient_vectors.py`; it takes seconds.
+# The toolkits of medical foundation models write a table: one row a slide, a region or a visit, with a patient,
+# a diagnosis, and an embedding, a list of some hundred floats. That table is all that is needed: no image, no
+# extractor. Run it with `pip install 'pl-privknn[text]'` and `python examples/patient_vectors.py`.
 #
-# Here scikit-learn's bundled digits stand in for slides and HOG for the foundation model: 300 patients with one to six
-# slides each, all of the patient's class.
+# Here scikit-learn's bundled digits stand in for slides and HOG for the foundation model: patients with one to
+# six slides each, all of the patient's class.
 
 # %%
 from pathlib import Path
@@ -45,7 +45,8 @@ for part, rows in (("private", private), ("public", public), ("test", test)):
     pyarrow.parquet.write_table(pyarrow.table(table), FOLDER / f"{part}.parquet")
 
 # %% [markdown]
-# With `unit: person` ε is for a patient with all slides, not for a slide. The number of patients is a public constant.
+# With `unit: person` ε is for a patient with all slides, not for a slide. The number of patients is a public
+# constant.
 
 # %%
 pl.seed_everything(0)
