@@ -1,4 +1,4 @@
-"""Every script of docs/guides/gallery runs from top to bottom and shows what its text says."""
+"""Every script of docs/guides/gallery, and of examples/ for texts, runs from top to bottom and shows what it says."""
 
 import math
 import runpy
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from scipy.stats import norm
 
-GALLERY = Path(__file__).resolve().parents[2] / "docs" / "guides" / "gallery"
+ROOT = Path(__file__).resolve().parents[2]
+GALLERY = ROOT / "docs" / "guides" / "gallery"
 
 
 @pytest.fixture
@@ -51,3 +52,20 @@ def test_audit_a_run(run):
         assert line.startswith("the summary does not follow from the ledger: ")
         assert name in line.partition(": ")[2].split(", ")
     assert scope["page"].is_file()
+
+
+@pytest.mark.long
+def test_news_classification(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = runpy.run_path(str(ROOT / "examples" / "news_classification.py"))
+    assert scope["accuracy"] > 0.9  # 0.95 ± 0.01 over ten splits; the largest topic has 0.23
+    assert 0.99 < scope["epsilon"] <= 1
+
+
+@pytest.mark.long
+def test_patient_vectors(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = runpy.run_path(str(ROOT / "examples" / "patient_vectors.py"))
+    assert scope["accuracy"] > 0.8  # four classes
+    assert scope["unit"] == "person"
+    assert 3.9 < scope["epsilon"] <= 4
