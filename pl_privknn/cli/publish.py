@@ -42,9 +42,16 @@ def _add_recommended(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
     )
+    parser.add_argument(
+        "--unit", choices=("record", "person"), help="of privacy; a person where --person names the owners"
+    )
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
     parser.add_argument(
-        "--private-records", type=int, required=True, metavar="N", help="about how many, as anybody may know"
+        "--private-records",
+        type=int,
+        required=True,
+        metavar="N",
+        help="about how many, as anybody may know; or persons, where these are the unit",
     )
     parser.add_argument("--delta", type=float, help="δ (a tenth of one over the records, or less)")
     parser.add_argument("--num-classes", type=int, help="where no test set tells them")
@@ -80,6 +87,8 @@ def _recommended(parsed: argparse.Namespace) -> str:
         columns={name: value for name in _COLUMNS if (value := getattr(parsed, name)) is not None},
         progress=sys.stderr.isatty(),
     )
+    if (parsed.unit or ("person" if parsed.person else "record")) == "person":
+        found.config["labeling"]["budget"]["unit"] = "person"
     print(*found.reasons, sep="\n", flush=True)
     return found.to_yaml()
 

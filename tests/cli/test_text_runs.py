@@ -19,14 +19,23 @@ TOPICS = {
 }
 
 
+def as_said(text, number):
+    return f'<script>alert("{number}")</script> {text}, {number} times'
+
+
 def write_part(path, numbers, secret=""):
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["body", "topic", "sender"])
         for number in numbers:
             topic = list(TOPICS)[number % 2]
-            said = f'{secret} <script>alert("{number}")</script> {TOPICS[topic]}, {number} times'
-            rows.writerow([said, topic, f"{PERSON} {number % 7}" if secret else ""])
+            rows.writerow(
+                [
+                    f"{secret} {as_said(TOPICS[topic], number)}",
+                    topic,
+                    f"{PERSON} {number // 2}" if secret else "",
+                ]
+            )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +49,7 @@ def run(tmp_path_factory):
     ):
         write_part(folder / "data" / f"{part}.csv", numbers, secret)
     columns = ["--text", "body", "--label", "topic", "--person", "sender"]
-    sizes = ["--epsilon", "50", "--private-records", "120", "--delta", "1e-4"]
+    sizes = ["--epsilon", "50", "--private-records", "60", "--delta", "1e-4"]
     config = str(folder / "run.yaml")
     assert main(["init", "--data", str(folder / "data"), *columns, *sizes, "--output", config]) == 0
     words = ["fit", "--config", config, "--run_dir", str(folder / "runs" / "text")]
@@ -53,6 +62,7 @@ def run(tmp_path_factory):
 def test_a_run_learns_from_texts(run):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["answered"] == 40
+    assert summary["unit"] == "person"  # owners are named
     assert summary["test_accuracy"] >= 0.9
     assert main(["audit", str(run)]) == 0
 
@@ -85,8 +95,7 @@ def test_the_exported_file_takes_strings(run, capsys):
         block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "export.load" in block
     )
     for topic, text in TOPICS.items():
-        said = f"{text}, 128 times"
-        exec(code.replace("runs/news", str(run)).replace("Rates rise again", said), {})
+        exec(code.replace("runs/news", str(run)).replace('"Rates rise again"', repr(as_said(text, 771))), {})
         assert capsys.readouterr().out.split() == [topic]
 
 
@@ -97,7 +106,7 @@ def test_an_onnx_file_takes_strings(run, tmp_path):
     files, name = session.get_modelmeta().custom_metadata_map, session.get_inputs()[0].name
     tokenizer, names = Tokenizer.from_str(files["tokenizer.json"]), json.loads(files["classes.json"])
     for topic, text in TOPICS.items():
-        tokens = np.array([tokenizer.encode(f"{text}, 128 times", add_special_tokens=False).ids])
+        tokens = np.array([tokenizer.encode(as_said(text, 771), add_special_tokens=False).ids])
         assert names[int(session.run(None, {name: tokens})[0].argmax())] == topic
 
 
