@@ -214,7 +214,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     def _checked(self, name: str, part: Any, *, may_be_empty: bool = False) -> Any:
         """A part, if it fits this data module."""
         if len(part) == 0 and not may_be_empty:
-            raise ValueError(f"{type(self).__name__}: the {name} set is empty; it needs at least one image")
+            raise ValueError(f"{type(self).__name__}: the {name} set is empty; it needs at least one example")
         part = as_part(part, name, name == "public", self.image_shape, self.num_classes, self.task)
         for what in ("task", "num_classes", "image_shape"):
             if getattr(part, what) != getattr(self, what):
