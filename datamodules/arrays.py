@@ -85,10 +85,14 @@ class _TablesDataModule(PrivatePublicDataModule):
                 "train_on_truth=True a student trains on them"
             )
         sources = {name: value for name, value in arguments.items() if name.partition("_")[0] in _PARTS}
-        if sources[f"public_{cls.kind}"] is None:
+        without, missing = arguments["kwargs"].get("public") == "none", sources[f"public_{cls.kind}"] is None
+        if missing and not without:
             raise ValueError(
-                f"public_{cls.kind}=None: a student needs public records; pass an array or its file"
+                f"public_{cls.kind}=None: a student needs public records; pass an array or its file, or "
+                'public="none" where there are none'
             )
+        if without and not missing:
+            raise ValueError(f'public="none", and public_{cls.kind} are given; leave one of them out')
         for part in ("test", "val"):
             pair = [f"{part}_{cls.kind}", f"{part}_labels"]
             if len({sources.get(name) is None for name in pair}) == 2:
@@ -111,7 +115,7 @@ class ArraysDataModule(_TablesDataModule):
     Args:
         private_images: images of the sensitive records.
         private_labels: their classes.
-        public_images: images that may be seen by anybody.
+        public_images: images that may be seen by anybody; none with ``public="none"``.
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_images: images for the final accuracy; none by default.
         test_labels: their classes.
@@ -135,7 +139,7 @@ class ArraysDataModule(_TablesDataModule):
         self,
         private_images: ArrayOrPath,
         private_labels: ArrayOrPath | Sequence[int],
-        public_images: ArrayOrPath,
+        public_images: ArrayOrPath | None = None,
         public_truth: ArrayOrPath | Sequence[int] | None = None,
         test_images: ArrayOrPath | None = None,
         test_labels: ArrayOrPath | Sequence[int] | None = None,
@@ -156,13 +160,14 @@ class ArraysDataModule(_TablesDataModule):
         shapes = {
             name: image_shape(name, Table(name, images[name]).shape(), channels_last) for name in images
         }
+        first = next(name for name in ("public_images", "private_images") if name in shapes)
         for name, shape in shapes.items():
-            if shape != (wanted := shapes["public_images"]):
+            if shape != (wanted := shapes[first]):
                 raise ValueError(
-                    f"{name}: images of shape {shape} (channels, height, width), the public ones have {wanted}; "
-                    "bring all parts to one size"
+                    f"{name}: images of shape {shape} (channels, height, width), {first} have {wanted}; bring all "
+                    "parts to one size"
                 )
-        super().__init__(sources, shapes["public_images"], num_classes=num_classes, **kwargs)
+        super().__init__(sources, shapes[first], num_classes=num_classes, **kwargs)
 
     def _store(self, name: str) -> ImageStore:
         array = Table(name, self._sources[name]).numbers()
@@ -210,7 +215,7 @@ class EmbeddingsDataModule(_TablesDataModule):
         private_embeddings: of the sensitive records, float, shape ``(n, d)``.
         private_labels: their classes, whole numbers, shape ``(n,)``; with ``task="multilabel"`` rows of 0 and 1,
             ``(n, num_classes)``, from ``.npy`` or ``.npz`` files.
-        public_embeddings: of records that may be seen by anybody.
+        public_embeddings: of records that may be seen by anybody; none with ``public="none"``.
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_embeddings: for the final accuracy; none by default.
         test_labels: their classes.
@@ -231,7 +236,7 @@ class EmbeddingsDataModule(_TablesDataModule):
         self,
         private_embeddings: ArrayOrPath,
         private_labels: ArrayOrPath | Sequence[int],
-        public_embeddings: ArrayOrPath,
+        public_embeddings: ArrayOrPath | None = None,
         public_truth: ArrayOrPath | Sequence[int] | None = None,
         test_embeddings: ArrayOrPath | None = None,
         test_labels: ArrayOrPath | Sequence[int] | None = None,
@@ -252,12 +257,12 @@ class EmbeddingsDataModule(_TablesDataModule):
             for name, source in sources.items()
             if source is not None and name.endswith("embeddings")
         }
-        wanted = dimensions["public_embeddings"]
+        first = next(name for name in ("public_embeddings", "private_embeddings") if name in dimensions)
+        wanted = dimensions[first]
         for name, dimension in dimensions.items():
             if dimension != wanted:
                 raise ValueError(
-                    f"{name}: {dimension} numbers a record, the public ones have {wanted}; embed all parts by "
-                    "the same model"
+                    f"{name}: {dimension} numbers a record, {first} have {wanted}; embed all parts by the same model"
                 )
         super().__init__(sources, (wanted, 1, 1), num_classes=num_classes, **kwargs)
 

@@ -19,6 +19,7 @@ from pl_privknn.datamodules.datasets import (
     ImageStore,
     LabeledImages,
     PublicDataset,
+    TensorImages,
     as_part,
     common_images,
     known_rows,
@@ -69,6 +70,10 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         persistent_workers: keep loader processes from one epoch to the next.
         pin_memory: put batches into pinned memory; by default where the trainer uses CUDA.
         seed: of the order of training examples, a public constant.
+        public: ``"images"``, those of :meth:`load_public`, or ``"none"``, where there is no public image at all: one
+            blank image stands in the public part then, from which nothing can be learned. Private training needs no
+            more, nor does a teacher whose own model is released (``released: head``), as long as their features
+            learn nothing from public images.
         train_on_truth: label the public images with their truth from the start: the bound without privacy that
             labelers are compared with. Leave the labeler out then.
         overlap: what to do when an image is both public and in the test set, which would make test accuracy
@@ -110,6 +115,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
         seed: int = 0,
+        public: str = "images",
         train_on_truth: bool = False,
         overlap: Overlap = "error",
     ) -> None:
@@ -134,6 +140,11 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         self.persistent_workers = persistent_workers and self.num_workers > 0
         self.pin_memory = pin_memory
         self.seed = check_int("seed", seed, 0)
+        self.has_public = check_choice("public", public, ("images", "none")) == "images"
+        if train_on_truth and not self.has_public:
+            raise ValueError(
+                'train_on_truth=True, and public="none" leaves nothing to train on; drop one of them'
+            )
         self.train_on_truth = train_on_truth
         self.overlap = check_choice("overlap", overlap, _OVERLAP)
         self._private: LabeledImages | None = None
@@ -195,7 +206,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 ):
                     raise ValueError(f"private_{name}: want int64, one number for each private record")
         if stage in ("fit", "validate", None) and self._public is None:
-            self._public = self._checked("public", self.load_public())
+            self._public = self._checked("public", self.load_public() if self.has_public else self._blank())
             if self.train_on_truth:
                 if self._public.truth is None:
                     raise ValueError(
@@ -210,6 +221,10 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             self._predict = self.load_predict()
         if not compared and self._public is not None and self._test is not None:
             self._check_overlap(self._public, self._test)
+
+    def _blank(self) -> PublicDataset:
+        blank = TensorImages(torch.zeros(1, *self.image_shape, dtype=torch.uint8))
+        return PublicDataset(blank, self.num_classes, task=self.task)
 
     def _checked(self, name: str, part: Any, *, may_be_empty: bool = False) -> Any:
         """A part, if it fits this data module."""

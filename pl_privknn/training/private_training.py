@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
-from pl_privknn.config import HasInitArguments
+from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import guarantee_rank
@@ -186,7 +186,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             expected_batch_size=expected_batch_size,
             sampling_rate=expected_batch_size / expected_records,
             groups=groups,
-            files=files,
+            files=as_group("files", files, RunFiles()),
             steps_per_charge=steps_per_charge,
             noise_source=noise_source,
             unit=unit,
