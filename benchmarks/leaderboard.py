@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.record import Measured, entries, explained, markdown, spread
@@ -16,8 +17,8 @@ from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
 
 #: ε of our rows that are shown.
 EPSILONS = (0.5, 1.0, 2.0)
-_IMAGENET = "5,000 images of the same kind, ImageNet weights"
-_IMAGES = "5,000 images of the same kind"
+_IMAGENET = "images, ImageNet"
+_IMAGES = "images"
 #: (method, source, ε, δ, test accuracy): trained on 60,000 records, one added or removed, without public data.
 PUBLISHED = (
     ("DP-SGD, tempered sigmoids", "Papernot et al. 2021 (arXiv:2007.14191)", 2.7, 1e-5, 0.861),
@@ -27,11 +28,11 @@ PUBLISHED = (
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One line of the table: a method and its accuracy at each ε."""
 
-    accuracy: float
+    accuracies: dict[float, tuple[float, str]]
     cells: tuple[object, ...]
-    named: tuple[str, Guarantee]
+    named: list[tuple[str, Guarantee]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,50 +46,66 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def table() -> str:
-    """All rows, the most accurate first."""
-    rows = sorted([*_compared(), *_trained(), *_published()], key=lambda row: -row.accuracy)
-    header = ["method", "test accuracy", "ε", "δ", "adjacency", "public data", "seeds", "source"]
-    return explained(markdown(header, (row.cells for row in rows)), (row.named for row in rows))
+    """All methods, the one with the most accurate row first."""
+    rows = sorted(
+        [*_compared(), *_trained(), *_published()], key=lambda row: -max(row.accuracies.values())[0]
+    )
+    shown = sorted({epsilon for row in rows for epsilon in row.accuracies})
+    header = [
+        "method",
+        *(f"ε = {epsilon:g}" for epsilon in shown),
+        "δ",
+        "adjacency",
+        "public data",
+        "seeds",
+        "source",
+    ]
+    lines = [
+        [row.cells[0], *(row.accuracies.get(epsilon, (0.0, "–"))[1] for epsilon in shown), *row.cells[1:]]
+        for row in rows
+    ]
+    return explained(markdown(header, lines), (one for row in rows for one in row.named))
 
 
-def _row(
-    method: str, found: list[dict[str, Any]], epsilon: float, name: str, public: str, command: str
-) -> Row:
-    weak = weakest(guarantee_of(one) for one in found)
-    accuracies = [one[name] for one in found]
-    one = found[0]
-    cells = (
-        method, spread(accuracies), f"{epsilon:g}{mark(weak)}", f"{one['delta']:g}", one["adjacency"], public,
-        len(found), f"`{command}`",
-    )  # fmt: skip
-    return Row(sum(accuracies) / len(accuracies), cells, (f"{method}, ε = {epsilon:g}", weak))
+def _row(method: str, found: dict[float, list[dict[str, Any]]], public: str, command: str) -> Row:
+    weak = {epsilon: weakest(guarantee_of(one) for one in here) for epsilon, here in found.items()}
+    accuracies = {
+        epsilon: (mean(runs), spread(runs) + mark(weak[epsilon]))
+        for epsilon, here in found.items()
+        for runs in [[one["test_accuracy"] for one in here]]
+    }
+    (delta,) = {one["delta"] for here in found.values() for one in here}
+    (adjacency,) = {one["adjacency"] for here in found.values() for one in here}
+    seeds = min(len(here) for here in found.values())
+    cells = (method, f"{delta:g}", adjacency, public, seeds, f"`{command}`")
+    return Row(accuracies, cells, [(method, one) for one in weak.values()])
 
 
 def _compared() -> Iterator[Row]:
-    grouped: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    grouped: dict[tuple[str, str], dict[float, list[dict[str, Any]]]] = {}
     for entry in entries("compare_fashion_mnist").values():
         found = entry["results"]
         if found["target_epsilon"] in EPSILONS:
-            grouped.setdefault((found["title"], found["method"], found["target_epsilon"]), []).append(found)
-    for (title, method, epsilon), found in grouped.items():
-        command = f"privknn compare configs/compare_fashion_mnist.yaml --only {method}"
+            here = grouped.setdefault((found["title"], found["method"]), {})
+            here.setdefault(found["target_epsilon"], []).append(found)
+    for (title, method), by_epsilon in grouped.items():
         public = _IMAGES if method == "noisy_sgd" else _IMAGENET
-        yield _row(title, found, epsilon, "test_accuracy", public, command)
+        yield _row(title, by_epsilon, public, f"compare: {method}")
 
 
 def _trained() -> Iterator[Row]:
-    grouped: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    grouped: dict[str, dict[float, list[dict[str, Any]]]] = {}
     for part, entry in entries("private_training").items():
         if part.startswith(("head, ε", "head on scattering, ε", "pixels, ε")):
             setting, _, asked = part.rpartition(", seed")[0].rpartition(", ε ")
-            grouped.setdefault((setting, float(asked)), []).append(entry["results"])
-    for (setting, epsilon), found in grouped.items():
+            grouped.setdefault(setting, {}).setdefault(float(asked), []).append(entry["results"])
+    for setting, found in grouped.items():
+        kept = {epsilon: here for epsilon, here in found.items() if epsilon in EPSILONS}
         public = _IMAGENET if setting == "head" else _IMAGES
-        command = f'python -m benchmarks private_training --only "{setting}"'
-        yield _row(f"PrivateTraining, {setting}", found, epsilon, "test_accuracy", public, command)
+        yield _row(f"PrivateTraining, {setting}", kept, public, f"train: {setting}")
 
 
 def _published() -> Iterator[Row]:
     for method, source, epsilon, delta, accuracy in PUBLISHED:
-        cells = (method, f"{accuracy:.3f}", f"{epsilon:g}", f"{delta:g}", "add_remove", "none", "–", source)
-        yield Row(accuracy, cells, (method, UNCONDITIONAL))
+        cells = (method, f"{delta:g}", "add_remove", "none", "–", source)
+        yield Row({epsilon: (accuracy, f"{accuracy:.3f}")}, cells, [(method, UNCONDITIONAL)])

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from pl_privknn.comparison.results import footnotes, guarantee_of, mark
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee, weakest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -85,8 +85,12 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
 
 
 def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
-    """A table, and what the marks in it mean."""
-    return "\n\n".join([table, *footnotes(named)])
+    """A table, and what the marks in it mean; that of seeds in short, since privacy.md says what it means."""
+    notes = (
+        note.replace(f"none – {SEEDED_NOISE}", "none, since noise came from a seed")
+        for note in footnotes(named)
+    )
+    return "\n\n".join([table, *notes])
 
 
 def spread(values: Iterable[float | None]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
 from forked import in_child
 from ledger_setup import needs_fork
 
@@ -15,7 +16,7 @@ from pl_privknn.callbacks.labeling_round import load_head, save_head
 from pl_privknn.callbacks.run_summary import digests_of, note_files
 from pl_privknn.cli.main import main
 from pl_privknn.config import known_classes
-from pl_privknn.features import HOG, CachedFeatures, PublicPCA
+from pl_privknn.features import HOG, CachedFeatures, Pixels, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.privacy.noise import SystemNoise
@@ -113,10 +114,12 @@ def test_onnx_says_what_the_student_says(run, capsys):
 
 
 @needs_fork
-def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys):
+@pytest.mark.parametrize(("kind", "arguments"), [("HOG", "{}"), ("Pixels", "{transform_sqrt: true}")])
+def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys, kind, arguments):
     torch.manual_seed(0)
+    inner = {"HOG": HOG, "Pixels": Pixels}[kind](**yaml.safe_load(arguments))
     student = SupervisedStudent(
-        network="mlp", num_classes=4, image_size=12, extractor=CachedFeatures(PublicPCA(HOG(), 6))
+        network="mlp", num_classes=4, image_size=12, extractor=CachedFeatures(PublicPCA(inner, 6))
     )
     public = torch.rand(60, 1, 12, 12)
     student.extractor.fit_public(public)
@@ -125,7 +128,8 @@ def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(
         "model:\n  class_path: SupervisedStudent\n"
         "  init_args:\n    extractor:\n      class_path: CachedFeatures\n"
-        "      init_args: {extractor: {class_path: PublicPCA, init_args: {extractor: HOG, components: 6}}}\n"
+        "      init_args: {extractor: {class_path: PublicPCA, init_args: {components: 6,\n"
+        f"        extractor: {{class_path: {kind}, init_args: {arguments}}}}}}}}}\n"
     )
 
     def export():

@@ -25,6 +25,21 @@ def test_bring_your_own_data(run, capsys):
     assert "test accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "stated", "floor"),
+    [
+        ("digits_in_a_minute", 1.0, 0.6),  # ten classes: chance is 0.1
+        ("own_photographs", 1.0, 0.7),  # two classes
+        ("own_lightning_module", 2.0, 0.5),
+    ],
+)
+def test_tutorials_train_at_the_stated_cost(run, capsys, name, stated, floor):
+    scope = run(name)
+    assert 0.99 * stated < scope["epsilon"] <= stated
+    assert scope["accuracy"] > floor
+    assert "test accuracy" in capsys.readouterr().out
+
+
 def test_write_your_own_labeler(run):
     scope = run("write_your_own_labeler")
     assert scope["accuracy"] > 0.7

@@ -22,8 +22,8 @@ images = torch.nn.functional.interpolate(images, size=20, mode="bilinear")
 labels = torch.from_numpy(digits.target)
 
 # %% [markdown]
-# The three parts must not overlap; the data module refuses a public image that is in the private part too.
-# The number of classes is a public constant and never inferred from private labels. `public_truth` is for
+# The three parts must not overlap. The data module compares public with test images alone: it does not compare private
+# images with public ones, so keep these apart yourself. The number of classes is a public constant and never inferred from private labels. `public_truth` is for
 # evaluation alone: leave it out where you have none.
 
 # %%
@@ -38,7 +38,7 @@ data = ArraysDataModule(
     test_labels=labels[test],
     num_classes=10,
     batch_size=32,
-    overlap="ignore",  # a few of these digits are there twice
+    overlap="ignore",  # a few of these digits are both public and in the test set
 )
 
 # %% [markdown]

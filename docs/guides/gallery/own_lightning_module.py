@@ -1,0 +1,66 @@
+# %% [markdown]
+# # A LightningModule of your own
+#
+# One callback, `PrivateTraining`, trains an ordinary LightningModule on the private records by noisy SGD. Nothing in the
+# module knows of privacy. Run it with `python docs/guides/gallery/own_lightning_module.py`, or cell by cell in an editor that
+# knows `# %%`.
+
+# %%
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pl_privknn import PrivateTraining
+from pl_privknn.datamodules import DigitsDataModule
+
+pl.seed_everything(0)
+
+
+class Digits(pl.LightningModule):
+    def __init__(self, lr=0.5):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(400, 64), nn.ReLU(), nn.Linear(64, 10))
+        self.lr = lr
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self(x), y)
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("test/accuracy", (self(x).argmax(dim=1) == y).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+
+
+# %% [markdown]
+# `expected_records` is an estimate that may be published; the number of private records is private itself. The noise
+# follows from ε. Each record's gradient is clipped to `max_grad_norm`.
+
+# %%
+private = PrivateTraining(
+    epsilon=2.0, delta=1e-5, max_grad_norm=1.0, expected_batch_size=250, expected_records=1000
+)
+trainer = pl.Trainer(
+    max_epochs=10,
+    accelerator="cpu",
+    callbacks=[private],
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    default_root_dir="runs/own_module",
+)
+data = DigitsDataModule()
+model = Digits()
+trainer.fit(model, data)
+(figures,) = trainer.test(model, datamodule=data, verbose=False)
+
+# %%
+accuracy, epsilon = figures["test/accuracy"], private.epsilon
+print(f"test accuracy {accuracy:.3f} at ε = {epsilon:.4f}, δ = {private.delta:g}")

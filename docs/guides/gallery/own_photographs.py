@@ -1,0 +1,69 @@
+# %% [markdown]
+# # A folder of photographs
+#
+# Your photographs lie in folders: `private/<class>/`, `public/` without labels, and `test/<class>/`. Here crops of the two
+# photographs that come with scikit-learn, a temple and a flower, stand in for them: put your folder in their place. Run it
+# with `python docs/guides/gallery/own_photographs.py`, or cell by cell in an editor that knows `# %%`.
+
+# %%
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from pl_privknn import PrivateLabeler, ReverseKNN, SupervisedStudent
+from pl_privknn.callbacks import LabelingBudget
+from pl_privknn.datamodules import ImageFolderDataModule
+from pl_privknn.features.pixels import Pixels
+
+pl.seed_everything(0)
+folder, side = Path("photographs"), 48
+rng = np.random.default_rng(0)
+for name, photograph in zip(("temple", "flower"), load_sample_images().images, strict=True):
+    # Thirds of a photograph, so that no pixel is in two parts.
+    width = photograph.shape[1] // 3
+    for third, (part, number) in enumerate((("private", 150), ("public", 60), ("test", 40))):
+        place = folder / part if part == "public" else folder / part / name
+        place.mkdir(parents=True, exist_ok=True)
+        for i in range(number):
+            top = rng.integers(photograph.shape[0] - side)
+            left = third * width + rng.integers(width - side)
+            Image.fromarray(photograph[top : top + side, left : left + side]).save(place / f"{name}-{i}.png")
+
+# %% [markdown]
+# The names of the classes are public. Files are read when they are needed; messages never name a private one.
+
+# %%
+data = ImageFolderDataModule(folder, image_size=16, class_names=["temple", "flower"], batch_size=30)
+
+# %% [markdown]
+# 300 private photographs are few, so each of them votes once for the nearest of ten clusters of public ones.
+
+# %%
+labeling = PrivateLabeler(
+    ReverseKNN(k=1, epsilon=1.0),
+    queries_per_round=10,
+    selection="clusters",
+    features=Pixels(),
+    budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
+    progress=False,
+)
+student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=3, image_size=16, ema_decay=0.9)
+trainer = pl.Trainer(
+    max_epochs=12,
+    accelerator="cpu",
+    callbacks=[labeling],
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    default_root_dir="runs/own_photographs",
+)
+trainer.fit(student, data)
+(figures,) = trainer.test(student, datamodule=data, verbose=False)
+
+# %%
+accuracy, epsilon = figures["test/accuracy"], labeling.epsilon
+print(f"test accuracy {accuracy:.3f} at ε = {epsilon:.4f}, δ = {labeling.delta:g}")
