@@ -51,15 +51,8 @@ def table() -> str:
         [*_compared(), *_trained(), *_published()], key=lambda row: -max(row.accuracies.values())[0]
     )
     shown = sorted({epsilon for row in rows for epsilon in row.accuracies})
-    header = [
-        "method",
-        *(f"ε = {epsilon:g}" for epsilon in shown),
-        "δ",
-        "adjacency",
-        "public data",
-        "seeds",
-        "source",
-    ]
+    columns = ["δ", "adjacency", "public data", "seeds", "source"]
+    header = ["method", *(f"ε = {epsilon:g}" for epsilon in shown), *columns]
     lines = [
         [row.cells[0], *(row.accuracies.get(epsilon, (0.0, "–"))[1] for epsilon in shown), *row.cells[1:]]
         for row in rows

@@ -86,10 +86,8 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
 
 def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
     """A table, and what the marks in it mean; that of seeds in short, since privacy.md says what it means."""
-    notes = (
-        note.replace(f"none – {SEEDED_NOISE}", "none, since noise came from a seed")
-        for note in footnotes(named)
-    )
+    short = "none, since noise came from a seed"
+    notes = (note.replace(f"none – {SEEDED_NOISE}", short) for note in footnotes(named))
     return "\n\n".join([table, *notes])
 
 

@@ -15,8 +15,8 @@ pl.seed_everything(0)
 data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test images
 
 # %% [markdown]
-# Each private record votes once, for the nearest of 40 clusters of public images. The counts are released with noise of
-# the operating system. What that costs is stated before a record is read; a smaller ε is stronger.
+# Each private record votes once, for the nearest of 40 clusters of public images. The counts are released with noise
+# of the operating system. What that costs is stated before a record is read; a smaller ε is stronger.
 
 # %%
 labeling = PrivateLabeler(

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A LightningModule of your own
 #
-# One callback, `PrivateTraining`, trains an ordinary LightningModule on the private records by noisy SGD. Nothing in the
-# module knows of privacy. Run it with `python docs/guides/gallery/own_lightning_module.py`, or cell by cell in an editor that
-# knows `# %%`.
+# One callback, `PrivateTraining`, trains an ordinary LightningModule on the private records by noisy SGD. Nothing in
+# the module knows of privacy. Run it with `python docs/guides/gallery/own_lightning_module.py`, or cell by cell in an
+# editor that knows `# %%`.
 
 # %%
 import pytorch_lightning as pl
@@ -18,23 +18,29 @@ pl.seed_everything(0)
 
 
 class Digits(pl.LightningModule):
+    """Two layers; any module that you have."""
+
     def __init__(self, lr=0.5):
         super().__init__()
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(400, 64), nn.ReLU(), nn.Linear(64, 10))
         self.lr = lr
 
     def forward(self, x):
+        """Logits."""
         return self.net(x)
 
     def training_step(self, batch, batch_idx):
+        """Cross-entropy of a batch."""
         x, y = batch
         return F.cross_entropy(self(x), y)
 
     def test_step(self, batch, batch_idx):
+        """Accuracy of a batch."""
         x, y = batch
         self.log("test/accuracy", (self(x).argmax(dim=1) == y).float().mean())
 
     def configure_optimizers(self):
+        """SGD; the callback adds clipping and noise."""
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
