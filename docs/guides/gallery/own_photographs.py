@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A folder of photographs
 #
-# Your photographs lie in folders: `private/<class>/`, `public/` without labels, and `test/<class>/`. Here crops of the
-# two photographs that come with scikit-learn, a temple and a flower, stand in for them: put your folder in their place.
-# Run it with `python docs/guides/gallery/own_photographs.py`, or cell by cell in an editor that knows `# %%`.
+# Your photographs lie in folders: `private/<class>/`, `public/` without labels, and `test/<class>/`. Here crops of
+# the two photographs that come with scikit-learn, a temple and a flower, stand in for them: put your folder in their
+# place. Run it with `python docs/guides/gallery/own_photographs.py`, or cell by cell in an editor that knows `# %%`.
 
 # %%
 from pathlib import Path
