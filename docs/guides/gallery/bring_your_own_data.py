@@ -22,9 +22,9 @@ images = torch.nn.functional.interpolate(images, size=20, mode="bilinear")
 labels = torch.from_numpy(digits.target)
 
 # %% [markdown]
-# The three parts must not overlap. The data module compares public with test images alone. It does not compare
-# private images with public ones: keep these apart yourself. The number of classes is a public constant and never inferred
-# from private labels. `public_truth` is for evaluation alone: leave it out where you have none.
+# The three parts must not overlap. The data module compares public with test images alone: keep private and public
+# images apart yourself. The number of classes is a public constant and never inferred from private labels.
+# `public_truth` is for evaluation alone: leave it out where you have none.
 
 # %%
 order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
