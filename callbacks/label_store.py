@@ -385,10 +385,10 @@ class StoredLabels(LabelStore):
             raise
 
     def digest(self) -> str:
-        """SHA-256 of what was asked and what was released, whatever the file's own bytes are."""
-        found = hashlib.sha256(str(self.get_meta("run_id")).encode())
-        for table in ("rounds", "queries"):
-            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY round, rowid"):
+        """SHA-256 of what the file says, whatever its own bytes are."""
+        found = hashlib.sha256()
+        for table, order in (("meta", "key"), ("rounds", "round"), ("queries", "round, rowid")):
+            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY {order}"):
                 found.update(repr(row).encode())
         return found.hexdigest()
 

@@ -187,9 +187,9 @@ def _check(name: str, stated: Any, found: Any, agrees: bool | None) -> dict[str,
     return {"name": name, "stated": stated, "found": found, "agrees": agrees}
 
 
-def _noted(rows: list[dict[str, Any]], topic: str) -> str | None:
+def _notes(rows: list[dict[str, Any]], topic: str) -> list[str]:
     texts = [row["text"] for row in rows if row["kind"] == "note" and row["topic"] == topic]
-    return texts[-1] if texts and isinstance(texts[-1], str) and len(texts[-1]) <= _MOST_NOTED else None
+    return [text for text in texts if isinstance(text, str) and len(text) <= _MOST_NOTED]
 
 
 def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) -> Iterator[dict[str, Any]]:
@@ -205,8 +205,8 @@ def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) 
     if head is not None:
         known = any(row["hash"] == head for row in rows)
         yield _check("labels: ledger head", head, head if known else None, known)
-    if finished and (noted := _noted(rows, counts_topic(str(run)))) is not None:
-        wanted = json.loads(noted.partition(":")[2])
+    if finished and (noted := _notes(rows, counts_topic(str(run)))):
+        wanted = json.loads(noted[-1].partition(":")[2])
         yield _check(
             "labels: counts", counts, wanted, all(counts.get(name) == wanted[name] for name in wanted)
         )
@@ -214,14 +214,16 @@ def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) 
 
 def _files(folder: Path, rows: list[dict[str, Any]], run: str, finished: bool) -> Iterator[dict[str, Any]]:
     """Digests of the folder's files, against those that the run noted when each was final."""
-    noted, exported = (_noted(rows, files_topic(run, flag)) for flag in (False, True))
+    noted, exported = (_notes(rows, files_topic(run, flag)) for flag in (False, True))
     here = digests_of(folder)
-    there = json.loads(noted) if noted is not None else {}
-    if finished or noted is not None:
+    there = json.loads(noted[-1]) if noted else {}
+    if finished or noted:
         for name in sorted({*here, *there}):
             agrees = None if name not in here else here[name] == there.get(name)
             yield _check(name, here.get(name), there.get(name), agrees)
-    wanted = json.loads(exported) if exported is not None else {}
-    for path in sorted((folder / EXPORT).glob("model.*")):
+    wanted = {name: digest for text in exported for name, digest in json.loads(text).items()}
+    for path in sorted(each for each in (folder / EXPORT).glob("*") if each.is_file()):
+        if path.name not in wanted and not path.name.startswith(("model.", "privacy_card.")):
+            continue
         found = file_digest(path)
         yield _check(f"{EXPORT}/{path.name}", found, wanted.get(path.name), found == wanted.get(path.name))

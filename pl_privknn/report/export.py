@@ -21,7 +21,7 @@ from pl_privknn.callbacks.private_labeler import lasting_extractor
 from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest, note_files
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features import WordLlamaFeatures
-from pl_privknn.report.audit import audited, mapping_of, reading
+from pl_privknn.report.audit import EXPORT, audited, mapping_of, reading
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
 
@@ -75,7 +75,9 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
     if audit is not None and card is not None:
         write_card(card, output, Path(audit["ledger"]))
         with contextlib.suppress(OSError):  # a run that was mounted for reading keeps no note of it
-            note_files(Path(audit["ledger"]), audit["run"], {path.name: file_digest(path)}, exported=True)
+            where = "" if output.resolve() == (run / EXPORT).resolve() else "elsewhere/"
+            files = {where + each.name: file_digest(each) for each in output.iterdir() if each.is_file()}
+            note_files(Path(audit["ledger"]), audit["run"], files, exported=True)
     return path
 
 

@@ -152,6 +152,7 @@ TAMPERINGS = {
         "INSERT INTO queries SELECT round, 999, example, asked_at, 1, 1, soft, score FROM queries LIMIT 1"
     ),
     "an answer taken out": of_labels("DELETE FROM queries WHERE position = 0"),
+    "a fact of the labels": of_labels("UPDATE meta SET value = '{}' WHERE key = 'fingerprint'"),
     "another run's name in the labels": of_labels("UPDATE meta SET value = '\"x\"' WHERE key = 'run_id'"),
     "scale in the configuration": of_config("labeling", "labeler", "init_args", "epsilon", value=99.0),
     "seed in the configuration": of_config("seed_everything", value=17),
@@ -214,9 +215,19 @@ def test_an_export_has_a_card_of_its_own_and_is_bound(runs, run, capsys):
     assert any("labelling" in line for line in card["known_exclusions"])
     assert "stale" not in (made.parent / "privacy_card.md").read_text()
     assert main(["audit", str(run)]) == 0
-    assert "export/model.pt2" in capsys.readouterr().out
-    shutil.copyfile(run / "checkpoints" / "last.ckpt", made)
-    assert main(["audit", str(run)]) == 1
+    told = capsys.readouterr().out
+    assert "export/model.pt2" in told
+    assert "export/privacy_card.md" in told
+    assert (
+        main([*words, "--output", str(run.parent / "elsewhere")]) == 0
+    )  # which takes no note from the first one
+    assert main(["audit", str(run)]) == 0
+    for file, content in ((made.parent / "privacy_card.md", b"| epsilon | 0.1 |"), (made, b"another model")):
+        kept = file.read_bytes()
+        file.write_bytes(content)
+        assert main(["audit", str(run)]) == 1
+        file.write_bytes(kept)
+    assert main(["audit", str(run)]) == 0
 
 
 def test_a_strangers_text_stays_text(run, tmp_path, capsys):
