@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,23 +69,8 @@ def _per_image(values: Tensor) -> Tensor:
     return values.view(-1, 1, 1, 1)
 
 
-_GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-
-#: Photometric operations of torchvision's ``functional``: that module, an image and a level in [-1, 1], to an image.
-_PHOTOMETRIC: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
-    "brightness": lambda tv, image, level: tv.adjust_brightness(image, 1 + 0.9 * level),
-    "contrast": lambda tv, image, level: tv.adjust_contrast(image, 1 + 0.9 * level),
-    "saturation": lambda tv, image, level: tv.adjust_saturation(image, 1 + 0.9 * level),
-    "sharpness": lambda tv, image, level: tv.adjust_sharpness(image, 1 + 0.9 * level),
-    "posterize": lambda tv, image, level: tv.posterize(_bytes(image), 8 - round(4 * abs(level))) / 255,
-    "solarize": lambda tv, image, level: tv.solarize(image, 1 - abs(level)),
-    "autocontrast": lambda tv, image, level: tv.autocontrast(image),
-    "equalize": lambda tv, image, level: tv.equalize(_bytes(image)) / 255,
-}
-
-
-def _bytes(image: Tensor) -> Tensor:
-    return (image * 255).round().to(torch.uint8)
+#: Operations of :class:`StrongAugmentation`.
+OPERATIONS = ("identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,19 +143,16 @@ class WeakAugmentation:
 class StrongAugmentation:
     """A weak augmentation, then operations drawn for each example as in RandAugment, then cutout.
 
-    Each example draws ``num_ops`` operations (with replacement) out of identity, rotation, shears,
-    translations and, where ``photometric``, brightness, contrast, saturation, sharpness, posterize, solarize,
-    autocontrast and equalize, each with a level of its own, uniform up to ``magnitude`` as in FixMatch (Sohn
-    et al. 2020). For photographs that paper has ``magnitude=1``, ``photometric=True``, ``cutout=0.5`` and
-    ``shift=0.125``; the milder defaults here served better on small grey images. The geometric operations of
-    an example are joined into one warp after the photometric ones, so that pixels are interpolated once. No
-    operation mirrors or turns by more than 30 degrees.
+    Each example draws ``num_ops`` operations (with replacement) out of :data:`OPERATIONS`, each with a level of its
+    own, uniform up to ``magnitude`` as in FixMatch (Sohn et al. 2020). For photographs that paper has
+    ``magnitude=1``, ``cutout=0.5`` and ``shift=0.125``; the milder defaults here served better on small grey images.
+    The operations of an example are joined into one warp, so that pixels are interpolated once. None mirrors or turns
+    by more than 30 degrees.
 
     Args:
         num_ops: operations for each example.
         magnitude: scale of all levels, in [0, 1]; at 1 rotations reach 30 degrees, shears 0.3, translations
-            0.3 of the side, brightness, contrast and the like factors of 0.1 to 1.9.
-        photometric: whether to draw photometric operations of torchvision too, for images of 1 or 3 channels.
+            0.3 of the side.
         cutout: largest side of the square that is cut out, as a fraction of the longer side; 0 cuts nothing.
         shift: see :class:`WeakAugmentation`.
         flip: see :class:`WeakAugmentation`.
@@ -190,7 +170,6 @@ class StrongAugmentation:
 
     num_ops: int = 2
     magnitude: float = 0.5
-    photometric: bool = False
     cutout: float = 0.25
     shift: float = 0.04
     flip: bool = False
@@ -202,11 +181,6 @@ class StrongAugmentation:
         _check_unit("cutout", self.cutout)
         WeakAugmentation(self.shift, self.flip, self.fill)
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """Names of the operations that are drawn from."""
-        return ("identity", *_GEOMETRIC, *(_PHOTOMETRIC if self.photometric else ()))
-
     @torch.no_grad()
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Augmented copies of ``images``, float ``(n, channels, height, width)`` in [0, 1].
@@ -215,19 +189,14 @@ class StrongAugmentation:
             images: the batch; not changed.
             generator: source of randomness; torch's default one for the batch's device if None.
         """
-        if self.photometric and images.shape[1] not in (1, 3):
-            raise ValueError("photometric=True is for images of 1 or 3 channels; leave it out")
         images = WeakAugmentation(self.shift, self.flip, self.fill)(images, generator)
         height, width = images.shape[-2:]
-        names = self.operations
         matrices = torch.eye(3, device=images.device, dtype=images.dtype).repeat(len(images), 1, 1)
         for _ in range(self.num_ops):
             draws = _uniform((2, len(images)), images, generator)
-            drawn = (draws[0] * len(names)).long().clamp(max=len(names) - 1)
+            drawn = (draws[0] * len(OPERATIONS)).long().clamp(max=len(OPERATIONS) - 1)
             level = self.magnitude * (2 * draws[1] - 1)
-            if self.photometric:
-                images = _photometric(images, [names[number] for number in drawn.tolist()], level.tolist())
-            levels = {name: level * (drawn == names.index(name)) for name in _GEOMETRIC}
+            levels = {name: level * (drawn == number) for number, name in enumerate(OPERATIONS)}
             matrices = _matrices(levels, height, width) @ matrices
         images = warp(images, matrices[:, :2], self.fill)
         if not self.cutout:
@@ -235,18 +204,6 @@ class StrongAugmentation:
         draws = _uniform((3, len(images)), images, generator)
         size = self.cutout * max(height, width) * draws[2]
         return cut_out(images, draws[0] * width, draws[1] * height, size, self.fill)
-
-
-def _photometric(images: Tensor, names: list[str], levels: list[float]) -> Tensor:
-    """Each image by its own operation; those of other kinds stay."""
-    from torchvision.transforms import functional
-
-    return torch.stack(
-        [
-            _PHOTOMETRIC[name](functional, image, level).to(image.dtype) if name in _PHOTOMETRIC else image
-            for image, name, level in zip(images, names, levels, strict=True)
-        ]
-    )
 
 
 def _matrices(levels: dict[str, Tensor], height: int, width: int) -> Tensor:

@@ -38,13 +38,12 @@ class StudentOptimization(Optimization):
         momentum: SGD's momentum, or Adam's first β.
         weight_decay: L2 penalty (decoupled for ``"adamw"``).
         scheduler: ``"none"``, ``"cosine"``, ``"linear"`` or ``"one_cycle"``, per optimizer step.
-        warmup_steps: optimizer steps over which the learning rate rises.
         schedule_epochs: length of the schedule in epochs; the rest of the training if None. The schedule
             starts again at :meth:`~pl_privknn.students.base.Student.reinitialize`.
         decay_vectors: whether weight decay takes in biases, and the scales and shifts of normalisations.
 
     Raises:
-        ValueError: for an argument out of its range, or ``warmup_steps`` of ``"one_cycle"``, which has its own rise.
+        ValueError: for an argument out of its range.
 
     Example:
         >>> from pl_privknn.students import StudentOptimization, VATStudent
@@ -55,20 +54,14 @@ class StudentOptimization(Optimization):
 
     schedulers: ClassVar[tuple[str, ...]] = (*SCHEDULERS, "one_cycle")
 
-    warmup_steps: int = 0
     schedule_epochs: int | None = None
     decay_vectors: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("warmup_steps", self.warmup_steps, 0)
         if self.schedule_epochs is not None:
             check_int("schedule_epochs", self.schedule_epochs)
         check_switch("decay_vectors", self.decay_vectors)
-        if self.scheduler == "one_cycle" and self.warmup_steps:
-            raise ValueError(
-                f"warmup_steps={self.warmup_steps}: scheduler='one_cycle' has a rise of its own; leave it out"
-            )
 
     def over(self, parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
         """The optimizer of these parameters; see :meth:`Optimization.over`."""
@@ -82,28 +75,23 @@ class StudentOptimization(Optimization):
         return super().over(groups)
 
 
-def lr_factor(scheduler: str, step: int, total: float, warmup_steps: int) -> float:
+def lr_factor(scheduler: str, step: int, total: float) -> float:
     """Factor on the learning rate at ``step`` of a schedule of ``total`` steps.
 
-    Rises linearly over ``warmup_steps``, then stays (``"none"``) or falls to zero along half a cosine or a
-    straight line. ``"one_cycle"`` (Smith, Topin 2019) rises from a 25th over the first 30 % of the schedule and
-    falls to zero over the rest, both along half a cosine. Past the end it stays at zero.
+    Stays (``"none"``) or falls to zero along half a cosine or a straight line. ``"one_cycle"`` (Smith, Topin 2019)
+    rises from a 25th over the first 30 % of the schedule and falls to zero over the rest, both along half a cosine.
+    Past the end it stays at zero.
 
     Args:
         scheduler: one of :attr:`StudentOptimization.schedulers`.
         step: optimizer steps since the schedule began.
-        total: length of the schedule in optimizer steps, warm-up included.
-        warmup_steps: steps until the peak.
+        total: length of the schedule in optimizer steps.
     """
-    if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
     if scheduler == "none":
         return 1.0
-    rise: float = warmup_steps
-    if scheduler == "one_cycle":
-        rise = _RISING * total
-        if step < rise:
-            return 1 - (1 - _FIRST) * _half_cosine(step / rise)
+    rise = _RISING * total if scheduler == "one_cycle" else 0.0
+    if step < rise:
+        return 1 - (1 - _FIRST) * _half_cosine(step / rise)
     progress = min(1.0, (step - rise) / max(1.0, total - rise))
     return 1 - progress if scheduler == "linear" else _half_cosine(progress)
 
@@ -343,7 +331,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         optimizer = self.optimization.over(
             [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         )
-        if self.optimization.scheduler == "none" and not self.optimization.warmup_steps:
+        if self.optimization.scheduler == "none":
             return optimizer
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -423,12 +411,11 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
 
     def _lr_factor(self, step: int) -> float:
         step -= self._schedule_start
-        warmup, scheduler = self.optimization.warmup_steps, self.optimization.scheduler
-        if step <= 0 or scheduler == "none":
+        if step <= 0:
             # The length isn't asked for at step 0: it would build the loaders before labels exist. No schedule begins
             # differently for it.
-            return lr_factor(scheduler, max(0, step), math.inf, warmup)
-        return lr_factor(scheduler, step, self._schedule_length(), warmup)
+            return lr_factor(self.optimization.scheduler, 0, math.inf)
+        return lr_factor(self.optimization.scheduler, step, self._schedule_length())
 
     def _schedule_length(self) -> float:
         if (epochs := self.optimization.schedule_epochs) is not None:
@@ -562,19 +549,16 @@ class Student(StudentModule, abc.ABC):
             unlabeled: images without labels, or None where the batch holds none.
         """
 
-    def label_loss(self, logits: Tensor, y: Tensor, keep: Tensor | None = None) -> Tensor:
+    def label_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Mean loss on labels, with the smoothing, robustness and weighting that the student was given.
 
         Args:
             logits: ``(n, c)``.
             y: labels, int64 ``(n,)`` or float ``(n, c)``; attributes ``(n, c)``.
-            keep: bool ``(n,)``, which examples of classes count; all that have a label if None.
         """
         loss = self.loss
         losses = self.outputs.losses(logits, y, loss.label_smoothing, loss.label_robustness)
         weights = self.outputs.known(logits, y)
-        if keep is not None:
-            weights = weights * keep
         if loss.confidence_weighting:
             confidence = self.outputs.confidence(logits, y)
             weights = weights * confidence ** (loss.confidence_weighting * self.progress)

@@ -9,16 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_non_negative, check_open_unit, check_positive
+from pl_privknn._checks import check_non_negative, check_open_unit, check_positive
 from pl_privknn.students.augment import StrongAugmentation
 from pl_privknn.students.base import Student, deterministic, frozen_statistics
 from pl_privknn.students.losses import (
-    ANNEALING,
-    align,
-    annealed_threshold,
     fixmatch_loss,
-    label_confidence,
-    target_distribution,
     uda_loss,
 )
 
@@ -37,7 +32,6 @@ class ConsistencyStudent(Student):
         consistency_weight: weight of the consistency loss.
         num_ops: see :class:`~pl_privknn.students.augment.StrongAugmentation`.
         magnitude: likewise.
-        photometric: likewise.
         cutout: likewise.
         augment: ``"weak"`` or ``"none"``, for labelled images.
         **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``augmentation`` holds for both
@@ -52,7 +46,6 @@ class ConsistencyStudent(Student):
         consistency_weight: float = 1.0,
         num_ops: int = 2,
         magnitude: float = 0.5,
-        photometric: bool = False,
         cutout: float = 0.25,
         augment: str = "weak",
         **kwargs: Any,
@@ -60,7 +53,7 @@ class ConsistencyStudent(Student):
         check_non_negative("consistency_weight", consistency_weight)
         super().__init__(augment=augment, **kwargs)
         self.strong = StrongAugmentation(
-            num_ops, magnitude, photometric, cutout, self.weak.shift, self.weak.flip, self.weak.fill
+            num_ops, magnitude, cutout, self.weak.shift, self.weak.flip, self.weak.fill
         )
         # What teaches must be seen whole.
         self._whole = dataclasses.replace(self.weak, cutout=0.0)
@@ -75,15 +68,11 @@ class ConsistencyStudent(Student):
             strong_logits: likewise.
         """
 
-    def supervised(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss on labels."""
-        return self.label_loss(logits, y)
-
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """Loss on labels and consistency; logs the share of images that count as ``train/confident``."""
         images = x if unlabeled is None else unlabeled
         # First, since autocast caches 16-bit weights: cast in a pass without gradient, they would have none.
-        supervised = self.supervised(self.logits(x), y)
+        supervised = self.label_loss(self.logits(x), y)
         with torch.no_grad(), deterministic(self.network):
             weak_logits = self.logits(self._whole(images))
         with frozen_statistics(self.network):
@@ -105,9 +94,6 @@ class UDAStudent(ConsistencyStudent):
     Args:
         temperature: sharpening of targets (0.4 in the paper).
         threshold: confidence above which an image counts (0.8 in the paper).
-        annealing: training signal annealing: labels that the student gives more than a threshold to are left
-            out, and the threshold rises to 1 over the schedule: ``"none"``, ``"linear"``, ``"log"`` or
-            ``"exp"``. Useful where there are very few labels.
         **kwargs: arguments of :class:`~pl_privknn.students.consistency.ConsistencyStudent`.
 
     Raises:
@@ -121,26 +107,10 @@ class UDAStudent(ConsistencyStudent):
         torch.Size([2, 10])
     """
 
-    def __init__(
-        self, temperature: float = 0.4, threshold: float = 0.8, annealing: str = "none", **kwargs: Any
-    ) -> None:
+    def __init__(self, temperature: float = 0.4, threshold: float = 0.8, **kwargs: Any) -> None:
         check_positive("temperature", temperature)
         check_open_unit("threshold", threshold)
-        check_choice("annealing", annealing, ANNEALING)
         super().__init__(**kwargs)
-        if self.task == "multilabel" and annealing != "none":
-            raise ValueError(
-                f"annealing={annealing!r} compares the probability of one class with 1/c; with task='multilabel' "
-                "use annealing='none'"
-            )
-
-    def supervised(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss on labels that annealing leaves in."""
-        annealing = self.hparams["annealing"]
-        if annealing == "none":
-            return self.label_loss(logits, y)
-        threshold = annealed_threshold(annealing, self.progress, self.num_classes)
-        return self.label_loss(logits, y, keep=label_confidence(logits, y) <= threshold)
 
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
         """See :func:`~pl_privknn.students.losses.uda_loss`."""
@@ -154,7 +124,6 @@ class FixMatchStudent(ConsistencyStudent):
 
     Args:
         threshold: confidence from which on an image counts (0.95 in the paper).
-        alignment: scale predictions on weak views so that their mean over time follows that of the labels.
         **kwargs: arguments of :class:`~pl_privknn.students.consistency.ConsistencyStudent`.
 
     Raises:
@@ -168,42 +137,10 @@ class FixMatchStudent(ConsistencyStudent):
         torch.Size([2, 10])
     """
 
-    prediction_mean: Tensor
-    label_mean: Tensor
-
-    def __init__(self, threshold: float = 0.95, alignment: bool = False, **kwargs: Any) -> None:
+    def __init__(self, threshold: float = 0.95, **kwargs: Any) -> None:
         check_open_unit("threshold", threshold)
         super().__init__(**kwargs)
-        if self.task == "multilabel" and alignment:
-            raise ValueError(
-                "alignment=True scales the probabilities of classes that exclude each other; with "
-                "task='multilabel' leave it out"
-            )
-        if alignment:
-            uniform = torch.full((self.num_classes,), 1 / self.num_classes)
-            self.register_buffer("prediction_mean", uniform)
-            self.register_buffer("label_mean", uniform.clone())
-
-    def supervised(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss on labels; their mean is kept for alignment."""
-        if self.hparams["alignment"]:
-            labels = target_distribution(y, self.num_classes)
-            count = labels.sum()
-            if count > 0:
-                self.label_mean.lerp_(labels.sum(dim=0) / count, 0.01)
-        return self.label_loss(logits, y)
 
     def consistency(self, weak_logits: Tensor, strong_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See :func:`~pl_privknn.students.losses.fixmatch_loss`, and ``align``."""
-        probabilities = weak_logits.float().softmax(dim=1)
-        if self.hparams["alignment"]:
-            self.prediction_mean.lerp_(probabilities.mean(dim=0), 0.01)
-            probabilities = align(probabilities, self.prediction_mean, self.label_mean)
-        return fixmatch_loss(probabilities, strong_logits, self.hparams["threshold"])
-
-    def reinitialize(self) -> None:
-        """Draw fresh weights (see the base class) and start the means of alignment again."""
-        super().reinitialize()
-        if self.hparams["alignment"]:
-            self.prediction_mean.fill_(1 / self.num_classes)
-            self.label_mean.fill_(1 / self.num_classes)
+        """See :func:`~pl_privknn.students.losses.fixmatch_loss`."""
+        return fixmatch_loss(weak_logits.float().softmax(dim=1), strong_logits, self.hparams["threshold"])

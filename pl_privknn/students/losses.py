@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import torch
@@ -49,9 +48,6 @@ class AttributeAccuracy(Metric):
     def compute(self) -> Tensor:
         """Accuracy of each attribute."""
         return self.right.float() / self.known
-
-
-ANNEALING = ("none", "linear", "log", "exp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,26 +167,6 @@ def kl_divergence(target_logits: Tensor, logits: Tensor) -> Tensor:
     return (log_target.exp() * (log_target - logits.float().log_softmax(dim=1))).sum(dim=1)
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy of each row's softmax, in nats, shape ``(n,)``.
-
-    Args:
-        logits: ``(n, c)``.
-    """
-    log_p = logits.float().log_softmax(dim=1)
-    return -(log_p.exp() * log_p).sum(dim=1)
-
-
-def sharpened(logits: Tensor, temperature: float) -> Tensor:
-    """``softmax(logits / temperature)``, without gradient, shape ``(n, c)``.
-
-    Args:
-        logits: ``(n, c)``.
-        temperature: below 1 makes predictions more certain.
-    """
-    return (logits.detach().float() / temperature).softmax(dim=1)
-
-
 def uda_loss(
     weak_logits: Tensor, strong_logits: Tensor, temperature: float = 0.4, threshold: float = 0.8
 ) -> tuple[Tensor, Tensor]:
@@ -208,7 +184,7 @@ def uda_loss(
     Returns:
         Losses ``(n,)``, zero where an example doesn't count, and a bool mask ``(n,)``.
     """
-    confident = sharpened(weak_logits, 1.0).amax(dim=1) > threshold
+    confident = weak_logits.detach().float().softmax(dim=1).amax(dim=1) > threshold
     losses = kl_divergence(weak_logits.detach().float() / temperature, strong_logits)
     return losses * confident, confident
 
@@ -233,39 +209,8 @@ def fixmatch_loss(
     return F.cross_entropy(strong_logits.float(), pseudo_labels, reduction="none") * confident, confident
 
 
-def align(probabilities: Tensor, marginal: Tensor, prior: Tensor) -> Tensor:
-    """Distribution alignment (Berthelot et al. 2020): ``p · prior / marginal``, rows scaled to sum to one.
-
-    Args:
-        probabilities: ``(n, c)``.
-        marginal: ``(c,)``, mean prediction so far.
-        prior: ``(c,)``, what the mean prediction should be.
-    """
-    aligned = probabilities * (prior / marginal.clamp(min=1e-6))
-    return aligned / aligned.sum(dim=1, keepdim=True)
-
-
-def annealed_threshold(schedule: str, progress: float, num_classes: int) -> float:
-    """Training signal annealing (Xie et al. 2020): confidence above which a label isn't trained on any more.
-
-    Rises from ``1 / c`` to 1 as ``progress`` does from 0 to 1: in proportion (``"linear"``), fast first
-    (``"log"``) or late (``"exp"``).
-
-    Args:
-        schedule: one of :data:`ANNEALING`, not ``"none"``.
-        progress: share of the training that is done, in [0, 1].
-        num_classes: ``c``.
-    """
-    share = {
-        "linear": progress,
-        "log": 1 - math.exp(-5 * progress),
-        "exp": math.exp(5 * (progress - 1)),
-    }[schedule]
-    return share * (1 - 1 / num_classes) + 1 / num_classes
-
-
 class Outputs:
-    """Losses, probabilities and entropies of classes: outputs are the logits of a softmax, ``(n, c)``."""
+    """Losses and probabilities of classes: outputs are the logits of a softmax, ``(n, c)``."""
 
     def rows(self, logits: Tensor) -> Tensor:
         """Logits of problems whose classes exclude each other, one a row."""
@@ -291,10 +236,6 @@ class Outputs:
     def divergence(self, target_logits: Tensor, logits: Tensor) -> Tensor:
         """:func:`kl_divergence` of each example, ``(n,)``; of attributes the mean over them."""
         return kl_divergence(self.rows(target_logits), self.rows(logits)).view(len(logits), -1).mean(dim=1)
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        """:func:`entropy` of each prediction, ``(n,)``; of attributes the mean over them."""
-        return entropy(self.rows(logits)).view(len(logits), -1).mean(dim=1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Float32 ``(n, c)``."""

@@ -29,7 +29,6 @@ class SimCLRStudent(StudentModule):
         projection: width of the two-layer head in whose output views are compared; features are taken before it.
         num_ops: see :class:`~pl_privknn.students.augment.StrongAugmentation`.
         magnitude: likewise.
-        photometric: likewise.
         cutout: likewise.
         loss: of labels, not read: the arguments of students that do read labels are taken, so that a
             configuration serves both stages.
@@ -59,7 +58,6 @@ class SimCLRStudent(StudentModule):
         projection: int = 64,
         num_ops: int = 2,
         magnitude: float = 0.7,
-        photometric: bool = False,
         cutout: float = 0.4,
         loss: LabelLoss = LabelLoss(),
         augment: str = "none",
@@ -74,7 +72,7 @@ class SimCLRStudent(StudentModule):
                 f"network: {type(self.network).__name__} has no features(x) -> (n, d) to train; use a network by name"
             )
         self.views = StrongAugmentation(
-            num_ops, magnitude, photometric, cutout, self.weak.shift, self.weak.flip, self.weak.fill
+            num_ops, magnitude, cutout, self.weak.shift, self.weak.flip, self.weak.fill
         )
         width = int(self.network.feature_size)  # type: ignore[arg-type]
         self.head = nn.Sequential(

@@ -69,12 +69,12 @@ def adversarial_direction(
 class VATStudent(Student):
     """Learns from labels and, on unlabelled images, to predict the same at ``x`` and at the worst ``x + r``.
 
-    The loss is ``L(labels) + vat_weight · mean KL(p(x) ‖ p(x + r)) + entropy_weight · mean H(p(x))`` where
+    The loss is ``L(labels) + vat_weight · mean KL(p(x) ‖ p(x + r))`` where
     ``r = radius · d`` and ``d`` is :func:`adversarial_direction`. No gradient flows through ``p(x)`` of the
     divergence, or through ``d``. Dropout is off on unlabelled passes, and only the clean one of them moves
     the running statistics of batch normalisation. The direction is found in float32 whatever the trainer's
     precision, since a step of 1e-6 vanishes in 16 bits. Where a batch holds no unlabelled images, the
-    labelled ones take their place. Of attributes, divergence and entropy are those of Bernoulli
+    labelled ones take their place. Of attributes, the divergence is that of Bernoulli
     distributions, means over attributes.
 
     Args:
@@ -85,7 +85,6 @@ class VATStudent(Student):
             0.6 or so to the exact one, and 1e-4 one of 0.99; accuracies were alike.
         power_iterations: number of power iterations.
         vat_weight: weight of the divergence.
-        entropy_weight: weight of the entropy of predictions; 0 leaves it out.
         **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
 
     Raises:
@@ -107,40 +106,35 @@ class VATStudent(Student):
         xi: float = 1e-6,
         power_iterations: int = 1,
         vat_weight: float = 1.0,
-        entropy_weight: float = 0.0,
         **kwargs: Any,
     ) -> None:
         check_positive("radius", radius)
         check_positive("xi", xi)
         check_int("power_iterations", power_iterations, 0)
         check_non_negative("vat_weight", vat_weight)
-        check_non_negative("entropy_weight", entropy_weight)
         super().__init__(**kwargs)
 
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
-        """Loss on labels, the divergence and, where it is weighted, the entropy."""
-        hparams = self.hparams
+        """Loss on labels, and the divergence."""
         # First, since autocast caches 16-bit weights: cast in a pass without gradient, they would have none.
-        parts = {"supervised": self.label_loss(self.logits(x), y)}
+        supervised = self.label_loss(self.logits(x), y)
         images = x if unlabeled is None else unlabeled
         clean = self.clean_logits(images, update_statistics=unlabeled is not None)
-        parts["vat"] = hparams["vat_weight"] * self.divergence(images, clean).mean()
-        if hparams["entropy_weight"]:
-            parts["entropy"] = hparams["entropy_weight"] * self.outputs.entropy(clean).mean()
-        return parts
+        divergence = self.divergence(images, clean)
+        return {"supervised": supervised, "vat": self.hparams["vat_weight"] * divergence.mean()}
 
     def clean_logits(self, images: Tensor, update_statistics: bool) -> Tensor:
-        """Logits at unperturbed images, with a graph only where the entropy term needs one."""
+        """Logits at unperturbed images, without gradient."""
         # The labelled pass has moved the statistics already where labelled images stand in.
         still = contextlib.nullcontext() if update_statistics else frozen_statistics(self.network)
-        with deterministic(self.network), still, torch.set_grad_enabled(self.hparams["entropy_weight"] > 0):
+        with deterministic(self.network), still, torch.no_grad():
             return self.logits(images)
 
     def divergence(self, images: Tensor, clean: Tensor) -> Tensor:
         """``KL(p(x) ‖ p(x + r))`` of each image, shape ``(n,)``; ``clean`` are the logits at ``images``."""
         device = images.device.type
         with deterministic(self.network), frozen_statistics(self.network):
-            exact = clean.detach()
+            exact = clean = clean.detach()
             mixed = torch.is_autocast_enabled(device)
             with torch.autocast(device, enabled=False):
                 if mixed:
@@ -154,6 +148,4 @@ class VATStudent(Student):
                     self.hparams["power_iterations"],
                     divergence_of=self.outputs.divergence,
                 )
-            return self.outputs.divergence(
-                clean.detach(), self.logits(images + self.hparams["radius"] * direction)
-            )
+            return self.outputs.divergence(clean, self.logits(images + self.hparams["radius"] * direction))

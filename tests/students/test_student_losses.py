@@ -42,12 +42,11 @@ def test_unlabelled_rows_cost_nothing(logits):
     assert logits.grad.abs().sum() == 0
 
 
-def test_divergence_and_entropy_are_torchs(logits):
+def test_the_divergence_is_torchs(logits):
     other = torch.randn(6, 4)
     p, q = torch.distributions.Categorical(logits=logits), torch.distributions.Categorical(logits=other)
     want = torch.distributions.kl_divergence(p, q)
     assert torch.allclose(losses.kl_divergence(logits, other), want, atol=1e-6)
-    assert torch.allclose(losses.entropy(logits), p.entropy(), atol=1e-6)
 
 
 def test_uda_loss_is_its_formula(logits):

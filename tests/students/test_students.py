@@ -76,14 +76,14 @@ def test_vat_beats_labels_alone_on_the_digits(digits, tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(student, digits, tmp_path):
     def build():
         torch.manual_seed(7)
-        return student(image_size=8, ema_decay=0.95, optimization={"warmup_steps": 2})
+        return student(image_size=8, ema_decay=0.95, optimization={"schedule_epochs": 2})
 
     keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     whole = build()
     run = trainer(tmp_path, max_epochs=2, callbacks=[SeedEachStep(), keep], enable_checkpointing=True)
     run.fit(whole, loaders(digits))
     torch.manual_seed(99)
-    resumed = student(image_size=8, ema_decay=0.95, optimization={"warmup_steps": 2})
+    resumed = student(image_size=8, ema_decay=0.95, optimization={"schedule_epochs": 2})
     again = trainer(tmp_path, max_epochs=2, callbacks=[SeedEachStep()])
     again.fit(resumed, loaders(digits), ckpt_path=tmp_path / "epoch=0.ckpt")
     assert again.global_step == run.global_step == 8
@@ -176,7 +176,6 @@ def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics
         ("momentum", 1.0),
         ("weight_decay", -1),
         ("scheduler", "sine"),
-        ("warmup_steps", -1),
         ("schedule_epochs", 0),
         ("ema_decay", 1.0),
         ("label_smoothing", 1.0),
@@ -188,7 +187,6 @@ def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics
         ("network", "nothing"),
         ("temperature", 0),
         ("threshold", 1.0),
-        ("annealing", "slow"),
         ("consistency_weight", -1),
         ("num_ops", -2),
     ],
