@@ -97,16 +97,6 @@ class LabelStore:
             )
         self.set_meta("fingerprint", wanted)
 
-    @staticmethod
-    def run_id_in(path: Path) -> str | None:
-        """The run that a file belongs to, as far as it can be read."""
-        try:
-            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-                row = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
-        except sqlite3.DatabaseError:
-            return None
-        return None if row is None else str(json.loads(row[0]))
-
     def get_meta(self, key: str) -> Any:
         """The value stored under ``key``, or None."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -589,8 +579,12 @@ class LabelRun:
 
 
 def stored_run_id(folder: Path) -> str | None:
-    """The run whose labels a folder holds; None where it holds none."""
-    return LabelStore.run_id_in(folder / LABELS)
+    """The run whose labels a folder holds, as far as it can be read; None where it holds none."""
+    try:
+        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
+            return store.get_meta("run_id")
+    except (FileNotFoundError, LabelStoreError):
+        return None
 
 
 def digest_of(public: PublicDataset) -> str:

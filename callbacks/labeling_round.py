@@ -36,13 +36,12 @@ from pl_privknn.labelers.base import (
     UsesPublicFeatures,
     held_shard,
 )
-from pl_privknn.labelers.statistics import TARGETS
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.redaction import redacted, terminal
 from pl_privknn.privacy.store import private_folder
 from pl_privknn.privacy.units import Unit, check_owners
-from pl_privknn.students.losses import TASKS
+from pl_privknn.students.losses import TASKS, accuracy_metric
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -57,8 +56,8 @@ _BYTES = 4  # of a float32
 class FeatureStore:
     """Bound on the table of private features in memory; a larger one is mapped from a file.
 
-    The file lies in a folder of its own that its owner alone can enter (mode 0700), and has no name any more from the
-    moment it is open, nor has the folder: when the process ends, in whatever way, the system takes its space back.
+    The file can be opened by its owner alone (mode 0600), and has no name from the moment it is open: when the process
+    ends, in whatever way, the system takes its space back.
     What was written may stay on the disk's free blocks, as with every deleted file; where that matters, use an
     encrypted disk.
 
@@ -66,7 +65,7 @@ class FeatureStore:
 
     Args:
         limit_gb: gigabytes (10⁹ bytes) up to which a table is held in memory. None: always in memory.
-        scratch: the folder in which the private folder is made; on a disk, not on a file system in memory. None:
+        scratch: the folder in which the file is made; on a disk, not on a file system in memory. None:
             where the run keeps what is private, beside the run's own folder.
 
     Raises:
@@ -114,11 +113,14 @@ class FeatureStore:
                 f"memory.scratch={str(place)!r}: its disk has too little room for the table of private features; "
                 "name a folder on a larger disk, or raise memory.limit_gb"
             )
-        private = tempfile.mkdtemp(prefix="privknn-", dir=place)  # mode 0700
         try:
-            return torch.from_numpy(_mapped(Path(private) / "table", (rows, columns)))
+            with tempfile.TemporaryFile(dir=place) as file:  # mode 0600, and without a name
+                if hasattr(
+                    os, "posix_fallocate"
+                ):  # room is taken now: a full disk later would end the process
+                    os.posix_fallocate(file.fileno(), 0, size)
+                return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, columns)))
         finally:
-            os.rmdir(private)
             with contextlib.suppress(OSError):  # not empty: others were faster
                 for parent in made:
                     parent.rmdir()
@@ -127,18 +129,6 @@ class FeatureStore:
 def _missing(folder: Path) -> list[Path]:
     """Folders that are to be made for this one, the innermost first."""
     return [place for place in (folder, *folder.parents) if not place.exists()]
-
-
-def _mapped(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    """A writable array in a file that only its owner could read, and that has no name any more."""
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
-        try:
-            if hasattr(os, "posix_fallocate"):  # room is taken now: a full disk later would end the process
-                os.posix_fallocate(file.fileno(), 0, shape[0] * shape[1] * _BYTES)
-            array = np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
-        finally:
-            path.unlink()
-    return array
 
 
 #: Told of each step: what is being done, how many parts of it are done, how many there are. None for work on private
@@ -509,29 +499,24 @@ class HeadAccuracy:
     Args:
         head: the teacher's model.
         task: ``"multiclass"`` or ``"multilabel"``.
+        num_classes: number of classes, or of attributes.
     """
 
-    def __init__(self, head: ReleasedHead, task: str) -> None:
-        self.head = head
-        self._outputs, self._targets = TASKS[task], TARGETS[task]
-        self._right: dict[str, Tensor] = {}
-        self._known = torch.zeros(1)
+    def __init__(self, head: ReleasedHead, task: str, num_classes: int) -> None:
+        self.head, self._outputs = head, TASKS[task]
+        self._metrics = {name: accuracy_metric(task, num_classes) for name in ("head", "mean")}
 
     @torch.no_grad()
     def add(self, student: nn.Module, images: Tensor, labels: Tensor) -> None:
         """A batch of test images, with int64 labels ``(n,)``, or attributes ``(n, a)``; -1 where unknown."""
         head = self.head(images)
         mean = (head + self._outputs.probabilities(student(images)).cpu()) / 2
-        labels = labels.cpu()
-        known = labels >= 0
         for name, probabilities in (("head", head), ("mean", mean)):
-            right = (self._targets.answers(probabilities) == labels) & known
-            self._right[name] = self._right.get(name, 0) + right.sum(dim=0)
-        self._known = self._known + known.sum(dim=0)
+            self._metrics[name].update(
+                probabilities - 0.5, labels.cpu()
+            )  # metrics take logits: above 0 is a yes
 
     def accuracies(self, student: float | None) -> dict[str, float | None]:
         """Accuracy of each of :data:`MODELS`, given the student's."""
-        if not self._known.any():
-            return dict.fromkeys(MODELS)
-        shares = {name: (n.double() / self._known).nanmean() for name, n in self._right.items()}
-        return {"student": student, **{name: round(float(share), 6) for name, share in shares.items()}}
+        shares = {name: float(metric.compute().nanmean()) for name, metric in self._metrics.items()}
+        return {"student": student, **{name: round(share, 6) for name, share in shares.items()}}

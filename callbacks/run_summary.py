@@ -104,11 +104,8 @@ def digests_of(folder: Path) -> dict[str, str]:
         path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(paths) if path.is_file()
     }
     if (folder / LABELS).is_file():
-        store = StoredLabels(folder / LABELS)
-        try:
+        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
             found[LABELS] = store.digest()
-        finally:
-            store.close()
     return found
 
 
@@ -123,11 +120,8 @@ def file_digest(path: Path) -> str:
 
 def note_files(ledger_path: Path, run: str, digests: dict[str, str], *, exported: bool = False) -> None:
     """Write into a run's ledger what its final files are, so that none can be exchanged unseen."""
-    ledger = Ledger.reopen(ledger_path)
-    try:
+    with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
         LedgerRun(ledger, run).note(files_topic(run, exported), json.dumps(digests, sort_keys=True))
-    finally:
-        ledger.close()
 
 
 class RunReport(pl.Callback):
@@ -236,8 +230,8 @@ class RunReport(pl.Callback):
         extractor = lasting_extractor(labeling.features)
         if labeling.labeler is not None and extractor is not None:
             head = load_head(labeling.folder, labeling.labeler, extractor)
-            task = trainer.datamodule.task  # type: ignore[attr-defined]
-            self._judged = None if head is None else HeadAccuracy(head, task)
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            self._judged = None if head is None else HeadAccuracy(head, data.task, data.num_classes)
 
     def on_test_batch_end(
         self,

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive
+from pl_privknn._checks import check_choice, check_int, check_positive
 from pl_privknn.config import HasInitArguments
-
-#: Kinds of noise whose likelihood :func:`class_posterior` knows; discrete noise of the same scale is close to them.
-NOISES = ("gaussian", "laplace")
+from pl_privknn.labelers.base import nonnegative_shares
 
 _EM_STEPS = 30
 # Shares of a query's records that a class may have: zero, and 60 steps from a thousandth to all of them.
@@ -26,25 +24,11 @@ _ROWS_FOR_PRIOR = 5000
 _ROWS_AT_A_TIME = 4096
 
 
-def nonnegative_shares(scores: Tensor) -> Tensor:
-    """The non-negative part of noisy counts, each row scaled to sum to one; a row without one is uniform.
-
-    Args:
-        scores: float, shape ``(m, c)``.
-
-    Returns:
-        float64, shape ``(m, c)``.
-    """
-    positive = scores.double().clamp(min=0)
-    total = positive.sum(dim=1, keepdim=True)
-    uniform = torch.full_like(positive, 1.0 / positive.shape[1])
-    return torch.where(total > 0, positive / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
-
-
-def class_posterior(scores: Tensor, deviation: Tensor | float, noise: str = "gaussian") -> Tensor:
+def class_posterior(scores: Tensor, deviation: Tensor | float) -> Tensor:
     """Expected share of each class among a query's records, given its noisy counts.
 
-    The count of class ``c`` at a query is modelled as ``t · p_c + noise`` with the known noise, ``t`` the query's
+    The count of class ``c`` at a query is modelled as ``t · p_c + noise`` with Gaussian noise (which that
+    of sums over several queries resembles, whatever each is), ``t`` the query's
     number of records (its noisy total, drawn to the mean of all) and ``p_c`` drawn from a prior over shares in
     [0, 1]. The prior is learned from the noisy counts of all queries together by expectation maximisation on a
     grid (empirical Bayes; Laird 1978), so it knows for instance that most classes are absent from most queries.
@@ -54,7 +38,6 @@ def class_posterior(scores: Tensor, deviation: Tensor | float, noise: str = "gau
     Args:
         scores: noisy counts, or weighted sums of them, float, shape ``(m, c)``.
         deviation: standard deviation of the noise on each score, a number or float of shape ``(m,)``, above zero.
-        noise: ``"gaussian"``, which also suits sums over several queries, or ``"laplace"``.
 
     Returns:
         float64, shape ``(m, c)``; rows sum to one.
@@ -62,7 +45,6 @@ def class_posterior(scores: Tensor, deviation: Tensor | float, noise: str = "gau
     Raises:
         ValueError: for shapes or values that do not fit.
     """
-    check_choice("noise", noise, NOISES)
     if scores.ndim != 2 or not scores.is_floating_point() or not bool(torch.isfinite(scores).all()):
         raise ValueError(
             f"scores: shape {tuple(scores.shape)}, {scores.dtype}; want finite floats of shape (m, c)"
@@ -73,16 +55,14 @@ def class_posterior(scores: Tensor, deviation: Tensor | float, noise: str = "gau
     values = scores.double()
     totals = _totals(values, spread)
     chosen = slice(None, None, max(1, -(-len(values) // _ROWS_FOR_PRIOR)))
-    log_prior = _learn_prior(_log_likelihood(values[chosen], totals[chosen], spread[chosen], noise))
+    log_prior = _learn_prior(_log_likelihood(values[chosen], totals[chosen], spread[chosen]))
     parts = []
     for start in range(0, len(values), _ROWS_AT_A_TIME):
         rows = slice(start, start + _ROWS_AT_A_TIME)
-        likelihood = _log_likelihood(values[rows], totals[rows], spread[rows], noise)
+        likelihood = _log_likelihood(values[rows], totals[rows], spread[rows])
         parts.append(((likelihood + log_prior).softmax(dim=-1) * _SHARES).sum(dim=-1))
     shares = torch.cat(parts) if parts else values
-    total = shares.sum(dim=1, keepdim=True)
-    uniform = torch.full_like(shares, 1.0 / scores.shape[1])
-    return torch.where(total > 0, shares / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
+    return nonnegative_shares(shares)
 
 
 def _totals(values: Tensor, spread: Tensor) -> Tensor:
@@ -100,10 +80,10 @@ def _totals(values: Tensor, spread: Tensor) -> Tensor:
     return torch.maximum(totals, spread)
 
 
-def _log_likelihood(values: Tensor, totals: Tensor, spread: Tensor, noise: str) -> Tensor:
+def _log_likelihood(values: Tensor, totals: Tensor, spread: Tensor) -> Tensor:
     """Of each share on the grid, up to a constant a score: float64, shape ``(m, c, shares)``."""
     z = (values[:, :, None] - totals[:, None, None] * _SHARES) / spread[:, None, None]
-    return -0.5 * z * z if noise == "gaussian" else -math.sqrt(2.0) * z.abs()
+    return -0.5 * z * z
 
 
 def _learn_prior(log_likelihood: Tensor) -> Tensor:
@@ -127,13 +107,10 @@ class Spread:
     Attributes:
         queries: int64, shape ``(n, m)``; positions of the queries that each public example listens to.
         weights: float32, shape ``(n, m)``, at least zero.
-        min_confidence: leave an example without a label where its most probable class has less than this
-            probability; 0 labels every example that has a weight.
     """
 
     queries: Tensor
     weights: Tensor
-    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         if self.queries.ndim != 2 or self.queries.shape != self.weights.shape:
@@ -143,7 +120,6 @@ class Spread:
             )
         if not bool(torch.isfinite(self.weights).all()) or bool((self.weights < 0).any()):
             raise ValueError("weights: some are negative or not finite; want numbers of at least 0")
-        check_non_negative("min_confidence", self.min_confidence)
 
     def to_bytes(self) -> bytes:
         """The spread as a small file; see :meth:`from_bytes`."""
@@ -152,7 +128,6 @@ class Spread:
             buffer,
             queries=self.queries.numpy().astype(np.int32),
             weights=self.weights.float().numpy(),
-            min_confidence=np.float64(self.min_confidence),
         )
         return buffer.getvalue()
 
@@ -168,7 +143,6 @@ class Spread:
         return cls(
             torch.cat([part.queries + start for part, start in zip(parts, starts, strict=True)], dim=1),
             torch.cat([part.weights for part in parts], dim=1),
-            max(part.min_confidence for part in parts),
         )
 
     @classmethod
@@ -178,7 +152,6 @@ class Spread:
             return cls(
                 torch.from_numpy(arrays["queries"].astype(np.int64)),
                 torch.from_numpy(arrays["weights"]),
-                float(arrays["min_confidence"]),
             )
 
 
@@ -187,7 +160,6 @@ def kernel_spread(
     centres: Tensor,
     bandwidth: float,
     neighbors: int = 64,
-    min_confidence: float = 0.0,
 ) -> Spread:
     """Weights ``exp(-(d² - d₁²) / 2h²)`` for the queries nearest to each example, ``d₁`` the nearest's distance.
 
@@ -201,7 +173,6 @@ def kernel_spread(
         bandwidth: width of the kernel in mean distances to the nearest query; near 0 every example takes over
             the counts of its nearest query.
         neighbors: queries that an example listens to at most.
-        min_confidence: see :class:`Spread`.
 
     Raises:
         ValueError: for a bandwidth that is not positive or features that do not fit.
@@ -222,7 +193,7 @@ def kernel_spread(
     off_centre = distances[:, 0][distances[:, 0] > 0]
     width = bandwidth * (float(off_centre.mean()) if len(off_centre) else 1.0)
     excess = distances**2 - distances[:, :1] ** 2
-    return Spread(queries, torch.exp(-excess / (2 * width**2)).float(), min_confidence)
+    return Spread(queries, torch.exp(-excess / (2 * width**2)).float())
 
 
 def spread_scores(spread: Spread, scores: Tensor, deviation: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -261,7 +232,7 @@ def label_by_spread(spread: Spread, scores: Tensor, deviation: Tensor | float) -
         deviation: likewise; 0 for counts without noise (then all of them).
 
     Returns:
-        Labels, int64 ``(n,)``, -1 where there is no weight or too little confidence, and probabilities, float32
+        Labels, int64 ``(n,)``, -1 where there is no weight, and probabilities, float32
         ``(n, c)``: the posterior under the known noise
         (:func:`~pl_privknn.callbacks.selection.class_posterior`).
     """
@@ -274,7 +245,7 @@ def label_by_spread(spread: Spread, scores: Tensor, deviation: Tensor | float) -
         else nonnegative_shares(sums[heard])
     )
     labels = sums.argmax(dim=1)
-    labels[~heard | (soft.gather(1, labels[:, None])[:, 0] < spread.min_confidence)] = -1
+    labels[~heard] = -1
     return labels, soft.float()
 
 
@@ -366,7 +337,7 @@ def select_uncertain(pool: PublicPool, count: int, generator: torch.Generator) -
     """Examples never asked about whose class the student is least sure of (entropy); at random before it exists."""
     if pool.probabilities is None:
         return select_random(pool, count, generator)
-    unsure = _entropy(pool.probabilities())
+    unsure = torch.special.entr(pool.probabilities().double()).sum(dim=1)
     unsure[pool.asked] = -1.0
     order = unsure.argsort(descending=True)[: int((~pool.asked).sum())]
     return Selection(order[:count])
@@ -394,10 +365,6 @@ class ClusterSelection(HasInitArguments):
         spread: ``"nearest"`` or ``"kernel"``; the latter needs a teacher that releases its noisy counts.
         bandwidth: width of the kernel, see :func:`~pl_privknn.callbacks.selection.kernel_spread`.
         neighbors: clusters that an example listens to at most under ``spread="kernel"``.
-        min_confidence: under ``spread="kernel"``, leave an example unlabelled where its most probable class has
-            less than this probability.
-        uncertainty: in later rounds examples weigh (entropy of the student's prediction) to this power in
-            k-means, so that there are more queries where the student is unsure; 0 weighs all alike.
 
     Raises:
         ValueError: for arguments out of range.
@@ -411,8 +378,6 @@ class ClusterSelection(HasInitArguments):
         spread: str = "nearest",
         bandwidth: float = 0.45,
         neighbors: int = 64,
-        min_confidence: float = 0.0,
-        uncertainty: float = 0.0,
     ) -> None:
         self.components = check_int("components", components)
         self.max_iter = check_int("max_iter", max_iter, minimum=0)
@@ -420,23 +385,17 @@ class ClusterSelection(HasInitArguments):
         self.spread = check_choice("spread", spread, ("nearest", "kernel"))
         self.bandwidth = check_positive("bandwidth", bandwidth)
         self.neighbors = check_int("neighbors", neighbors)
-        self.min_confidence = check_non_negative("min_confidence", min_confidence)
-        if self.min_confidence > 1:
-            raise ValueError(f"min_confidence={min_confidence!r} must lie in [0, 1]")
-        self.uncertainty = check_non_negative("uncertainty", uncertainty)
 
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
         """Cluster all public examples and choose a query for each cluster."""
         table, seed = self._components(pool.features(), generator)
-        selection = self._queries(table, pool, min(count, len(table)), seed)
+        selection = self._queries(table, min(count, len(table)), seed)
         if self.spread == "nearest":
             return selection
         # Principal components are linear, so means of components are the components of the means asked about.
         rounds = [asked for asked in (*pool.earlier, selection) if len(asked.examples)]
         spreads = [
-            kernel_spread(
-                table, asked.query_features(table), self.bandwidth, self.neighbors, self.min_confidence
-            )
+            kernel_spread(table, asked.query_features(table), self.bandwidth, self.neighbors)
             for asked in rounds
         ]
         spread = Spread.joined(spreads, [len(asked.examples) for asked in rounds]) if spreads else None
@@ -451,19 +410,15 @@ class ClusterSelection(HasInitArguments):
             values = PCA(self.components, random_state=seed).fit_transform(values)
         return torch.from_numpy(values), seed
 
-    def _queries(self, table: Tensor, pool: PublicPool, count: int, seed: int) -> Selection:
+    def _queries(self, table: Tensor, count: int, seed: int) -> Selection:
         import faiss
         from sklearn.cluster import kmeans_plusplus
 
         ask_means = self.ask == "means"
         if not count:
             return Selection(torch.empty(0, dtype=torch.int64), ask_means=ask_means)
-        weights = None
-        if self.uncertainty and pool.probabilities is not None:
-            # No example weighs nothing: k-means needs some weight everywhere.
-            weights = _entropy(pool.probabilities()).clamp(min=1e-3).pow(self.uncertainty).numpy()
         values = table.numpy()
-        centres, _ = kmeans_plusplus(values, count, random_state=seed, sample_weight=weights)
+        centres, _ = kmeans_plusplus(values, count, random_state=seed)
         if self.max_iter and count < len(values):
             kmeans = faiss.Kmeans(
                 values.shape[1],
@@ -473,19 +428,13 @@ class ClusterSelection(HasInitArguments):
                 min_points_per_centroid=1,
                 max_points_per_centroid=len(values),
             )
-            weights = None if weights is None else weights.astype("float32")
-            kmeans.train(values.astype("float32"), weights, init_centroids=centres.astype("float32"))
+            kmeans.train(values.astype("float32"), init_centroids=centres.astype("float32"))
             assert kmeans.centroids is not None
             centres = kmeans.centroids.astype(values.dtype)
         distances = torch.cdist(table, torch.from_numpy(centres))
         # Two centres may share their nearest example: one query serves both clusters.
         medoids, position = torch.unique(distances.argmin(dim=0), return_inverse=True)
         return Selection(medoids, position[distances.argmin(dim=1)], ask_means=ask_means)
-
-
-def _entropy(probabilities: Tensor) -> Tensor:
-    """Of each row, in nats; float64 ``(n,)``."""
-    return torch.special.entr(probabilities.double()).sum(dim=1)
 
 
 SELECTORS: dict[str, Selector] = {

@@ -181,6 +181,21 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
         raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
 
 
+def nonnegative_shares(noisy: Tensor) -> Tensor:
+    """The non-negative part of noisy counts, each row scaled to sum to one; a row without one is uniform.
+
+    Args:
+        noisy: float, shape ``(m, c)``.
+
+    Returns:
+        float64, shape ``(m, c)``.
+    """
+    positive = noisy.double().clamp(min=0)
+    total = positive.sum(dim=1, keepdim=True)
+    uniform = torch.full_like(positive, 1.0 / positive.shape[1])
+    return torch.where(total > 0, positive / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
+
+
 def merge(releases: Sequence[Release] | Iterable[Release]) -> Release:
     """Join releases of consecutive batches into one."""
     parts = list(releases)

@@ -29,6 +29,7 @@ from pl_privknn.labelers.base import (
     ShardedLabeler,
     StreamsRecords,
     check_table,
+    nonnegative_shares,
 )
 from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
 from pl_privknn.labelers.reverse_knn_local import (
@@ -77,11 +78,7 @@ def decide(
         labels[torch.nonzero(labels >= 0).flatten()[max_answers:]] = -1
     if not soft:
         return Release(labels, scores=released, score_deviation=deviation)
-    positive = noisy.clamp(min=0)
-    total = positive.sum(dim=1, keepdim=True)
-    uniform = torch.full_like(positive, 1.0 / positive.shape[1])
-    shares = torch.where(total > 0, positive / total.clamp(min=1e-12), uniform).float()
-    return Release(labels, shares, released, deviation)
+    return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
 class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):

@@ -355,11 +355,3 @@ def check_queries(queries: Tensor, dimension: int) -> None:
         )
     if not bool(torch.isfinite(queries).all()):
         raise ValueError("queries: some are NaN or infinite; leave those examples out")
-
-
-def probabilities(noisy: Floats) -> Tensor:
-    """The non-negative part of noisy votes, normalised; uniform where there is none. Float32 ``(m, c)``."""
-    positive = np.maximum(noisy, 0.0)
-    total = positive.sum(axis=1, keepdims=True)
-    uniform = np.full_like(positive, 1 / positive.shape[1])
-    return torch.from_numpy(np.where(total > 0, positive / np.maximum(total, 1e-300), uniform)).float()

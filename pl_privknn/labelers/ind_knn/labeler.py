@@ -24,6 +24,7 @@ from pl_privknn.labelers.base import (
     ShardedLabeler,
     UsesPublicFeatures,
     check_table,
+    nonnegative_shares,
 )
 from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import (
@@ -33,7 +34,7 @@ from pl_privknn.labelers.ind_knn.algorithm import (
     IndKNNSwitches,
     Kernel,
 )
-from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, probabilities, unit_rows
+from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
@@ -310,7 +311,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
             if soft is not None:
-                soft[: len(asked)] = probabilities(answers.noisy)
+                soft[: len(asked)] = nonnegative_shares(torch.from_numpy(answers.noisy)).float()
         if not self.release_counts:
             return Release(labels, soft)
         return Release(labels, soft, scores, self.parameters.sigma2)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, shape_text
 from pl_privknn.features.base import Extractor
-from pl_privknn.labelers.base import ChargesLedger, check_table
+from pl_privknn.labelers.base import ChargesLedger, check_table, nonnegative_shares
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
-from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, probabilities, unit_rows
+from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
 from pl_privknn.labelers.ind_knn.retrieval import Retrieved
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.noise import NoiseSource, default_noise
@@ -142,7 +142,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             vectors, said = engine.answered
             self._keep("answers", vectors[known:], said[known:])
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)
-        return Predictions(labels, probabilities(answers.noisy), counts)
+        return Predictions(labels, nonnegative_shares(torch.from_numpy(answers.noisy)).float(), counts)
 
     def retrieve(self, query: Tensor, sigma: float | None = None) -> Retrieved | list[Retrieved]:
         """**Private.** Find the neighbours of a query that can still pay, for the curator, and book their charge.
