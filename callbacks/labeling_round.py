@@ -56,10 +56,9 @@ _BYTES = 4  # of a float32
 class FeatureStore:
     """Bound on the table of private features in memory; a larger one is mapped from a file.
 
-    The file can be opened by its owner alone (mode 0600), and has no name from the moment it is open: when the process
-    ends, in whatever way, the system takes its space back.
-    What was written may stay on the disk's free blocks, as with every deleted file; where that matters, use an
-    encrypted disk.
+    The file can be opened by its owner alone (mode 0600) and has no name: when the process ends, in whatever way, the
+    system takes its space back. What was written may stay on the disk's free blocks, as with every deleted file; where
+    that matters, use an encrypted disk.
 
     Teachers that read records block by block (``ReverseKNN``) hold no table, whatever is set here.
 

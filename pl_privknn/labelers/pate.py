@@ -444,17 +444,6 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
             )
         return torch.cat(self._asked), torch.cat(self._answered)
 
-    def teacher_report(self) -> dict[str, Any]:
-        """**Private.** Number of this process's teachers, and of those that abstain: empty parts, failures."""
-        if self._trained is None:
-            return {}
-        return {
-            "teachers": self._trained.num_teachers,
-            "empty": int(self._trained.empty.sum()),
-            "failed": int(self._trained.failed.sum()),
-            "failures": sorted(self._trained.failures),
-        }
-
     def data_dependent_report(self, delta: float) -> DataDependentReport:
         """**Private.** What the queries so far cost for this table alone.
 
@@ -492,7 +481,6 @@ class DataDependentReport:
     Attributes:
         epsilon: data-dependent RDP in both directions, improved conversion; conditional.
         epsilon_one_direction: as published (one direction), improved conversion.
-        epsilon_one_direction_classic: as published, with the conversion of the papers.
         epsilon_independent: what the same screenings and answers cost for any table (the valid figure).
         delta: δ of all of them.
         queries: screenings, or questions where nothing is screened.
@@ -503,7 +491,6 @@ class DataDependentReport:
 
     epsilon: float
     epsilon_one_direction: float
-    epsilon_one_direction_classic: float
     epsilon_independent: float
     delta: float
     queries: int
@@ -536,7 +523,7 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
         )
     votes, answered = pate.asked_votes()
     if not len(votes):
-        return DataDependentReport(0.0, 0.0, 0.0, 0.0, delta, 0, 0)
+        return DataDependentReport(0.0, 0.0, 0.0, delta, 0, 0)
     charges = stated_plan(pate, len(votes), int(answered.sum()), votes.shape[1])
     guarantee = weakest(
         [Guarantee("conditional", (DataDependent.reason,)), *(charge.guarantee for charge in charges)]
@@ -554,7 +541,6 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     return DataDependentReport(
         epsilon=min(independent, rdp.epsilon_improved(orders, both, delta)),
         epsilon_one_direction=min(independent, rdp.epsilon_improved(orders, one, delta)),
-        epsilon_one_direction_classic=rdp.epsilon_classic(orders, one, delta),
         epsilon_independent=independent,
         delta=delta,
         queries=len(votes),

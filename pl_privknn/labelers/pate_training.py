@@ -60,7 +60,8 @@ class Partitioner(abc.ABC):
         adjacencies: neighbouring relations for which the statement is made.
         condition: what else has to hold, in words; empty where the argument holds outright. It goes into
             every record of the ledger.
-        takes_groups: whether whole groups of records (all of one person) can be dealt out together.
+        takes_groups: whether whole groups of records (all of one person) can be dealt out together; then parts must
+            depend on nothing of records but their number.
     """
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "replace_one")
@@ -106,17 +107,17 @@ class Partitioner(abc.ABC):
                 raise ValueError(
                     f"groups: {type(self).__name__} deals out single records; use RandomPartition"
                 )
-            groups = compact_groups(groups, len(labels))
+            groups = groups.unique(return_inverse=True)[1]
         units = len(labels) if groups is None else int(groups.max()) + 1
         if units < num_parts:
             raise ValueError(
                 f"the private table holds fewer {unit} than {num_parts} teachers; lower num_teachers to a "
                 f"small fraction of the number of {unit}"
             )
-        if groups is None:
-            parts = self._deal(features, labels, num_classes, num_parts, noise)
-        else:
-            parts = self._deal_units(units, num_parts, noise)[groups]
+        # Where groups are taken, dealing looks at the number of units alone.
+        parts = self._deal(features[:units], labels[:units], num_classes, num_parts, noise)
+        if groups is not None:
+            parts = parts[groups]
         if parts.dtype != torch.int64 or parts.shape != labels.shape:
             raise ValueError(
                 f"{type(self).__name__}: parts of shape {shape_text(parts.shape)}, {parts.dtype}; want int64 of "
@@ -125,10 +126,6 @@ class Partitioner(abc.ABC):
         if bool(((parts < 0) | (parts >= num_parts)).any()):
             raise ValueError(f"{type(self).__name__}: some parts lie outside [0, num_parts={num_parts})")
         return parts
-
-    def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
-        """Parts of ``units`` groups that are known by their number alone; for ``takes_groups``."""
-        raise NotImplementedError(f"{type(self).__name__} can't deal out groups")
 
     @abc.abstractmethod
     def _deal(
@@ -164,10 +161,7 @@ class RandomPartition(Partitioner):
     def _deal(
         self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
     ) -> Tensor:
-        return self._deal_units(len(labels), num_parts, noise)
-
-    def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
-        return noise.integers(units, num_parts)
+        return noise.integers(len(labels), num_parts)
 
 
 class ClassBalancedPartition(Partitioner):
@@ -216,22 +210,6 @@ def random_permutation(count: int, noise: NoiseSource) -> Tensor:
     return noise.integers(count, 1 << 62).argsort(stable=True)
 
 
-def compact_groups(groups: Tensor, records: int) -> Tensor:
-    """Group numbers ``0 … g-1``, int64 ``(n,)``, from any whole-number ids.
-
-    Raises:
-        ValueError: unless there is one whole number for each of ``records`` records.
-    """
-    if groups.shape != (records,) or groups.is_floating_point() or groups.is_complex():
-        raise ValueError(
-            f"groups: shape {shape_text(groups.shape)}, {groups.dtype}; want whole numbers of shape (n,), "
-            "one id for each private record in the data module's order"
-        )
-    if records == 0:
-        return groups.to(torch.int64)
-    return torch.unique(groups, return_inverse=True)[1]
-
-
 class GuidedPartition(Partitioner):
     """Clusters of similar records, dealt out cluster by cluster (Arora, "Guided PATE", Algorithm 1).
 
@@ -249,8 +227,6 @@ class GuidedPartition(Partitioner):
         num_clusters: number of medoids (paper: 100; it saw little change from 50 to 200).
         features: ``"trained"`` for the hidden layer of a classifier trained on everything, ``"given"`` for
             the features as they arrive.
-        restart: begin every cluster at the first teacher, as the paper's algorithm is printed, which gives
-            the first teachers more records; False goes on where the last cluster stopped.
         sample: records among which medoids are sought.
         hidden: units of the classifier's hidden layer.
         steps: optimiser steps of the classifier, at batches of 128.
@@ -276,7 +252,6 @@ class GuidedPartition(Partitioner):
         self,
         num_clusters: int = 100,
         features: str = "trained",
-        restart: bool = False,
         sample: int = 4000,
         hidden: int = 64,
         steps: int = 1000,
@@ -284,7 +259,6 @@ class GuidedPartition(Partitioner):
     ) -> None:
         self.num_clusters = check_int("num_clusters", num_clusters, minimum=2)
         self.features = check_choice("features", features, ("trained", "given"))
-        self.restart = restart
         self.sample = check_int("sample", sample, minimum=self.num_clusters)
         self.hidden = check_int("hidden", hidden)
         self.steps = check_int("steps", steps)
@@ -304,7 +278,7 @@ class GuidedPartition(Partitioner):
         clusters = torch.cat(
             [torch.cdist(rows, medoids).argmin(dim=1) for rows in described.split(_ROWS_AT_ONCE)]
         )
-        return deal_clusters(clusters, num_parts, restart=self.restart)
+        return deal_clusters(clusters, num_parts)
 
     def _describe(self, features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
         if self.features == "given":
@@ -320,24 +294,21 @@ class GuidedPartition(Partitioner):
         return torch.cat([torch.relu(rows @ weight.T + bias) for rows in features.split(_ROWS_AT_ONCE)])
 
 
-def deal_clusters(clusters: Tensor, num_parts: int, restart: bool = False) -> Tensor:
+def deal_clusters(clusters: Tensor, num_parts: int) -> Tensor:
     """Deal records out in turn, cluster by cluster, each in the order of the table.
+
+    A cluster begins where the one before it stopped, for equal sizes. (The paper's algorithm, as printed, begins each
+    at the first teacher, which gives the first teachers more records.)
 
     Args:
         clusters: cluster of each record, int64 ``(n,)``.
         num_parts: number of teachers.
-        restart: begin each cluster at teacher 0.
 
     Returns:
         int64 ``(n,)``: the teacher of each record.
     """
-    order = clusters.argsort(stable=True)
-    turn = torch.arange(len(clusters))
-    if restart:
-        sizes = torch.bincount(clusters)
-        turn -= (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     parts = torch.empty_like(clusters)
-    parts[order] = turn % num_parts
+    parts[clusters.argsort(stable=True)] = torch.arange(len(clusters)) % num_parts
     return parts
 
 
@@ -896,6 +867,8 @@ class SklearnTeachers(Teachers):
             raise ValueError(
                 "teachers: SklearnTeachers answer with one class; use LinearTeachers for attributes"
             )
+        from sklearn.dummy import DummyClassifier
+
         prototype = self._prototype()
         models: list[Any] = []
         empty = torch.zeros(num_teachers, dtype=torch.bool)
@@ -907,7 +880,7 @@ class SklearnTeachers(Teachers):
             if len(rows) == 0:
                 empty[teacher] = True
             elif (y == y[0]).all():
-                model = _Constant(int(y[0]))
+                model = DummyClassifier().fit(x, y)
             else:
                 try:
                     with _own_generators(teacher_seed(self.seed, teacher, "fit")):
@@ -997,14 +970,6 @@ class _SklearnEnsemble(TrainedTeachers):
                 continue
             votes[:, teacher] = torch.where(known, classes, -1)
         return votes
-
-
-class _Constant:
-    def __init__(self, label: int) -> None:
-        self.label = label
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        return np.full(len(x), self.label, dtype=np.int64)
 
 
 def rows_of_parts(parts: Tensor, num_parts: int) -> list[Tensor]:

@@ -70,7 +70,6 @@ class PoissonTotals(abc.ABC):
         width: columns of the totals.
         list_length: K; chosen from ``k`` and ``sampling_rate`` by default. It changes the time, not the result.
         owners: person of each record, int64 ``(n,)``; None where each record counts by itself.
-        block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
 
     Raises:
@@ -89,7 +88,6 @@ class PoissonTotals(abc.ABC):
         list_length: int | None = None,
         *,
         owners: Tensor | None = None,
-        block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.k = check_int("k", k)
@@ -99,7 +97,7 @@ class PoissonTotals(abc.ABC):
         self._persons = None if owners is None else compact(owners)
         self.units = len(table) if self._persons is None else int(self._persons.max(initial=-1)) + 1
         self.list_length = min(max(check_int("list_length", wanted), self.k), self.units)
-        self._table, self._block_size, self._device = table, block_size, device
+        self._table, self._device = table, device
 
     @abc.abstractmethod
     def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
@@ -194,7 +192,7 @@ class PoissonTotals(abc.ABC):
 
     def _nearest(self, queries: Tensor, length: int) -> Tensor:
         """The nearest records, or the nearest record of each of the nearest persons."""
-        search = functools.partial(nearest, block_size=self._block_size, device=self._device)
+        search = functools.partial(nearest, device=self._device)
         if self._persons is None:
             return search(queries, self._table, length)
         found = torch.empty((len(queries), min(length, self.units)), dtype=torch.int32)
@@ -365,7 +363,6 @@ class RadiusNeighbors:
         sampling_rate: γ in (0, 1]. A record takes part in a sample at most once.
         most_votes: a count above this is cut to it; a record still moves one of them by one at most.
         owners: person of each record, int64 ``(n,)``: a person then votes once, by the record nearest to the query.
-        block_size: as in :func:`~pl_privknn.neighbors.search.top_k`.
         device: as in :func:`~pl_privknn.neighbors.search.top_k`.
 
     Raises:
@@ -382,21 +379,18 @@ class RadiusNeighbors:
         *,
         most_votes: int | None = None,
         owners: Tensor | None = None,
-        block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.radius = check_positive("radius", radius)
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
         self.num_classes = check_int("num_classes", num_classes, minimum=2)
         self._table, self._labels = table, compact_labels(labels, len(table), self.num_classes)
-        self.most_votes, self._block_size, self._device = most_votes, block_size, device
+        self.most_votes, self._device = most_votes, device
         self._persons = None if owners is None else compact(owners)
 
     def rank(self, queries: Tensor) -> Tensor:
         """Bool, shape ``(m, n)``, private: which records within the radius of each query vote."""
-        members = within_radius(
-            queries, self._table, self.radius, block_size=self._block_size, device=self._device
-        )
+        members = within_radius(queries, self._table, self.radius, device=self._device)
         if self._persons is None:
             return members
         rows, records = (places.numpy() for places in members.nonzero(as_tuple=True))

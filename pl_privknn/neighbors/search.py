@@ -358,7 +358,6 @@ def top_k(
     table: Tensor,
     k: int,
     *,
-    block_size: int | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` nearest records of each query by Euclidean distance, exactly.
@@ -371,7 +370,6 @@ def top_k(
         queries: floating point, shape ``(m, d)``.
         table: floating point, shape ``(n, d)``; float32 on the CPU is used without a copy.
         k: how many; all records where the table has fewer.
-        block_size: records whose distances are held at once; chosen from the memory bound unless given.
         device: where the matrix products run; the table's device unless given.
 
     Returns:
@@ -381,7 +379,7 @@ def top_k(
     Raises:
         ValueError: for shapes and dtypes that do not fit, and for features that are not finite.
     """
-    found = nearest(queries, table, k, block_size=block_size, device=device)
+    found = nearest(queries, table, k, device=device)
     rows = torch.arange(len(found)).repeat_interleave(found.shape[1])
     squared = pair_distances(
         _cpu(queries).numpy(), _cpu(table).numpy(), rows.numpy(), found.reshape(-1).numpy()
@@ -395,14 +393,13 @@ def nearest(
     table: Tensor,
     k: int,
     *,
-    block_size: int | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """The indices of :func:`top_k`, without the cost of exact distances that nobody asked for.
 
     They are int32, or int64 for a table of 2³¹ records and more.
     """
-    records = _Records.of(queries, table, block_size, device)
+    records = _Records.of(queries, table, device)
     k = min(check_int("k", k), len(table))
     if len(table) > _ROWS_OF_A_PART:
         return _nearest_in_parts(queries, records, k)
@@ -421,7 +418,6 @@ def within_radius(
     table: Tensor,
     radius: float,
     *,
-    block_size: int | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """All records whose Euclidean distance to a query is at most ``radius``, exactly.
@@ -433,7 +429,6 @@ def within_radius(
         queries: floating point, shape ``(m, d)``.
         table: floating point, shape ``(n, d)``.
         radius: a public constant in the units of the features.
-        block_size: as in :func:`top_k`.
         device: as in :func:`top_k`.
 
     Returns:
@@ -443,7 +438,7 @@ def within_radius(
         ValueError: for a radius that is not positive, shapes and dtypes that do not fit, and features that are
             not finite.
     """
-    records = _Records.of(queries, table, block_size, device)
+    records = _Records.of(queries, table, device)
     check_positive("radius", radius)
     members = torch.zeros((len(queries), len(table)), dtype=torch.bool)
     for part in _query_blocks(len(queries), 1):
@@ -456,19 +451,12 @@ class _Records(NamedTuple):
 
     table: Tensor
     on_cpu: Tensor
-    block_size: int | None
     device: torch.device
 
     @classmethod
-    def of(
-        cls, queries: Tensor, table: Tensor, block_size: int | None, device: torch.device | str | None
-    ) -> _Records:
+    def of(cls, queries: Tensor, table: Tensor, device: torch.device | str | None) -> _Records:
         _check_pair(queries, table)
-        if block_size is not None:
-            block_size = check_int("block_size", block_size)
-        return cls(
-            table, _cpu(table), block_size, torch.device(device if device is not None else table.device)
-        )
+        return cls(table, _cpu(table), torch.device(device if device is not None else table.device))
 
 
 def _nearest_in_parts(queries: Tensor, records: _Records, k: int) -> Tensor:
@@ -479,7 +467,7 @@ def _nearest_in_parts(queries: Tensor, records: _Records, k: int) -> Tensor:
         distances, indices = [], []
         for start in range(0, len(records.table), _ROWS_OF_A_PART):
             part = records.table[start : start + _ROWS_OF_A_PART]
-            near = nearest(some, part, k, block_size=records.block_size, device=records.device).long()
+            near = nearest(some, part, k, device=records.device).long()
             rows = torch.arange(len(near)).repeat_interleave(near.shape[1])
             exact = pair_distances(some.numpy(), _cpu(part).numpy(), rows.numpy(), near.view(-1).numpy())
             distances.append(torch.from_numpy(exact).view_as(near))
@@ -567,7 +555,7 @@ def _key_blocks(
     The keys are overwritten by the next block.
     """
     table, device = records.table, records.device
-    block_size = min(records.block_size or block_size, max(1, len(table)))
+    block_size = min(block_size, max(1, len(table)))
     values = _VALUES_CENTRED_AT_A_TIME if device.type == "cpu" else _VALUES_SENT_AT_A_TIME
     inner = max(_FEWEST_ROWS, values // table.shape[1])
     centre = centre.to(device)

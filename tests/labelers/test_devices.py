@@ -50,7 +50,6 @@ def queries():
     "search",
     [
         lambda queries, table, **where: nearest(queries, table, 40, **where),
-        lambda queries, table, **where: nearest(queries, table, 40, block_size=64, **where),
         lambda queries, table, **where: torch.stack(
             [part.double() for part in top_k(queries, table, 7, **where)]
         ),

@@ -50,7 +50,7 @@ def radius_votes():
 SEARCHES = {
     "top_k": lambda: torch.stack([part.double() for part in top_k(QUERIES, TABLE, 60)]),
     "all": lambda: top_k(QUERIES, TABLE, 180)[1],
-    "one": lambda: nearest(QUERIES, TABLE, 1, block_size=13).long(),
+    "one": lambda: nearest(QUERIES, TABLE, 1).long(),
     "no query": lambda: top_k(QUERIES[:0], TABLE, 3)[0],
     "radius": lambda: within_radius(QUERIES, TABLE, 1.0),
     "assign": lambda: assign(TABLE, QUERIES, 3),

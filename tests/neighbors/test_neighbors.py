@@ -29,9 +29,11 @@ def _brute_force(queries, table, k):
 
 
 @pytest.mark.parametrize(("n", "k", "block"), [(50, 7, None), (50, 7, 3), (5, 9, None), (300, 299, 10)])
-def test_top_k_equals_brute_force(n, k, block):
+def test_top_k_equals_brute_force(n, k, block, monkeypatch):
+    if block:
+        monkeypatch.setattr(search, "_MOST_ROWS", block)
     queries, table = _table(20, seed=1), _table(n)
-    distances, indices = top_k(queries, table, k, block_size=block)
+    distances, indices = top_k(queries, table, k)
     wanted = _brute_force(queries, table, k)
     assert distances.shape == (20, min(k, n))
     assert (distances.dtype, indices.dtype) == (torch.float32, torch.int64)
@@ -60,11 +62,12 @@ HARD = ["close", "far from the origin", "duplicates", "mirrored", "outlier"]
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_order_is_that_of_float64_distances(kind):
+def test_order_is_that_of_float64_distances(kind, monkeypatch):
     table = _hard(kind)
     queries = torch.cat([table[:8] + 0.01 * _table(8, 200), table[8:12], torch.zeros(1, 200)])
-    for k, block in ((40, None), (40, 64), (599, None)):
-        distances, indices = top_k(queries, table, k, block_size=block)
+    for k, block in ((40, 2048), (40, 64), (599, 2048)):
+        monkeypatch.setattr(search, "_MOST_ROWS", block)
+        distances, indices = top_k(queries, table, k)
         wanted = _brute_force(queries, table, k)
         torch.testing.assert_close(distances, wanted[0].float(), rtol=1e-6, atol=0)
         # Sums of float64 in another order differ in the last digit: where brute force sees (almost) no
@@ -77,7 +80,7 @@ def test_order_is_that_of_float64_distances(kind):
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_removing_a_record_does_not_reorder_the_others(kind):
+def test_removing_a_record_does_not_reorder_the_others(kind, monkeypatch):
     """What the sensitivity of votes rests on. A float32 matrix product alone fails it on two of the tables."""
     table, queries = _hard(kind), _table(4, 200) + 1
     whole = top_k(queries, table, len(table))[1]
@@ -87,7 +90,8 @@ def test_removing_a_record_does_not_reorder_the_others(kind):
         assert torch.equal(without, whole[whole != removed].view(4, -1))
     # The same for a shorter list, for one query at a time, and for other block sizes.
     assert torch.equal(top_k(queries, table, 50)[1], whole[:, :50])
-    assert torch.equal(top_k(queries[2:3], table, 50, block_size=77)[1], whole[2:3, :50])
+    monkeypatch.setattr(search, "_MOST_ROWS", 77)
+    assert torch.equal(top_k(queries[2:3], table, 50)[1], whole[2:3, :50])
 
 
 def test_ties_go_to_the_lower_index():
@@ -118,8 +122,9 @@ def test_order_on_a_device_is_the_same(kind, monkeypatch):
     table, queries = _hard(kind), _table(30, 200) + 1
     wanted = top_k(queries, table, 50)
     monkeypatch.setattr(search, "_candidates", search._sorted_candidates)
-    for block in (None, 90, 77):
-        found = top_k(queries, table, 50, block_size=block)
+    for keys in (1 << 26, 30 * 500, 1):
+        monkeypatch.setattr(search, "_KEYS_AT_A_TIME", keys)
+        found = top_k(queries, table, 50)
         assert torch.equal(found[0], wanted[0])
         assert torch.equal(found[1], wanted[1])
 
@@ -156,9 +161,11 @@ def test_coarse_hardware_is_noticed(monkeypatch):
     assert torch.equal(within_radius(queries, table, 22.0), _distances(queries, table) <= 22)
 
 
-def test_within_radius():
+def test_within_radius(monkeypatch):
     queries, table = _table(9, seed=1), _table(40)
-    assert torch.equal(within_radius(queries, table, 1.2, block_size=7), _distances(queries, table) <= 1.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "_KEYS_AT_A_TIME", 9 * 7)  # seven records at a time
+        assert torch.equal(within_radius(queries, table, 1.2), _distances(queries, table) <= 1.2)
     # Records on the boundary are inside: 3-4-5 triangles are exact.
     corner = torch.tensor([[3.0, 4.0], [4.0, 3.0], [5.0, 1e-3], [5.0, 0.0]]) + 100
     found = within_radius(torch.full((1, 2), 100.0), corner, 5.0)
@@ -173,8 +180,6 @@ def test_bad_arguments():
         top_k(_table(3, 2), _table(3, 3), 1)
     with pytest.raises(ValueError, match=r"table: shape \(n,\)"):
         top_k(_table(3), _table(3)[0], 1)
-    with pytest.raises(ValueError, match="block_size=0"):
-        top_k(_table(3), _table(3), 1, block_size=0)
     with pytest.raises(ValueError, match="radius"):
         within_radius(_table(3), _table(3), -1)
     for value in (torch.nan, torch.inf, 3e38):

@@ -189,10 +189,10 @@ class Fragile:
 
 def test_a_teacher_that_fails_abstains_or_stops_the_run_without_its_message():
     pate = fitted(teachers=SklearnTeachers(Fragile()))
-    report = pate.teacher_report()
-    assert 0 < report["failed"] < 12
-    assert report["failures"] == ["FloatingPointError"]
-    assert (pate.votes(torch.zeros(4, 6))[:, 0] == 12 - report["failed"]).all()
+    failed = int(pate.trained.failed.sum())
+    assert 0 < failed < 12
+    assert pate.trained.failures == {"FloatingPointError"}
+    assert (pate.votes(torch.zeros(4, 6))[:, 0] == 12 - failed).all()
     with pytest.raises(RuntimeError, match=r"FloatingPointError.*on_failure") as caught:
         fitted(teachers=SklearnTeachers(Fragile()), on_failure="raise")
     assert "private [" not in str(caught.value)
@@ -203,7 +203,7 @@ def test_a_teacher_that_fails_abstains_or_stops_the_run_without_its_message():
 
 def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
     pate = fitted(n=12, aggregator=ConfidentGNMAX(5, 1e-3, 1e-3))  # 12 records drawn to 12 parts
-    empty = pate.teacher_report()["empty"]
+    empty = int(pate.trained.empty.sum())
     assert 0 < empty < 12
     votes = pate.votes(table(50, seed=1)[0])
     assert (votes.sum(dim=1) == 12 - empty).all()

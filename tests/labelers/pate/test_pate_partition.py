@@ -127,15 +127,13 @@ def test_guided_spreads_similar_records_over_all_teachers():
 
 def test_dealing_is_the_loop_of_the_paper():
     clusters = torch.tensor([2, 0, 1, 0, 2, 2, 0, 1, 0, 0])
-    literal = [None] * 10
+    literal, teacher = [None] * 10, 0
     for cluster in range(3):
-        teacher = 0
         for record in range(10):
             if clusters[record] == cluster:
-                literal[record] = teacher
-                teacher = (teacher + 1) % 4
-    assert deal_clusters(clusters, 4, restart=True).tolist() == literal
+                literal[record], teacher = teacher, (teacher + 1) % 4
     carried = deal_clusters(clusters, 4)
+    assert carried.tolist() == literal
     sizes = torch.bincount(carried, minlength=4)
     assert sizes.max() - sizes.min() <= 1
 
@@ -178,7 +176,7 @@ def test_bad_input_is_named():
     groups = torch.arange(9) // 3
     with pytest.raises(ValueError, match="fewer groups than 5 teachers"):
         assign(RandomPartition(), features, labels, parts=5, groups=groups)
-    with pytest.raises(ValueError, match=r"groups: shape \(n,\)"):
+    with pytest.raises(ValueError, match="parts of shape"):
         assign(RandomPartition(), features, labels, parts=2, groups=groups[:8])
     with pytest.raises(ValueError, match="deals out single records"):
         assign(ClassBalancedPartition(), features, labels, parts=2, groups=groups)
