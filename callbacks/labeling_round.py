@@ -57,8 +57,8 @@ class FeatureStore:
     """Bound on the table of private features in memory; a larger one is mapped from a file.
 
     The file can be opened by its owner alone (mode 0600) and has no name: when the process ends, in whatever way, the
-    system takes its space back. What was written may stay on the disk's free blocks, as with every deleted file; where
-    that matters, use an encrypted disk.
+    system takes its space back. What was written may stay on the disk's free blocks, as with every deleted file;
+    use an encrypted disk where that matters.
 
     Teachers that read records block by block (``ReverseKNN``) hold no table, whatever is set here.
 
