@@ -89,13 +89,14 @@ def _compared() -> Iterator[Row]:
 def _trained() -> Iterator[Row]:
     grouped: dict[str, dict[float, list[dict[str, Any]]]] = {}
     for part, entry in entries("private_training").items():
-        if part.startswith(("head, ε", "head on scattering, ε", "pixels, ε")):
+        if part.startswith(("head, ε", "head on scattering, ε", "pixels, ε", "no public images, ε")):
             setting, _, asked = part.rpartition(", seed")[0].rpartition(", ε ")
             grouped.setdefault(setting, {}).setdefault(float(asked), []).append(entry["results"])
     for setting, found in grouped.items():
         kept = {epsilon: here for epsilon, here in found.items() if epsilon in EPSILONS}
-        public = _IMAGENET if setting == "head" else _IMAGES
-        yield _row(f"PrivateTraining, {setting}", kept, public, f"train: {setting}")
+        public = {"head": _IMAGENET, "no public images": "none"}.get(setting, _IMAGES)
+        title = "linear on scattering" if public == "none" else setting
+        yield _row(f"PrivateTraining, {title}", kept, public, f"train: {setting}")
 
 
 def _published() -> Iterator[Row]:

@@ -32,6 +32,8 @@ from pl_privknn.training import PrivateTraining
 
 NAME = "private_training"
 DELTA, RECORDS = 1e-5, 60_000
+#: Features that learn nothing, of data without public images.
+ALONE = "scattering of each image alone"
 
 
 class Setting(NamedTuple):
@@ -72,6 +74,10 @@ PIXELS = Setting(
 SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
     "head": (HEAD, (0.5, 1.0, 2.0)),
     "head on scattering": (HEAD._replace(features="scattering"), (1.0, 2.0)),
+    "no public images": (
+        HEAD._replace(features=ALONE, batch_size=8_192, epochs=50, lr=800.0, momentum=0.9, clip_norm=0.05),
+        (1.0, 2.0),
+    ),
     "head, small batches": (HEAD._replace(batch_size=1_000, epochs=5, lr=10.0), (2.0,)),
     "head, average of weights": (HEAD._replace(averaging=0.8), (2.0,)),
     "pixels": (PIXELS, (1.0, 2.0)),
@@ -173,7 +179,8 @@ def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataMod
         ).fit(module, data)
         summary = private.privacy_summary()
     assert summary is not None
-    assert data.public.truth is not None
+    truth = data.public.truth
+    public = {} if truth is None else {"public_accuracy": _accuracy(module, data.public.images(), truth)}
     return {
         "epsilon": summary["epsilon"],
         "delta": summary["delta"],
@@ -181,7 +188,7 @@ def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataMod
         **stated(guarantee_of(summary)),
         "steps": summary["steps"],
         "noise_multiplier": summary["noise_multiplier"],
-        "public_accuracy": _accuracy(module, data.public.images(), data.public.truth),
+        **public,
         "test_accuracy": _accuracy(module, data.test.images(), data.test.labels),
         "processor_seconds": round(time.process_time() - started),
     }
@@ -277,34 +284,44 @@ def _data(features: str, options: argparse.Namespace) -> PrivatePublicDataModule
         sections = sections_at(2.0, 0, options.root, own=False)
         tables = features_of(sections, options.cache / features_file(0, own=False))
     else:
-        tables = _scattering(options)
+        tables = _scattering(options, alone=features == ALONE)
+    known = {"public_embeddings": "public", "public_truth": "public_labels"} if "public" in tables else {}
+    names = {
+        f"{part}_{what}": part if what == "embeddings" else f"{part}_labels"
+        for part in ("private", "test")
+        for what in ("embeddings", "labels")
+    }
     made = EmbeddingsDataModule(
-        *(tables[name].numpy() for name in ("private", "private_labels", "public", "public_labels")),
-        tables["test"].numpy(),
-        tables["test_labels"].numpy(),
+        **{argument: tables[name].numpy() for argument, name in (names | known).items()},
         num_classes=10,
+        public="images" if known else "none",
     )
     made.setup("fit")
     made.setup("test")
     return made
 
 
-def _scattering(options: argparse.Namespace) -> dict[str, Tensor]:
-    path = options.cache / "scattering_0.pt"
+def _scattering(options: argparse.Namespace, alone: bool) -> dict[str, Tensor]:
+    """Kernel principal components of a scattering transform; or that of each image by itself, of length 1."""
+    path = options.cache / f"scattering_{'alone' if alone else '0'}.pt"
     if not path.is_file():
         data = _data("pixels", options)
-        extractor = PublicKernelPCA(PublicPCA(Scattering(), 500), gamma=1.3, components=600, power=0.7)
-        public = data.public.images()
-        extractor.fit_public(public)
-        assert data.public.truth is not None
-        found = {
-            "public": torch.cat([extractor(part) for part in public.split(1024)]),
-            "test": torch.cat([extractor(part) for part in data.test.images().split(1024)]),
-            "private": torch.cat([extractor(images) for images, _ in data.private_batches()]),
-            "public_labels": data.public.truth,
-            "test_labels": data.test.labels,
-            "private_labels": data.private.labels,
-        }
+        extractor: Any = Scattering(normalize=False, groups=27)
+        if not alone:
+            extractor = PublicKernelPCA(PublicPCA(Scattering(), 500), gamma=1.3, components=600, power=0.7)
+            extractor.fit_public(data.public.images())
+
+        def mapped(images: Tensor) -> Tensor:
+            return torch.cat(
+                [F.normalize(extractor(part)) if alone else extractor(part) for part in images.split(1024)]
+            )
+
+        found = {"test": mapped(data.test.images()), "test_labels": data.test.labels}
+        found |= {"private": torch.cat([mapped(images) for images, _ in data.private_batches()])}
+        found |= {"private_labels": data.private.labels}
+        if not alone:
+            assert data.public.truth is not None
+            found |= {"public": mapped(data.public.images()), "public_labels": data.public.truth}
         saved(found, path)
     loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
     return loaded

@@ -468,7 +468,10 @@ def private_training() -> str:
                 f"{asked:g}{mark(weak)}",
                 found[0]["steps"],
                 f"{found[0]['noise_multiplier']:.3g}",
-                *(spread(one[key] for one in found) for key in ("public_accuracy", "test_accuracy")),
+                *(
+                    spread(one[key] for one in found) if key in found[0] else "–"
+                    for key in ("public_accuracy", "test_accuracy")
+                ),
                 len(found),
             ]
         )

@@ -35,17 +35,26 @@ class Scattering(LearnedExtractor):
         orientations: L.
         normalize: subtract each channel's mean over public images and positions, and divide by its standard
             deviation.
+        groups: then normalise each image by itself, in so many groups of channels: mean 0 and variance 1 over a
+            group's channels and positions (Tramèr, Boneh 2021). It learns nothing. None: not at all.
 
     Raises:
         ValueError: for arguments out of range.
     """
 
-    def __init__(self, scales: int = 2, orientations: int = 8, normalize: bool = True) -> None:
+    def __init__(
+        self, scales: int = 2, orientations: int = 8, normalize: bool = True, groups: int | None = None
+    ) -> None:
         super().__init__()
         self.scales = check_int("scales", scales)
         self.orientations = check_int("orientations", orientations)
         self.normalize = check_switch("normalize", normalize)
         self.learns = self.normalize
+        self.groups = None if groups is None else check_int("groups", groups)
+        if self.groups and self.channels % self.groups:
+            raise ValueError(
+                f"groups={groups} must divide the {self.channels} channels of a channel of the image"
+            )
 
     @property
     def channels(self) -> int:
@@ -89,6 +98,8 @@ class Scattering(LearnedExtractor):
                     f"images: shape {shape_text(images.shape)} has other channels than public images"
                 )
             values = (values - mean) / deviation
+        if self.groups:
+            values = nnf.group_norm(values, self.groups)
         return values.flatten(1)
 
     def transform(self, images: Tensor) -> Tensor:

@@ -155,6 +155,19 @@ def literal_scattering(picture, scales, orientations):
     return np.stack([*first, *(entry[-1] for entry in second)])
 
 
+def test_scattering_in_groups_is_normalised_image_by_image():
+    plain, alone = Scattering(normalize=False), Scattering(normalize=False, groups=27)
+    pictures = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    groups = plain(pictures).view(3, 27, -1).double()
+    deviations = groups.var(dim=2, unbiased=False, keepdim=True).add(1e-5).sqrt()
+    expected = (groups - groups.mean(dim=2, keepdim=True)) / deviations
+    assert not alone.learns
+    torch.testing.assert_close(alone(pictures).double(), expected.flatten(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(alone(pictures[1:2]), alone(pictures)[1:2])
+    with pytest.raises(ValueError, match="groups=7 must divide the 81 channels"):
+        Scattering(groups=7)
+
+
 @pytest.mark.parametrize(("scales", "orientations", "side"), [(1, 3, 5), (2, 2, 9), (3, 1, 16)])
 def test_scattering_equals_literal_convolutions(scales, orientations, side):
     extractor = Scattering(scales, orientations, normalize=False)
