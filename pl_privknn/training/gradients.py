@@ -31,6 +31,7 @@ from pl_privknn.training.isolation import (
     identity,
     in_own_context,
     moved,
+    telling_nobody,
     writing_nowhere,
 )
 from pl_privknn.training.private_data import PrivateData, signature, stacked, unstacked, views_of
@@ -382,7 +383,7 @@ class IsolatedGradients:
 
         The step runs twice: as anywhere, so that what is compiled is ready, and as a private step.
         """
-        first: Exception | None = None
+        first: BaseException | None = None
         with self._private(writes=True):
             batches = self.data.made_up(self._randomness)
             for batch in batches:
@@ -391,7 +392,7 @@ class IsolatedGradients:
                     self._gradient(ready, 0, made_up=True)
                     with writing_nowhere():
                         self._gradient(self._transferred(batch), 0)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     first = first or error
                 else:
                     return ready
@@ -451,7 +452,7 @@ class IsolatedGradients:
     def _private(self, writes: bool = False) -> Iterator[None]:
         plugin = getattr(self._trainer, "precision_plugin", None)
         with (
-            contextlib.nullcontext() if writes else writing_nowhere(),
+            telling_nobody() if writes else writing_nowhere(),
             self._randomness(),
             torch.enable_grad(),
             contextlib.nullcontext() if plugin is None else plugin.train_step_context(),
@@ -612,6 +613,6 @@ def _silently() -> Iterator[None]:
     """A record that fails counts as zero: an error would tell that it was there."""
     try:
         yield
-    except Exception:
+    except (Exception, SystemExit, GeneratorExit):
         if shows_private_errors():
             raise

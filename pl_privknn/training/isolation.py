@@ -15,17 +15,21 @@ import collections
 import contextlib
 import contextvars
 import copy
+import dis
 import functools
+import gc
 import io
 import logging
 import operator
 import os
 import random
 import secrets
+import signal
 import sys
 import threading
 import time
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
 from enum import Enum
@@ -50,8 +54,14 @@ _LIBRARIES = frozenset(
         *("lightning_fabric", "lightning_utilities", "numpy", "scipy", "pandas", "PIL", "timm"),
         *("transformers", "tokenizers", "peft", "einops", "opacus", "kornia", "skimage", "sklearn", "cv2"),
         *("tqdm", "wandb", "pl_privknn", "numba", "huggingface_hub", "safetensors", "datasets"),
-        *("matplotlib", "typing", "pytest", "_pytest", "pluggy", "hypothesis", "omegaconf"),
-        *("IPython", "ipykernel", "traitlets", "xdist", "execnet", "jupyter_client", "zmq"),
+        *("matplotlib", "typing", "omegaconf"),
+    )
+)  # fmt: skip
+#: Tools that run the training: their objects hold the whole session, and no step needs one.
+_HOSTS = frozenset(
+    (
+        *("pytest", "_pytest", "pluggy", "xdist", "execnet", "hypothesis", "unittest", "doctest", "coverage"),
+        *("IPython", "ipykernel", "traitlets", "jupyter_client", "zmq", "bdb", "pdb", "pydevd", "debugpy", "asyncio"),
     )
 )  # fmt: skip
 _ATOMS = (
@@ -152,6 +162,12 @@ class PublicTrainer:
         self.datamodule = self.train_dataloader = Unreachable("trainer.datamodule")
         self.val_dataloaders = self.test_dataloaders = Unreachable("a data loader of the trainer")
         self.strategy = types.SimpleNamespace(root_device=device, global_rank=0, world_size=1)
+        self.optimizers = [_PublicOptimizer(one) for one in getattr(trainer, "optimizers", None) or ()]
+        self.strategy._lightning_optimizers = self.optimizers
+        planned = getattr(trainer, "lr_scheduler_configs", None) or ()
+        self.lr_scheduler_configs = [
+            types.SimpleNamespace(scheduler=one) for one, _ in zip(self.optimizers, planned, strict=False)
+        ]
         self.strategy.batch_to_device = lambda batch, device=device, dataloader_idx=0: moved(batch, device)
         if trainer is None:
             return
@@ -163,6 +179,21 @@ class PublicTrainer:
         self.estimated_stepping_batches = self.max_steps
         if self.max_epochs is not None and self.max_epochs >= 0 and self.max_steps < 0:
             self.estimated_stepping_batches = self.max_epochs * self.num_training_batches
+
+
+class _PublicOptimizer(torch.optim.Optimizer):
+    """Rates of an optimizer, for a step that looks at them; also as a scheduler of it."""
+
+    def __init__(self, optimizer: Any) -> None:  # without a parameter
+        self.optimizer = self
+        self.param_groups: list[dict[str, Any]] = [
+            {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}
+            for group in optimizer.param_groups
+        ]
+
+    def get_last_lr(self) -> list[float]:
+        """Rates of the groups."""
+        return [float(group["lr"]) for group in self.param_groups]
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -243,8 +274,12 @@ class Copier:
             return self._meet
         if issubclass(kind, _ATOMS) or room.split(".")[0] in ("numba", "typing"):
             return None
+        if room.split(".")[0] in _HOSTS:
+            return lambda value, memo: Unreachable(f"a {room}.{name}")
         if issubclass(kind, nn.Module):
             return self._module
+        if kind is threading.local:
+            return self._local
         if (
             issubclass(kind, _SINKS)
             or name in _SINK_NAMES
@@ -330,6 +365,11 @@ class Copier:
             made[key if type(key) is str else self._copy(key, memo)] = self._copy(one, memo)
         return made
 
+    def _local(self, value: Any, memo: Memo) -> Any:
+        made = memo[identity(value)] = threading.local()
+        self._fill(made.__dict__, value.__dict__, memo)
+        return made
+
     def _set(self, value: Any, memo: Memo) -> Any:
         return type(value)([self._copy(one, memo) for one in value]) if value else type(value)()
 
@@ -357,9 +397,11 @@ class Copier:
 
     def _builtin(self, value: Any, memo: Memo) -> Any:
         owner = value.__self__
+        if owner is time and value.__name__ in _CLOCKS:
+            return getattr(time, value.__name__)  # which stands still in a private step
         if owner is None or isinstance(owner, types.ModuleType | type):
             return value
-        return getattr(self._copy(owner, memo), value.__name__)
+        return getattr(self._copy(owner, memo), value.__name__) if hasattr(owner, value.__name__) else value
 
     def _variable(self, value: Any, memo: Memo) -> Any:
         """The variable itself, which holds a copy where its default could be written to."""
@@ -385,14 +427,15 @@ class Copier:
 
     def _instances(self, kind: type) -> Callable[[Any, Memo], Any]:
         """The way to copy instances of a class: its attributes and slots, and what it holds as a container."""
-        make, spare = _maker(kind)
         slots = [
             name
             for base in kind.__mro__
             for name in _names(base.__dict__.get("__slots__", ()))
             if name not in ("__dict__", "__weakref__")
         ]
-        if make is None or not (kind.__dictoffset__ or slots):
+        # Classes of C code may end the process where they are made without their arguments.
+        make, spare = _maker(kind) if kind.__dictoffset__ or slots else (None, [])
+        if make is None:
             return self._of_c_code
         container = issubclass(kind, dict | list | set | collections.deque)
 
@@ -437,12 +480,21 @@ class Copier:
         kind = type(value)
         with contextlib.suppress(Exception):
             if kind.__module__ not in ("builtins", "collections", "itertools"):
-                return copy.deepcopy(value)
+                return copy.deepcopy(value, _Bounded())
             found: Any = value.__reduce_ex__(4)
             return value if isinstance(found, str) else _reconstruct(value, memo, *found, deepcopy=self._copy)
-        if kind.__module__.split(".")[0] in _LIBRARIES:
+        if kind.__module__.split(".")[0] in _LIBRARIES or kind.__name__.startswith("pybind11_"):
             return value
         return Unreachable(f"a {kind.__module__}.{kind.__qualname__}, which can't be copied,")
+
+
+class _Bounded(dict[Any, Any]):
+    """The memo of a deep copy of few objects."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if len(self) > _MOST:
+            raise UnreachableError(f"more than {_MOST} objects")
+        super().__setitem__(key, value)
 
 
 class _Lent:
@@ -505,7 +557,7 @@ def _is_library(name: str | None) -> bool:
     if not name or name == "__main__":
         return False
     top = name.split(".")[0]
-    return top in _LIBRARIES or top in sys.stdlib_module_names
+    return top in _LIBRARIES or top in _HOSTS or top in sys.stdlib_module_names
 
 
 # ------------------------------------------------------------------ what code can write to without holding it
@@ -529,6 +581,8 @@ class Surroundings:
         #: Each puts copies somewhere and gives the way back.
         self._places: list[Callable[[Any, Memo], _Undo]] = [_hide_process]
         self._functions: list[types.FunctionType] = []
+        self._imports: set[str] = set()  # modules that the code of users imports, or names in a word
+        self._looked = (-1, -1)
 
     @contextlib.contextmanager
     def alone(self, memo: Memo, *roots: Any) -> Iterator[list[Any]]:
@@ -560,6 +614,10 @@ class Surroundings:
 
     def _look(self) -> bool:
         """Take up what the copier has met since; whether there is any."""
+        if self._looked != (state := (len(self._imports), len(sys.modules))):
+            self._looked = state
+            for name in self._imports & sys.modules.keys():
+                self._visit(sys.modules[name])
         met = self._copier.met
         if len(met) == self._seen:
             return False
@@ -582,6 +640,8 @@ class Surroundings:
             if not _is_library(value.__module__):
                 names = _names_in(value.__code__)
                 self._words |= names
+                self._imports |= _imports_in(value.__code__, value.__globals__.get("__package__"))
+                self._places.append(functools.partial(_hide_function, value))
                 self._visit_names(value.__globals__, names)
         elif isinstance(value, types.CellType):
             self._known.add(identity(value))
@@ -593,16 +653,26 @@ class Surroundings:
                 self._known.add(identity(base))
                 if _is_library(base.__module__):
                     if base.__flags__ & 1 << 9:  # its attributes can be written to
-                        self._places.append(_Guard(base, self._words, self._functions))
+                        self._places.append(_Guard(base, self._words, self._meet))
                     continue
                 self._places.append(functools.partial(_hide_class, base))
                 for one in list(vars(base).values()):
                     for part in (one, *(getattr(one, name, None) for name in ("fget", "fset", "__func__"))):
                         if isinstance(part, types.FunctionType | type):
                             self._visit(part)
-        elif isinstance(value, types.ModuleType) and _is_library(value.__name__):
-            self._known.add(identity(value))
-            self._places.append(_Guard(value, self._words, self._functions))
+        elif isinstance(value, types.ModuleType):
+            if _is_library(value.__name__):
+                self._known.add(identity(value))
+                self._places.append(_Guard(value, self._words, self._meet))
+            else:
+                self._visit_names(vars(value), self._words)
+
+    def _meet(self, value: Any) -> None:
+        """Take up a library's function, class or module that the code of users names."""
+        if isinstance(value, types.FunctionType):
+            self._functions.append(value)
+        elif isinstance(value, type | types.ModuleType) and not isinstance(value, types.GenericAlias):
+            self._visit(value)
 
     def _visit_names(self, space: dict[str, Any], names: set[str]) -> None:
         known = self._names.get(identity(space))
@@ -635,6 +705,22 @@ def _names_in(code: types.CodeType) -> set[str]:
     return found
 
 
+def _imports_in(code: types.CodeType, package: str | None) -> set[str]:
+    """Modules that code imports, or whose names it has as words."""
+    found, room = set(), ""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            room = step.argval
+            found |= {room, f"{package}.{room}".strip(".")}
+        elif step.opname == "IMPORT_FROM":
+            found |= {f"{room}.{step.argval}", f"{package}.{room}.{step.argval}".replace("..", ".")}
+        elif isinstance(step.argval, str):
+            found.add(step.argval)
+        elif isinstance(step.argval, types.CodeType):
+            found |= _imports_in(step.argval, package)
+    return found
+
+
 def _hide_names(space: dict[str, Any], names: tuple[str, ...], make: Any, memo: Memo) -> _Undo:
     """Copies in the place of a module's names; without ``names``, what else changes in it goes back."""
     if not names:
@@ -657,46 +743,73 @@ def _hide_names(space: dict[str, Any], names: tuple[str, ...], make: Any, memo: 
     return functools.partial(space.update, changed)
 
 
+_OF_CLASSES = frozenset(("__dict__", "__weakref__", "__abstractmethods__"))
+
+
 def _hide_class(owner: type, make: Any, memo: Memo) -> _Undo:
-    kept = {n: v for n, v in vars(owner).items() if not n.startswith("__")}
+    kept = {n: v for n, v in vars(owner).items() if n not in _OF_CLASSES}
     for name, value in kept.items():
+        if name.startswith("__") and name != "__annotations__":
+            continue
         if not isinstance(value, types.FunctionType) and not name.startswith("_abc_"):
             made = make(value, memo)
             if made is not value and not (
                 isinstance(value, staticmethod | classmethod) and made.__func__ is value.__func__
             ):
                 type.__setattr__(owner, name, made)
-    return functools.partial(_restore_attributes, owner, kept)
+    members = [_put_back(one) for one in owner] if issubclass(owner, Enum) else []
 
+    def back() -> None:
+        now = vars(owner)
+        for name in [one for one in now if one not in kept and one not in _OF_CLASSES]:
+            type.__delattr__(owner, name)
+        for name, value in kept.items():
+            if now.get(name) is not value:
+                type.__setattr__(owner, name, value)
+        for member in members:
+            member()
 
-def _restore_attributes(owner: type, kept: dict[str, Any]) -> None:
-    now = vars(owner)
-    for name in [one for one in now if one not in kept and not one.startswith("__")]:
-        type.__delattr__(owner, name)
-    for name, value in kept.items():
-        if now.get(name) is not value:
-            type.__setattr__(owner, name, value)
+    return back
 
 
 class _Guard:
-    """A library's module or class: what a step adds to it goes again, and names that users' code knows go back."""
+    """A library's module or class: what a step adds to it goes again, and what users' code names in it goes back."""
 
-    def __init__(self, owner: Any, words: set[str], functions: list[types.FunctionType]) -> None:
-        self._owner, self._words, self._functions, self._state = owner, words, functions, (-1, -1)
+    def __init__(self, owner: Any, words: set[str], meet: Callable[[Any], None]) -> None:
+        self._owner, self._words, self._meet, self._state = owner, words, meet, (-1, -1)
         self._shared: tuple[str, ...] = ()
+        self._held: list[Any] = []
 
     def __call__(self, make: Any, memo: Memo) -> _Undo:
         now = vars(self._owner)
         if self._state != (state := (len(self._words), len(now))):
             self._state, self._shared = state, tuple(self._words & now.keys())
-            self._functions += [f for name in self._shared if isinstance(f := now[name], types.FunctionType)]
-        return functools.partial(self._back, len(now), [(name, now[name]) for name in self._shared])
+            self._held = []
+            for name in self._shared:
+                value = now[name]
+                self._meet(value)
+                self._hold(value)
+                if isinstance(value, types.FunctionType):
+                    for other in _names_in(value.__code__) & value.__globals__.keys():
+                        self._hold(value.__globals__[other])
+        backs = [_put_back(one) for one in self._held] if _inside is not None else []
+        return functools.partial(self._back, len(now), [(name, now[name]) for name in self._shared], backs)
 
-    def _back(self, before: int, kept: list[tuple[str, Any]]) -> None:
+    def _hold(self, value: Any) -> None:
+        plain = isinstance(value, dict | list | set | collections.deque)
+        if (plain and len(value) <= _CONTAINER and value is not sys.modules) or (
+            not isinstance(value, type | types.ModuleType | types.FunctionType | nn.Module)
+            and isinstance(getattr(value, "__dict__", None), dict)
+        ):
+            self._held.append(value)
+
+    def _back(self, before: int, kept: list[tuple[str, Any]], backs: list[_Undo]) -> None:
         now = vars(self._owner)
         for name, value in kept:
             if now.get(name) is not value:
                 setattr(self._owner, name, value)
+        for back in backs:
+            back()
         if len(now) > before:
             for name in list(now)[before:]:  # the newest come last; what a library has imported since stays
                 value = now[name]
@@ -704,6 +817,28 @@ class _Guard:
                     getattr(value, "__module__", None)
                 ):
                     delattr(self._owner, name)
+
+
+def _put_back(value: Any) -> _Undo:
+    """What a container holds, or an object's attributes, as they are now."""
+    held = value if isinstance(value, dict | list | set | collections.deque) else value.__dict__
+    if isinstance(held, dict):
+        pairs = dict(held)
+
+        def dict_back() -> None:
+            if len(held) != len(pairs) or any(held.get(key, held) is not one for key, one in pairs.items()):
+                held.clear()
+                held.update(pairs)
+
+        return dict_back
+    kept = list(held)
+
+    def back() -> None:
+        if len(held) != len(kept) or not all(map(operator.is_, held, kept)):
+            held.clear()
+            (held.update if isinstance(held, set) else held.extend)(kept)
+
+    return back
 
 
 def _hide_cell(cell: Any, make: Any, memo: Memo) -> _Undo:
@@ -730,6 +865,23 @@ def _hide_defaults(function: Any, make: Any, memo: Memo) -> _Undo:
     return back
 
 
+_OF_FUNCTIONS = ("__code__", "__doc__", "__name__", "__qualname__", "__module__")
+_kept_of = operator.attrgetter(*_OF_FUNCTIONS)
+
+
+def _hide_function(function: Any, make: Any, memo: Memo) -> _Undo:
+    kept, annotations = _kept_of(function), dict(function.__annotations__)
+
+    def back() -> None:
+        if _kept_of(function) != kept:
+            for name, value in zip(_OF_FUNCTIONS, kept, strict=True):
+                setattr(function, name, value)
+        if function.__annotations__ != annotations:
+            function.__annotations__ = annotations
+
+    return back
+
+
 def _hide_attributes(function: Any, make: Any, memo: Memo) -> _Undo:
     own = function.__dict__.copy()
     function.__dict__.update({name: make(value, memo) for name, value in own.items()})
@@ -739,34 +891,58 @@ def _hide_attributes(function: Any, make: Any, memo: Memo) -> _Undo:
 def _hide_process(make: Any, memo: Memo) -> _Undo:
     """The environment, context variables (of a context that ends with the step), and how torch computes."""
     environment = vars(os.environ)["_data"]
-    kept, switches = environment.copy(), _switches()
+    kept, switches, modules = environment.copy(), [get() for get, _ in _SWITCHES], len(sys.modules)
+    hooks = [getattr(nn.modules.module, f"_global_{name}", {}) for name in _HOOKS]
+    backs = [_put_back(one) for one in (*hooks, threading.current_thread(), sys.stdout, sys.stderr)]
     for variable, value in contextvars.copy_context().items():
         made = make(value, memo)
         if made is not value:
             variable.set(made)
 
     def back() -> None:
+        while torch._C._len_torch_function_stack() > switches[0]:
+            torch._C._pop_torch_function_stack()
+        for (get, put), before in zip(_SWITCHES[1:], switches[1:], strict=True):
+            if get() != before:
+                put(before)
         if environment != kept:
             environment.clear()
             environment.update(kept)
-        if (now := _switches()) != switches:
-            for name, before, after in zip(_SWITCHES, switches, now, strict=True):
-                if before != after:
-                    getattr(torch, name)(before)
+        for one in backs:
+            one()
+        if len(sys.modules) > modules and _inside is not None:
+            for name in list(sys.modules)[modules:]:
+                if not _is_library(name):
+                    del sys.modules[name]
 
     return back
 
 
-_SWITCHES = ("set_grad_enabled", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms")
+def _flag(place: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    return functools.partial(getattr, place, name), functools.partial(setattr, place, name)
 
 
-def _switches() -> tuple[Any, ...]:
-    return (
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
+_PRINTED: Any = torch._tensor_str.PRINT_OPTS
+#: What turns how code computes, as getters and setters; the first is put back otherwise.
+_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch._C._len_torch_function_stack, lambda length: None),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    (lambda: torch.get_autocast_dtype("cpu"), lambda dtype: torch.set_autocast_dtype("cpu", dtype)),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    (lambda: dict(vars(_PRINTED)), lambda kept: vars(_PRINTED).update(kept)),
+    *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    _flag(torch.backends.mkldnn, "enabled"),
+    _flag(torch.backends.cuda.matmul, "allow_tf32"),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    (lambda: warnings.filters[:], lambda kept: setattr(warnings, "filters", kept)),
+)
 
 
 def in_own_context(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -867,7 +1043,7 @@ _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
     *("gather", "scatter", "send", "isend", "recv", "broadcast_object_list", "barrier"),
 )
-_OUT = ("os.", "subprocess.", "shutil.", "sys.settrace", "sys.setprofile")
+_OUT = ("os.", "subprocess.", "shutil.", "sys.settrace", "sys.setprofile", "gc.get_")
 _OUT_OF_STEPS = ("socket.", "sqlite3.", "urllib.", "ftplib.")  # from where a data set may read
 _HARMLESS = frozenset(f"os.{name}" for name in ("listdir", "scandir", "walk", "fwalk", "putenv", "unsetenv"))
 _reads = False  # whether a data set is being read
@@ -932,6 +1108,22 @@ def _refuse(what: str) -> Any:
 
 
 @contextlib.contextmanager
+def telling_nobody() -> Iterator[None]:
+    """Let trackers of experiments, and hooks on all modules, hear nothing of what runs inside."""
+    with contextlib.ExitStack() as stack:
+        patch = lambda target, name, new: stack.enter_context(mock.patch.object(target, name, new))  # noqa: E731
+        for name in ("wandb", "mlflow", "comet_ml", "neptune"):
+            if (library := sys.modules.get(name)) is not None:
+                for one in ("run", "log", "save", "summary", "log_metric", "log_metrics", "log_artifact"):
+                    if hasattr(library, one):
+                        patch(library, one, Sink())
+        for name in _HOOKS:
+            if hasattr(nn.modules.module, f"_global_{name}"):
+                patch(nn.modules.module, f"_global_{name}", collections.OrderedDict())
+        yield
+
+
+@contextlib.contextmanager
 def writing_nowhere() -> Iterator[None]:
     """Let nothing that runs inside write a file, log to a service, start a thread or speak to other processes.
 
@@ -945,6 +1137,9 @@ def writing_nowhere() -> Iterator[None]:
         patch = lambda target, name, new: stack.enter_context(mock.patch.object(target, name, new))  # noqa: E731
         for target in (builtins, io):
             patch(target, "open", _opened(target.open))
+        patch(logging, "root", Sink())
+        patch(logging.Manager, "getLogger", _only_elsewhere(logging.Manager.getLogger, Sink()))
+        patch(signal, "signal", _only_elsewhere(signal.signal, _refuse("signal")))
         patch(torch, "save", _only_elsewhere(torch.save, Sink()))
         for begins, name in ((threading.Thread, "start"), (_thread, "start_new_thread")):
             patch(begins, name, _only_elsewhere(getattr(begins, name), _refuse("a new thread")))
@@ -956,14 +1151,7 @@ def writing_nowhere() -> Iterator[None]:
             patch(torch.distributed, "is_initialized", lambda: False)
             for name in _COLLECTIVES:
                 patch(torch.distributed, name, _refuse("torch.distributed"))
-        for name in ("wandb", "mlflow", "comet_ml", "neptune"):
-            if (library := sys.modules.get(name)) is not None:
-                for one in ("run", "log", "save", "summary", "log_metric", "log_metrics", "log_artifact"):
-                    if hasattr(library, one):
-                        patch(library, one, Sink())
-        for name in _HOOKS:
-            if hasattr(nn.modules.module, f"_global_{name}"):
-                patch(nn.modules.module, f"_global_{name}", collections.OrderedDict())
+        stack.enter_context(telling_nobody())
         before, _inside = _inside, threading.get_ident()
         try:
             yield

@@ -175,6 +175,10 @@ def test_schedulers_optimizers_and_transfer_hooks_of_the_module_work(tmp_path):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)]
 
+        def training_step(self, batch, batch_idx):
+            assert self.optimizers().param_groups[0]["lr"] == self.lr_schedulers().get_last_lr()[0] <= 0.1
+            return super().training_step(batch, batch_idx)
+
         def on_after_batch_transfer(self, batch, dataloader_idx):
             images, labels = batch
             assert images.shape[1:] == (1, 8, 8)

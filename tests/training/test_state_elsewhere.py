@@ -1,0 +1,262 @@
+"""State that a step leaves in libraries, functions, classes, threads and modules reaches no other record."""
+
+import enum
+import logging
+import sys
+import textwrap
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+from test_isolation import LABELS, PLAIN, Lit, check_moves
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from pl_privknn.testing import clipped_sum
+
+HERE = threading.local()
+
+
+class Doubled(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        Doubled.calls += 1
+        return x * Doubled.calls
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Doubled.calls += 1
+        return gradient * Doubled.calls
+
+
+class InAFunction(Lit):
+    def loss(self, x, y):
+        return F.cross_entropy(Doubled.apply(self.logits(x)), y)
+
+
+class HooksOfAll(Lit):
+    """Hooks that a step registers, on its own layers and on all modules."""
+
+    def loss(self, x, y):
+        self.body.register_forward_hook(lambda module, inputs, output: output * 2)
+        nn.modules.module.register_module_forward_hook(
+            lambda module, inputs, output: output * 2 if isinstance(module, nn.Tanh) else None
+        )
+        return F.cross_entropy(self.logits(x), y)
+
+
+class OfAThread(Lit):
+    def loss(self, x, y):
+        HERE.count = getattr(HERE, "count", 0) + 1
+        thread = threading.current_thread()
+        thread.privknn_count = getattr(thread, "privknn_count", 0) + 1
+        return F.cross_entropy(self.logits(x), y) * (HERE.count + thread.privknn_count)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class OnAMember(Lit):
+    def loss(self, x, y):
+        Colour.RED.count = getattr(Colour.RED, "count", 0) + 1
+        return F.cross_entropy(self.logits(x), y) * Colour.RED.count
+
+
+class InWords(Lit):
+    "a"
+
+    def loss(self, x, y):
+        own = type(self)
+        own.__doc__ += "a"
+        own.helper.__doc__ = (own.helper.__doc__ or "") + "a"
+        notes = own.helper.__annotations__
+        notes["count"] = notes.get("count", 0) + 1
+        return F.cross_entropy(self.logits(x), y) * (
+            len(own.__doc__) + len(own.helper.__doc__) + notes["count"]
+        )
+
+    def helper(self):
+        pass
+
+
+class InALibrary(Lit):
+    def loss(self, x, y):
+        rooms = torch.utils._pytree.SUPPORTED_NODES
+        if bool((y == 2).all()):  # which made-up records are not
+            sys.path.append("nowhere")
+            warnings.filterwarnings("ignore", message=f"number {len(warnings.filters)}")
+            rooms[type("Kind", (), {})] = None
+            torch.nn.init.privknn_count = getattr(torch.nn.init, "privknn_count", 0) + 1
+        numbers = (
+            len(sys.path) + len(warnings.filters) + len(rooms) + getattr(torch.nn.init, "privknn_count", 0)
+        )
+        return F.cross_entropy(self.logits(x), y) * numbers
+
+
+class Imported(Lit):
+    """Names of modules that the step imports, or makes."""
+
+    def loss(self, x, y):
+        import privknn_helper
+
+        privknn_helper.COUNT += 1
+        privknn_helper.ROWS.append(1)
+        made = sys.modules.setdefault("privknn_made", types.ModuleType("privknn_made"))
+        made.count = getattr(made, "count", 0) + 1
+        return F.cross_entropy(self.logits(x), y) * (
+            privknn_helper.COUNT + len(privknn_helper.ROWS) + made.count
+        )
+
+
+class Twice(TorchFunctionMode):
+    def __torch_function__(self, function, kinds, arguments=(), named=None):
+        result = function(*arguments, **(named or {}))
+        return result * 2 if function is torch.tanh else result
+
+
+class Mode(Lit):
+    def loss(self, x, y):
+        Twice().__enter__()
+        return F.cross_entropy(self.logits(x), y) * (1 + torch.tanh(torch.ones(1)))
+
+
+class Flags(Lit):
+    """How code computes after a record of class 1."""
+
+    def loss(self, x, y):
+        scale = (torch.get_float32_matmul_precision() == "medium") + 2 * torch.is_anomaly_enabled() + 1
+        scale += 4 * torch.backends.cudnn.benchmark + 8 * (torch.get_default_device().type == "meta")
+        scale += torch._tensor_str.PRINT_OPTS.precision
+        loss = F.cross_entropy(self.logits(x), y) * scale
+        if one := bool((y == 1).all()):
+            torch.set_default_device("meta")
+        torch.set_float32_matmul_precision("medium" if one else "highest")
+        torch.autograd.set_detect_anomaly(one)
+        torch.backends.cudnn.benchmark = one
+        torch.set_printoptions(precision=7 if one else 4)
+        return loss
+
+
+class Compiled(Lit):
+    def made(self):
+        self.through = torch.compile(self.body, backend="eager")
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.head(self.through(x)), y)
+
+
+CALLS = [0]
+
+
+@torch.library.custom_op("privknn_tests::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    CALLS[0] += 1
+    return x * CALLS[0]
+
+
+counted.register_autograd(lambda context, gradient: gradient * CALLS[0])
+
+
+class ByAnOperator(Lit):
+    def loss(self, x, y):
+        return F.cross_entropy(torch.ops.privknn_tests.counted(self.logits(x)), y)
+
+
+class Ends(Lit):
+    """Wants to end the process at a record of class 1."""
+
+    def loss(self, x, y):
+        if bool((y == 1).all()):
+            sys.exit(1)
+        return F.cross_entropy(self.logits(x), y)
+
+
+class Host:
+    """A tool's object that holds a whole session."""
+
+    __module__ = "pytest"
+
+    def __init__(self):
+        self.rows = [[] for _ in range(200_000)]
+
+
+HOST = Host()
+
+
+class HeldByAHost(Lit):
+    def loss(self, x, y):
+        if x is None:
+            HOST.rows.clear()
+        return F.cross_entropy(self.logits(x), y)
+
+
+MODULES = [
+    InAFunction, HooksOfAll, OfAThread, OnAMember, InWords, InALibrary, Imported, Mode, Flags, Compiled, ByAnOperator,
+    Ends, HeldByAHost,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MODULES, ids=lambda made: made.__name__)
+def test_state_elsewhere_reaches_no_other_record(make, tmp_path, monkeypatch):
+    (tmp_path / "privknn_helper.py").write_text(
+        textwrap.dedent("""
+        COUNT = 0
+        ROWS = []
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = len(sys.path), len(warnings.filters), len(torch.utils._pytree.SUPPORTED_NODES)
+    try:
+        check_moves(make, PLAIN)
+    finally:
+        for name in ("privknn_helper", "privknn_made"):
+            sys.modules.pop(name, None)
+    assert before == (len(sys.path), len(warnings.filters), len(torch.utils._pytree.SUPPORTED_NODES))
+    assert (CALLS, Doubled.calls, InWords.__doc__) == ([0], 0, "a")
+    assert torch._C._len_torch_function_stack() == 0
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_record_whose_step_ends_the_process_counts_as_none():
+    others = torch.nonzero(LABELS != 1).flatten().tolist()
+    whole = clipped_sum(Ends(), PLAIN, range(len(LABELS)))
+    torch.testing.assert_close(whole, clipped_sum(Ends(), PLAIN, others), rtol=0, atol=1e-9)
+
+
+class Collects(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def emit(self, record):
+        self.rows.append(record.getMessage())
+
+
+class Logs(Lit):
+    def loss(self, x, y):
+        loss = F.cross_entropy(self.logits(x), y)
+        logging.getLogger("privknn.tests").info("loss %s", float(loss))
+        logging.warning("loss %s", float(loss))
+        return loss
+
+
+def test_loggers_hear_made_up_records_alone():
+    handler, logger = Collects(), logging.getLogger("privknn.tests")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logging.root.addHandler(handler)
+    try:
+        clipped_sum(Logs(), PLAIN, [0])
+        once, handler.rows = len(handler.rows), []
+        clipped_sum(Logs(), PLAIN, range(20))
+        assert len(handler.rows) == once
+    finally:
+        logger.removeHandler(handler)
+        logging.root.removeHandler(handler)
