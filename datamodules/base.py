@@ -68,7 +68,6 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         eval_batch_size: images in a batch of validation, test and prediction.
         num_workers: loader processes for each loader; 0 loads in the main process.
         persistent_workers: keep loader processes from one epoch to the next.
-        pin_memory: put batches into pinned memory; by default where the trainer uses CUDA.
         seed: of the order of training examples, a public constant.
         public: ``"images"``, those of :meth:`load_public`, or ``"none"``, where there is no public image at all: one
             blank image stands in the public part then, from which nothing can be learned. Private training needs no
@@ -113,7 +112,6 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         eval_batch_size: int = 256,
         num_workers: int = 0,
         persistent_workers: bool = True,
-        pin_memory: bool | None = None,
         seed: int = 0,
         public: str = "images",
         train_on_truth: bool = False,
@@ -138,7 +136,6 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         self.eval_batch_size = check_int("eval_batch_size", eval_batch_size)
         self.num_workers = check_int("num_workers", num_workers, 0)
         self.persistent_workers = persistent_workers and self.num_workers > 0
-        self.pin_memory = pin_memory
         self.seed = check_int("seed", seed, 0)
         self.has_public = check_choice("public", public, ("images", "none")) == "images"
         if train_on_truth and not self.has_public:
@@ -354,9 +351,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return DataLoader(batches, batch_size=self.eval_batch_size, shuffle=False, **self._loader_options())
 
     def _loader_options(self) -> dict[str, Any]:
-        pin_memory = self.pin_memory
-        if pin_memory is None:
-            pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
 
 

@@ -90,11 +90,6 @@ class CelebADataModule(PublishedDataModule):
         )
         self.cache = check_switch("cache", cache)
 
-    def prepare_data(self) -> None:
-        """Download the files by torchvision and gdown, if that was asked for and they are missing."""
-        if self.download:
-            self.torchvision_files(self.root, download=True)
-
     def load_private(self) -> LabeledImages:
         """The training partition, or ``num_private`` records of it."""
         people = self.torchvision_files(self.root, split="train").identity[:, 0]

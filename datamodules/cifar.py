@@ -94,11 +94,6 @@ class CIFAR10DataModule(PublishedDataModule):
             **kwargs,
         )
 
-    def prepare_data(self) -> None:
-        """Download the files if that was asked for and some are missing."""
-        if self.download:
-            self.torchvision_files(self.root, download=True)
-
     def part(self, name: str) -> tuple[ImageStore, Tensor, Tensor]:
         """See :meth:`PublishedDataModule.part`."""
         files = [self.torchvision_files(self.root, train=train) for train in (True, False)]

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import Overlap
-from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, TensorImages, check_targets
+from pl_privknn.datamodules.datasets import ImageStore, TensorImages, check_targets
 from pl_privknn.datamodules.published import PublishedDataModule, check_attributes
 
 _SIDE = 28
@@ -185,8 +184,6 @@ class FashionMNISTAttributesDataModule(IDXDataModule):
     Args:
         root: folder that holds (or will hold) the data; Debian's package is found without it.
         attributes: names of the attributes to use, in this order; all ten by default.
-        records_per_group: gather the private records into groups of so many, at random, as if each person
-            owned that many: :attr:`private_groups`. None: no groups.
         overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
         **kwargs: see :class:`MNISTDataModule`.
 
@@ -204,14 +201,10 @@ class FashionMNISTAttributesDataModule(IDXDataModule):
         root: str | Path = "data",
         *,
         attributes: Sequence[str] | None = None,
-        records_per_group: int | None = None,
         overlap: Overlap = "error",
         **kwargs: Any,
     ) -> None:
         names = check_attributes(attributes, FASHION_ATTRIBUTES)
-        self.records_per_group = (
-            None if records_per_group is None else check_int("records_per_group", records_per_group)
-        )
         super().__init__(
             root,
             num_classes=len(names),
@@ -232,13 +225,3 @@ class FashionMNISTAttributesDataModule(IDXDataModule):
         images, classes, rows = super().part(name)
         classes = check_targets(f"labels of the {name} file", classes, len(images), 10, "multiclass")
         return images, self.table[classes], rows
-
-    def load_private(self) -> LabeledImages:
-        """The training file, or ``num_private`` records of it."""
-        part = super().load_private()
-        if self.records_per_group is not None:
-            # Whole groups of shuffled records; the last one may be smaller.
-            self.private_groups = torch.empty(len(part), dtype=torch.int64)
-            order = self.shuffled(len(part), self.split_seed + 1)
-            self.private_groups[order] = torch.arange(len(part)) // self.records_per_group
-        return part

@@ -78,6 +78,11 @@ class PublishedDataModule(PrivatePublicDataModule):
         self.split_seed = check_int("split_seed", split_seed, 0)
         self._files: dict[str, Any] = {}
 
+    def prepare_data(self) -> None:
+        """Download the files by torchvision if that was asked for and they are missing."""
+        if self.download:
+            self.torchvision_files(self.root, download=True)
+
     @abc.abstractmethod
     def part(self, name: str) -> tuple[ImageStore, Tensor, Tensor]:
         """Images and labels of the file that a part comes from, and the part's rows, int64.

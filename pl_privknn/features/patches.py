@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pl_privknn._checks import check_int, check_positive, shape_text
+from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.base import LearnedExtractor, check_images
 
 # So many activations at a time stay in a processor's cache, and fit an accelerator's memory.
 _VALUES_AT_A_TIME = {"cpu": 1 << 19}
 _VALUES_ON_ACCELERATORS = 1 << 28
+# Added to a patch's variance before it is divided by its root, and to the variances of the whitening.
+_CONTRAST, _WHITENING = 0.01, 0.05
+_ITERATIONS = 50  # of k-means
 
 
 class PatchDictionary(LearnedExtractor):
@@ -28,9 +31,6 @@ class PatchDictionary(LearnedExtractor):
         centers: size of the dictionary.
         grid: cells in a row, and in a column.
         patches: public patches to learn from; all of them where there are fewer.
-        contrast: added to a patch's variance before it is divided by its root.
-        zca: added to the variances of the whitening.
-        max_iter: iterations of k-means.
         seed: of the choice of patches and of k-means, a public matter.
 
     Raises:
@@ -43,9 +43,6 @@ class PatchDictionary(LearnedExtractor):
         centers: int = 400,
         grid: int = 4,
         patches: int = 100_000,
-        contrast: float = 0.01,
-        zca: float = 0.05,
-        max_iter: int = 50,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -53,9 +50,6 @@ class PatchDictionary(LearnedExtractor):
         self.centers = check_int("centers", centers, 2)
         self.grid = check_int("grid", grid)
         self.patches = check_int("patches", patches)
-        self.contrast = check_positive("contrast", contrast)
-        self.zca = check_positive("zca", zca)
-        self.max_iter = check_int("max_iter", max_iter)
         self.seed = check_int("seed", seed, 0, 2**32 - 1)
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
@@ -83,14 +77,14 @@ class PatchDictionary(LearnedExtractor):
         windows = images.cpu().float().unfold(2, side, 1).unfold(3, side, 1)
         place = chosen % (down * across)
         rows = windows[chosen // (down * across), :, place // across, place % across].flatten(1)
-        rows = self._normalized(rows)
+        rows = _normalized(rows)
         mean = rows.mean(dim=0)
         centred = (rows - mean).double()
         variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
-        scales = (variances.clamp_min(0) + self.zca).rsqrt()
+        scales = (variances.clamp_min(0) + _WHITENING).rsqrt()
         whitening = ((directions * scales) @ directions.T).float()
         white = (rows - mean) @ whitening
-        kmeans = KMeans(self.centers, n_init=1, max_iter=self.max_iter, random_state=self.seed)
+        kmeans = KMeans(self.centers, n_init=1, max_iter=_ITERATIONS, random_state=self.seed)
         centers = torch.from_numpy(kmeans.fit(white.numpy()).cluster_centers_).float()
         return {"mean": mean, "whitening": whitening, "centers": centers}
 
@@ -125,7 +119,7 @@ class PatchDictionary(LearnedExtractor):
             part = functional.pad(images[start : start + step].float(), (before, after, before, after))
             windows = part.unfold(2, self.patch_size, 1).unfold(3, self.patch_size, 1)
             rows = windows.permute(0, 2, 3, 1, 4, 5).reshape(-1, len(mean))
-            white = (self._normalized(rows) - mean) @ whitening
+            white = (_normalized(rows) - mean) @ whitening
             length = white.square().sum(dim=1, keepdim=True)
             distances = memory[: len(rows)]
             torch.mm(torch.cat([white, length, torch.ones_like(length)], dim=1), others, out=distances)
@@ -135,9 +129,10 @@ class PatchDictionary(LearnedExtractor):
             features[start : start + step] = cells.flatten(1)
         return features
 
-    def _normalized(self, rows: Tensor) -> Tensor:
-        centred = rows - rows.mean(dim=1, keepdim=True)
-        return centred * (centred.square().mean(dim=1, keepdim=True) + self.contrast).rsqrt()
+
+def _normalized(rows: Tensor) -> Tensor:
+    centred = rows - rows.mean(dim=1, keepdim=True)
+    return centred * (centred.square().mean(dim=1, keepdim=True) + _CONTRAST).rsqrt()
 
 
 def _pooling(height: int, width: int, grid: int, device: torch.device) -> Tensor:

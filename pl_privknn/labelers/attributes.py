@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_open_unit, check_positive, check_switch, shape_text
+from pl_privknn.labelers.base import check_features
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 
 #: Mixtures are fitted where there are so many answers at least; fewer tell too little.
@@ -246,10 +247,7 @@ def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int)
         labels: int64, shape ``(n, num_attributes)``, 0 or 1.
         num_attributes: number of attributes, a public constant.
     """
-    if features.ndim != 2 or not features.is_floating_point():
-        raise ValueError(
-            f"features: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
-        )
+    check_features(features)
     if labels.shape != (len(features), num_attributes) or labels.dtype != torch.int64:
         raise ValueError(
             f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape "
@@ -258,8 +256,6 @@ def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int)
         )
     if bool(((labels < 0) | (labels > 1)).any()):
         raise ValueError("labels: some attributes are neither 0 nor 1; fill in what isn't known")
-    if not bool(torch.isfinite(features).all()):
-        raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
 
 
 def clip_attributes(labels: Tensor, tau: float | None) -> Tensor:

@@ -158,15 +158,23 @@ def stated_plan(
     ]
 
 
+def check_features(features: Tensor) -> None:
+    """Raise ``ValueError`` unless ``features`` are finite floats of shape ``(n, d)``, without showing one of them."""
+    if features.ndim != 2 or not features.is_floating_point():
+        raise ValueError(
+            f"features: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
+        )
+    rows = max(1, _VALUES_AT_A_TIME // max(1, features.shape[1]))
+    if not all(bool(torch.isfinite(part).all()) for part in features.split(rows)):
+        raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
+
+
 def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
     """Raise ``ValueError`` unless ``features`` and ``labels`` make a table of ``num_classes`` classes.
 
     Messages give shapes, dtypes and bounds, never a private value.
     """
-    if features.ndim != 2 or not features.is_floating_point():
-        raise ValueError(
-            f"features: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
-        )
+    check_features(features)
     if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
         raise ValueError(
             f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape (n,), one for each row "
@@ -176,9 +184,6 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
         raise ValueError(f"num_classes={num_classes} must be at least 2")
     if len(labels) and bool(((labels < 0) | (labels >= num_classes)).any()):
         raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
-    rows = max(1, _VALUES_AT_A_TIME // max(1, features.shape[1]))
-    if not all(bool(torch.isfinite(part).all()) for part in features.split(rows)):
-        raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
 
 
 def nonnegative_shares(noisy: Tensor) -> Tensor:

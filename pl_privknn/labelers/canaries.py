@@ -64,14 +64,8 @@ def one_in_each_pair(public: Tensor, num_classes: int) -> Canaries:
     """As :func:`one_in_each_cell` where labels are exchanged: no two canaries have a cell in common."""
     cells = one_in_each_cell(public, num_classes)
     first = (cells.labels % 2 == 0) & (cells.labels + 1 < num_classes)
-    return Canaries(
-        "one_run",
-        cells.features[first],
-        cells.labels[first],
-        cells.labels[first] + 1,
-        public,
-        cells.about[first],
-    )
+    kept = {name: getattr(cells, name)[first] for name in ("features", "labels", "about")}
+    return dataclasses.replace(cells, others=kept["labels"] + 1, **kept)
 
 
 def in_directions(

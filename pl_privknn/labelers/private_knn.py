@@ -18,7 +18,7 @@ from pl_privknn._checks import (
     shape_text,
 )
 from pl_privknn.labelers.attributes import Attributes, clip_attributes, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, ShardedLabeler, UsesPublicFeatures
+from pl_privknn.labelers.base import ChargesLedger, ShardedLabeler, UsesPublicFeatures, check_features
 from pl_privknn.labelers.voting import Aggregation, Neighbors, NeighborVoting, Screening, vote_noise
 from pl_privknn.neighbors import (
     Coins,
@@ -313,10 +313,8 @@ class PrivateRegression:
             if not isinstance(noise, ExponentialArgmax):
                 raise ValueError(f"noise={noise!r} can't choose a median; use ExponentialArgmax(scale)")
             self.noise = vote_noise(noise, KNN_VOTES_L1, KNN_VOTES_L2, self.sampling_rate)
-        grid = torch.linspace(
-            self.low, self.high, check_int("candidates", candidates, 2), dtype=torch.float64
-        )
-        self.candidates = grid
+        count = check_int("candidates", candidates, 2)
+        self.candidates = torch.linspace(self.low, self.high, count, dtype=torch.float64)
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self._aggregation = Aggregation(self.noise, counts=statistic == "mean", key="regression")
         self._neighbors: PoissonSums | None = None
@@ -332,10 +330,7 @@ class PrivateRegression:
             ValueError: on shapes, dtypes or values that do not fit; also for a table of fewer than ``k`` records
                 without sampling.
         """
-        if features.ndim != 2 or not features.is_floating_point() or not bool(features.isfinite().all()):
-            raise ValueError(
-                f"features: shape {shape_text(features.shape)}, {features.dtype}; want finite float of shape (n, d)"
-            )
+        check_features(features)
         if targets.shape != features.shape[:1] or not targets.is_floating_point():
             raise ValueError(
                 f"targets: shape {shape_text(targets.shape)}, {targets.dtype}; want float of shape (n,), "

@@ -339,40 +339,6 @@ class Taken(NamedTuple):
     weights: Tensor
 
 
-def canaries_of(teacher: StatisticsTeacher, public: Tensor, num_classes: int) -> Canaries:
-    """One for each class and direction of what the teacher makes of features; see :meth:`Labeler.canaries`."""
-    if teacher.components is None:
-        return in_directions(public, num_classes, torch.eye(public.shape[1]))
-    kept = min(teacher.components, *public.shape)
-    change = PublicWhitening(public.shape[1], kept, teacher.whitening).fit(public)
-    return in_directions(public, num_classes, change.directions.T, change.mean)
-
-
-def evidence_of(
-    teacher: StatisticsTeacher, releases: Mapping[int, Taken], canaries: Canaries, known: StatisticsTeacher
-) -> Evidence:
-    """**Private.** What the releases say of canaries; see :meth:`Labeler.evidence`."""
-    found = Evidence(len(canaries.labels))
-    num_classes = len(next(iter(releases.values())).noisy) if releases else 2
-    rows = list(
-        zip(canaries.features.split(1), canaries.labels.split(1), canaries.others.split(1), strict=True)
-    )
-    for number, taken in releases.items():
-
-        def adds(features: Tensor, labels: Tensor, number: int = number, taken: Taken = taken) -> Tensor:
-            alone = known.with_table(features, labels, num_classes)
-            return alone.exact_sum(number, taken.weights).flatten()
-
-        each = [adds(features, labels) for features, labels, _ in rows]
-        if teacher.adjacency == "replace_one":
-            each = [one - adds(row[0], row[2]) for one, row in zip(each, rows, strict=True)]
-        rest = taken.noisy - known.exact_sum(number, taken.weights)
-        mechanism = teacher.mechanism(number)
-        assert isinstance(mechanism, Gaussian)
-        found.add(rest.flatten(), torch.stack(each), mechanism.sigma)
-    return found
-
-
 #: In the run's private file: releases by their number, each a tensor file of what was drawn and of the model then.
 _SCHEMA = "CREATE TABLE releases (number INTEGER PRIMARY KEY, taken BLOB NOT NULL);"
 
@@ -638,12 +604,33 @@ class StatisticsTeacher(
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """In directions of their own."""
-        return canaries_of(self, public, num_classes)
+        if self.components is None:
+            return in_directions(public, num_classes, torch.eye(public.shape[1]))
+        kept = min(self.components, *public.shape)
+        change = PublicWhitening(public.shape[1], kept, self.whitening).fit(public)
+        return in_directions(public, num_classes, change.directions.T, change.mean)
 
     def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
         """By all releases; see :meth:`HasCanaries.evidence`."""
         assert isinstance(known, StatisticsTeacher)
-        return evidence_of(self, self._taken, canaries, known)
+        found, rows = Evidence(len(canaries.labels)), range(len(canaries.labels))
+        for number, taken in self._taken.items():
+
+            def adds(labels: Tensor, number: int = number, taken: Taken = taken) -> Tensor:
+                alone = (
+                    known.with_table(canaries.features[[row]], labels[[row]], len(taken.noisy))
+                    for row in rows
+                )
+                return torch.stack([one.exact_sum(number, taken.weights).flatten() for one in alone])
+
+            each = adds(canaries.labels)
+            if self.adjacency == "replace_one":
+                each = each - adds(canaries.others)
+            rest = taken.noisy - known.exact_sum(number, taken.weights)
+            mechanism = self.mechanism(number)
+            assert isinstance(mechanism, Gaussian)
+            found.add(rest.flatten(), each, mechanism.sigma)
+        return found
 
     def with_table(self, features: Tensor, labels: Tensor, num_classes: int) -> StatisticsTeacher:
         """A shallow copy with another table, for audits."""
