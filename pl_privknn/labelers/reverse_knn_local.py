@@ -77,13 +77,6 @@ class Bloom:
         eligible = marked == sends_marked[:, None]
         return (eligible.cumsum(dim=1) == (place + 1)[:, None]).long().argmax(dim=1)
 
-    def hits(self, ones: Tensor, domain: int, noise: NoiseSource) -> Tensor:
-        """Mask of the cells that are hit, bool ``(n, domain)``, drawn without messages; ones int64 ``(n, m)``."""
-        hashed = noise.integers(tuple(ones.shape), self.length)
-        sent = self.choose(hashed, noise)
-        found = noise.bernoulli((len(ones), domain), 1 / self.length)
-        return found.scatter_(1, ones, hashed == sent[:, None])
-
     def messages(self, ones: Tensor, noise: NoiseSource) -> Tensor:
         """(hash key, value), int64 ``(n, 2)``."""
         keys = noise.integers((len(ones),), _KEYS)
@@ -208,9 +201,9 @@ class LocalRandomizer(abc.ABC):
     def aggregate(self, messages: Tensor) -> Tensor:
         """Unbiased estimates of the counts, float64 ``(s, c)``, from messages in any order."""
 
-    @abc.abstractmethod
     def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """Draw :meth:`aggregate` of :meth:`randomize` in distribution, without the messages; fast."""
+        """Draw :meth:`aggregate` of :meth:`randomize` in distribution; without the messages where that is faster."""
+        return self.aggregate(self.randomize(nearest, labels, noise))
 
     @abc.abstractmethod
     def deviation(self, num_clients: int) -> float:
@@ -309,10 +302,6 @@ class _PairRandomizer(LocalRandomizer):
         """Sum over clients of estimates of "query and label", ``(s, c)``, from hits ``(n, s)`` and ``(n, c)``."""
 
     @abc.abstractmethod
-    def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
-        """Hits of queries and of labels, bool, drawn without messages."""
-
-    @abc.abstractmethod
     def hits_of(self, messages: Tensor) -> tuple[Tensor, Tensor]:
         """Hits of queries and of labels in messages."""
 
@@ -320,11 +309,6 @@ class _PairRandomizer(LocalRandomizer):
         """Estimates of every client, added up."""
         parts = [self.joined(*self.hits_of(part)) for part in messages.split(_ROWS_AT_A_TIME)]
         return torch.stack(parts).sum(dim=0)
-
-    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """The same from hits that are drawn without hashes."""
-        rows = zip(nearest.split(_ROWS_AT_A_TIME), labels.split(_ROWS_AT_A_TIME), strict=True)
-        return torch.stack([self.joined(*self.hits(*part, noise)) for part in rows]).sum(dim=0)
 
 
 class SeparationRandomizer(_PairRandomizer):
@@ -345,13 +329,6 @@ class SeparationRandomizer(_PairRandomizer):
     def bounds(self) -> tuple[int, ...]:
         """Of both messages."""
         return self.query_bloom.bounds + self.label_bloom.bounds
-
-    def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
-        """See the base."""
-        return (
-            self.query_bloom.hits(nearest, self.table.queries, noise),
-            self.label_bloom.hits(labels, self.table.classes, noise),
-        )
 
     def hits_of(self, messages: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
@@ -408,11 +385,6 @@ class ConcatenationRandomizer(_PairRandomizer):
     def bounds(self) -> tuple[int, ...]:
         """See :attr:`Bloom.bounds`."""
         return self.bloom.bounds
-
-    def hits(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> tuple[Tensor, Tensor]:
-        """See the base."""
-        found = self.bloom.hits(self._ones(nearest, labels), self.table.queries + self.table.classes, noise)
-        return found[:, : self.table.queries], found[:, self.table.queries :]
 
     def hits_of(self, messages: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
