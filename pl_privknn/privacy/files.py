@@ -7,7 +7,10 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @contextlib.contextmanager
@@ -63,3 +66,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_numbers(name: str, path: str | Path) -> NDArray[Any]:
+    """Map the array of a ``.npy`` file into memory, to be read alone.
+
+    Raises:
+        ValueError: for a file that can't be read, by the argument that names it.
+        FileNotFoundError: if there is none.
+    """
+    from numpy.lib import format as numpy_files
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{name}={str(path)!r}: there is no such file")
+    try:
+        return numpy_files.open_memmap(path, mode="r")
+    except Exception:  # of a damaged header numpy raises whatever its tokenizer does
+        raise ValueError(
+            f"{name}={str(path)!r} can't be read as an array; write it with numpy.save, numbers alone"
+        ) from None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_open_unit, check_positive
+from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
 from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -214,17 +215,7 @@ def read_ids(ids: Any, count: int) -> Ids:
         ValueError: unless there is one whole number for each record, and each once.
         FileNotFoundError: if there is no such file.
     """
-    given = ids
-    if isinstance(ids, str | Path):
-        if not Path(ids).is_file():
-            raise FileNotFoundError(f"ids={str(ids)!r}: there is no such file")
-        try:
-            given = np.lib.format.open_memmap(ids, mode="r")
-        except (OSError, EOFError, ValueError):
-            raise ValueError(
-                f"ids={str(ids)!r} can't be read as an array; write it with numpy.save, numbers alone"
-            ) from None
-    given = np.asarray(given)
+    given = np.asarray(read_numbers("ids", ids) if isinstance(ids, str | Path) else ids)
     whole = (given.dtype.kind in "iu" and np.can_cast(given.dtype, np.int64)) or not given.size
     if given.shape != (count,) or not whole or len(np.unique(given)) != count:
         raise ValueError(

@@ -15,6 +15,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_positive
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import poisson_sample, step_mechanism
@@ -52,9 +53,7 @@ class RecordGroups:
             check_positive("epsilons", epsilon)
         given = self.members
         if isinstance(given, str | Path):
-            if not Path(given).is_file():
-                raise FileNotFoundError(f"members={str(given)!r}: there is no such file")
-            given = np.load(given, allow_pickle=False)
+            given = np.array(read_numbers("members", given))
         members = torch.as_tensor(given)
         if members.ndim != 1 or members.is_floating_point() or members.is_complex():
             raise ValueError("members: must be whole numbers of shape (n,), the group of each private record")
