@@ -38,7 +38,7 @@ from benchmarks.record import (
     spread,
 )
 from pl_privknn.comparison import markdown_table
-from pl_privknn.comparison.plot import digest_of, draw, explain
+from pl_privknn.comparison.plot import MARKERS, digest_of, draw, explain, styles
 from pl_privknn.comparison.results import Result, footnotes, guarantee_of, in_order, mark, result_from
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
@@ -266,12 +266,14 @@ def local_figure() -> Figure:
     whole = guarantee_of(found)
     explain(figure, footnotes([("", whole)]))
     for axes, (title, curves) in zip(figure.subplots(1, 2), found["curves"].items(), strict=True):
-        for name, points in curves.items():
+        for (name, points), marker in zip(curves.items(), MARKERS, strict=False):
             if isinstance(points, float):
                 axes.axhline(points, color="gray", linestyle="--", label=name)
                 continue
             x = [float(epsilon) for epsilon in points]
-            axes.plot(x, [point["mean"] for point in points.values()], marker=".", label=name)
+            axes.plot(
+                x, [point["mean"] for point in points.values()], marker=marker, markersize=4, label=name
+            )
         axes.set(xlabel=f"ε{mark(whole)}", ylabel="label accuracy", title=f"{title}, k = 1")
         axes.legend(fontsize="small")
     return figure
@@ -392,7 +394,7 @@ def ind_knn_figure() -> Any:
     from matplotlib import pyplot
 
     rows = ind_knn_rows()
-    panels = list(dict.fromkeys(case[:2] for case in rows))
+    panels, colours = list(dict.fromkeys(case[:2] for case in rows)), styles(["ind_knn", "private_knn"])
     drawn, axes = pyplot.subplots(
         2, len(panels) // 2, figsize=(8, 6.5), sharex=True, sharey=True, layout="constrained"
     )
@@ -400,7 +402,11 @@ def ind_knn_figure() -> Any:
         for (method, name), marker in zip(_METHODS.items(), "os^", strict=True):
             own = {case[2]: row[method] for case, row in rows.items() if case[:2] == panel}
             means, spreads = ([row[value] for row in own.values()] for value in ("mean", "spread"))
-            axis.errorbar(list(own), means, spreads, marker=marker, label=name, capsize=3)
+            colour = colours["private_knn" if method == "private_knn" else "ind_knn"][0]
+            line = "--" if method == "fixed" else "-"
+            axis.errorbar(
+                list(own), means, spreads, color=colour, marker=marker, linestyle=line, label=name, capsize=3
+            )
         axis.set_title(f"{_FEATURES[panel[0]]}, {panel[1]:,} queries", fontsize=10)
         axis.set_xscale("log")
         axis.set_xticks(list(own), [f"{epsilon:g}" for epsilon in own])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import math
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,27 @@ _LINES = (  # after Okabe and Ito, darker on white and lighter on black
 GROUND, INK, FAINT = (_COLOURS[name][0] for name in ("ground", "ink", "faint"))
 LINES = tuple(line[0] for line in _LINES)
 MARKERS = "osD^vPX*<>pH"
+#: Methods of the comparisons that come with the package, each with the colour of its place on all plots.
+_METHODS = (
+    "public_curvature", "noisy_sgd_linear", "noisy_sgd_two_layer", "reverse_knn", "private_knn", "pate",
+    "guided_pate", "ind_knn", "noisy_sgd", "noisy_sgd_teacher",
+)  # fmt: skip
+
+
+def styles(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker by method: the models of one method share its colour and differ by their markers."""
+    free = list(methods)
+    found: dict[str, tuple[str, str]] = {}
+    places: dict[str, int] = {}
+    taken = {_METHODS.index(name) for name in (m.partition(", ")[0] for m in free) if name in _METHODS}
+    spare = itertools.cycle([place for place in range(len(LINES)) if place not in taken] or range(len(LINES)))
+    for method in free:
+        base = method.partition(", ")[0]
+        if base not in places:
+            places[base] = _METHODS.index(base) if base in _METHODS else next(spare)
+        alike = sum(other.partition(", ")[0] == base for other in found)
+        found[method] = LINES[places[base]], MARKERS[(places[base] + 4 * alike) % len(MARKERS)]
+    return found
 
 
 def colour_variables() -> tuple[str, str]:
@@ -311,8 +333,7 @@ def _draw(axes: Axes, cells: Cells) -> None:
     known, out = guarantees(cells), weakened(cells)
     targets = sorted({target for _, target in cells if target < math.inf})
     beyond = _beyond(cells)
-    for place, method in enumerate(titles_of(cells)):
-        colour, marker = LINES[place % len(LINES)], MARKERS[place % len(MARKERS)]
+    for method, (colour, marker) in styles(titles_of(cells)).items():
         last: tuple[float, float] | None = None
         for apart in (False, True):
             shown = [key for key in known if key[0] == method and (key in out) == apart]
@@ -357,13 +378,13 @@ def _beyond(cells: Cells) -> float:
 
 def _ends(cells: Cells) -> list[tuple[float, str, str]]:
     """Height, name and colour of each line's right end."""
-    known = guarantees(cells)
+    known, drawn = guarantees(cells), styles(titles_of(cells))
     found = []
-    for place, (method, title) in enumerate(titles_of(cells).items()):
+    for method, title in titles_of(cells).items():
         last = max(target for other, target in cells if other == method)
         own = [guarantee for (other, _), guarantee in known.items() if other == method]
         name = title + (mark(weakest(own)) if own else mark(UNCONDITIONAL))
-        found.append((mean_and_spread(cells[method, last])[0], name, LINES[place % len(LINES)]))
+        found.append((mean_and_spread(cells[method, last])[0], name, drawn[method][0]))
     return found
 
 

@@ -14,7 +14,7 @@ from benchmarks.record import entries, names, results
 from benchmarks.render import comparisons
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import markdown_table, read_results
-from pl_privknn.comparison.plot import digest_of, figure_of
+from pl_privknn.comparison.plot import digest_of, figure_of, styles
 from pl_privknn.comparison.results import NOT_RECORDED, SEEDED, footnotes, guarantee_of, stated
 from pl_privknn.comparison.table import best_at, cells_of
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -199,3 +199,20 @@ def test_stored_comparison_keeps_its_mark_on_every_way_out(seeded, tmp_path, cap
     found = json.loads(capsys.readouterr().out)
     assert found["guarantee"] == ("none" if seeded else "unconditional")
     assert (SEEDED_NOISE in found.get("reason", "")) == seeded
+
+
+def test_a_method_has_one_colour_on_all_plots_and_its_models_differ_by_markers():
+    many, few = (
+        styles(names)
+        for names in (
+            ["mine", "private_knn", "public_curvature, student", "public_curvature, head", "yours", "pate"],
+            ["pate", "private_knn", "other"],
+        )
+    )
+    assert many["private_knn"] == few["private_knn"]
+    assert many["pate"] == few["pate"]
+    student, head = many["public_curvature, student"], many["public_curvature, head"]
+    assert student[0] == head[0]
+    assert student[1] != head[1]
+    assert len(set(many.values())) == len(many)
+    assert len({colour for colour, _ in many.values()}) == len(many) - 1
