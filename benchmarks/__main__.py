@@ -21,6 +21,7 @@ BENCHMARKS = {
     "membership": "membership inference on students and on a network trained on private records",
     "persons": "teachers whose unit of privacy is a person, beside records and group privacy",
     "private_training": "PrivateTraining on Fashion-MNIST, and what each addition gains",
+    "recipes": "what is recommended beside every teacher tuned by hand, over data sets, sizes and ε",
     "runs": "one training configuration over several seeds, or a comparison of methods",
     "scale": "what a round costs a process that holds a shard, for 10⁹ records; memory beside a large table",
     "speed": "labelling, HOG, an epoch, the exact ε and the import, as ratios of processor seconds",

