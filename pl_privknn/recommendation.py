@@ -3,7 +3,7 @@
 The choice follows rules that a battery of data sets and sizes gave (``python -m benchmarks recipes``):
 
 * features: all kinds that are at hand, joined, and compressed by public data to a width that n ε can carry;
-* teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 100, with n private records and C
+* teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
   classes; released gradients (``PreconditionedGradients``) above;
 * student: a network on the same features, and the mean of it and the teacher's own model where there is one.
 
@@ -43,13 +43,13 @@ from pl_privknn.students import SupervisedStudent
 #: Teachers that are recommended, and what they are called.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
 #: n ε / C from which released gradients do better than votes.
-CROSSING = 100.0
+CROSSING = 200.0
 #: Widths of features, and the n ε up to which each serves.
-WIDTHS = ((30, 1_000.0), (100, 10_000.0), (300, math.inf))
+WIDTHS = ((30, 2_000.0), (100, 10_000.0), (300, math.inf))
 #: Likewise of embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
 WIDTHS_OF_EMBEDDINGS = ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
-# A vote's noise has a deviation of √2/ε: clusters of some 25/ε records stand above it.
-_VOTES_A_CLUSTER, _MOST_CLUSTERS = 25.0, 200
+# A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; more where there are many.
+_VOTES_A_CLUSTER = 10.0
 _MOST_RECORDS = 10**9
 _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 # Optimizer steps and batch size of a student on features.
@@ -105,8 +105,9 @@ class Sizes:
     @property
     def clusters(self) -> int:
         """Public clusters that records vote for."""
-        wanted = max(2 * self.num_classes, round(self.records * self.epsilon / _VOTES_A_CLUSTER))
-        return max(2, min(wanted, _MOST_CLUSTERS, self.public // 2))
+        votes = self.records * self.epsilon
+        wanted = max(2 * self.num_classes, round(min(votes / _VOTES_A_CLUSTER, 2 * math.sqrt(votes))))
+        return max(2, min(wanted, self.public // 2))
 
     def rule(self) -> Setting:
         """Setting that the measured rules choose."""

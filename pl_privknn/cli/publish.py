@@ -106,7 +106,7 @@ def fit_words(words: list[str]) -> list[str]:
     parsed, others = parser.parse_known_args(words[1:])
     if any(word.partition("=")[0] in ("--config", "-c", "--resume") for word in others):
         raise ValueError("--private-records recommends a configuration; leave --config and --resume out")
-    from pl_privknn.cli.train import new_number
+    from pl_privknn.privacy.store import new_number
 
     runs = Path("runs") / (Path(parsed.data).resolve().stem or "data")
     _check_writable("--run_dir", Path(parsed.run_dir) if parsed.run_dir else runs)

@@ -32,7 +32,7 @@ from pl_privknn.cli.common import importable, mistake, shown_text, suggest
 from pl_privknn.cli.words import files_of, values_of
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.store import FolderLock
+from pl_privknn.privacy.store import FolderLock, new_number
 from pl_privknn.report import write_report
 from pl_privknn.training import NoisySGD
 
@@ -451,18 +451,6 @@ def _name_of(config: Namespace) -> str:
 def new_folder(config: Namespace) -> Path:
     """``runs/NAME/NUMBER`` with the first number that is free; in the trainer's root, where one was given."""
     return new_number(Path(config.trainer.default_root_dir or "runs") / _name_of(config))
-
-
-def new_number(folder: Path) -> Path:
-    """A new folder in this one: the first number that is free."""
-    number = 0
-    while True:
-        new = folder / str(number)
-        try:
-            new.mkdir(parents=True)
-            return new
-        except FileExistsError:
-            number += 1
 
 
 def run_loggers(chosen: Any, folder: Path) -> list[Namespace]:

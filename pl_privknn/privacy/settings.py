@@ -40,8 +40,8 @@ class RunFiles:
     """Where a run keeps its files.
 
     Args:
-        run_dir: the run's folder; by default the trainer's log folder. Repeating a run in the folder of an
-            interrupted one continues it.
+        run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
+            Repeating a run in the folder of an interrupted one continues it.
         ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
             run's folder.
         ledger_head_path: a file, best in another place than the ledger, in which the ledger's head is noted after
@@ -56,6 +56,18 @@ class RunFiles:
         for field in dataclasses.fields(self):  # checkpoints hold plain types alone
             if (value := getattr(self, field.name)) is not None:
                 object.__setattr__(self, field.name, check_path(field.name, value))
+
+    def within(self, run_dir: str | Path | None) -> RunFiles:
+        """These files, with the run's folder where it is given apart from them.
+
+        Raises:
+            ValueError: where both name one.
+        """
+        if run_dir is None:
+            return self
+        if self.run_dir is not None:
+            raise ValueError(f"run_dir={str(run_dir)!r} and files.run_dir={self.run_dir!r}: give one of them")
+        return dataclasses.replace(self, run_dir=run_dir)
 
     @property
     def paths(self) -> tuple[Path | None, Path | None, Path | None]:

@@ -737,6 +737,34 @@ def resumed_folder(stored: Path, checkpoint: str | Path | None, belongs: Callabl
     )
 
 
+def new_number(folder: Path) -> Path:
+    """A new folder in this one: the first number that is free."""
+    number = 0
+    while True:
+        new = folder / str(number)
+        try:
+            new.mkdir(parents=True)
+            return new
+        except FileExistsError:
+            number += 1
+
+
+def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
+    """The folder of a new run: where the trainer's loggers write, or ``runs/NAME/NUMBER``.
+
+    A trainer without loggers and without a folder of its own would leave each run in the working directory, where a
+    second one would not be let in.
+
+    Args:
+        trainer: has ``loggers``.
+        place: its ``log_dir or default_root_dir``.
+        name: of the model.
+    """
+    if trainer.loggers or Path(place).resolve() != Path.cwd().resolve():
+        return Path(place)
+    return new_number(Path("runs") / name)
+
+
 def private_folder(run_dir: Path) -> Path:
     """Where a run keeps what must survive a crash and must not be shared: beside the run's folder, not in it."""
     place = run_dir.resolve()

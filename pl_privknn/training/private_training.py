@@ -98,6 +98,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             gradient of a drawn person's records is clipped, and ``expected_batch_size`` and ``expected_records`` are
             numbers of persons.
         records_per_person: most records of a drawn person that take part in a step, drawn by private coins.
+        run_dir: the run's folder, in the place of ``files.run_dir``.
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
@@ -138,6 +139,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         groups: PrivacyGroups | None = None,
         unit: str = "record",
         records_per_person: int = 1,
+        run_dir: str | Path | None = None,
         files: RunFiles = RunFiles(),
         steps_per_charge: int = 20,
         noise_source: NoiseSource | None = None,
@@ -186,7 +188,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             expected_batch_size=expected_batch_size,
             sampling_rate=expected_batch_size / expected_records,
             groups=groups,
-            files=as_group("files", files, RunFiles()),
+            files=as_group("files", files, RunFiles()).within(run_dir),
             steps_per_charge=steps_per_charge,
             noise_source=noise_source,
             unit=unit,

@@ -23,6 +23,7 @@ from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.privacy.units import check_unit
+from pl_privknn.privacy.store import trainers_folder
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes
@@ -152,10 +153,13 @@ class PrivateSession:
             return
         assert self._processes is not None
         plan, private = self._plan(trainer), self.private
-        default = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
+        place = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
+        new = self.run_dir is None and resumed is None
         opened: list[TrainingRun] = []
 
         def open_run() -> dict[str, Any]:
+            name = type(trainer.lightning_module).__name__
+            default = trainers_folder(trainer, place, name) if new else place
             run = TrainingRun(
                 run_folder(self.run_dir, resumed, trainer.ckpt_path, default),
                 plan,
@@ -169,6 +173,7 @@ class PrivateSession:
                 ledger_head_path=self.ledger_head_path,
             )
             opened.append(run)
+            rank_zero_info(f"run: {run.folder}")
             if self.groups is not None:
                 try:
                     records, members = private.of_all_processes(), self.groups.members

@@ -185,3 +185,20 @@ def test_groups_and_parts_are_written_as_yaml_says_them():
     section, left_out = as_section(made)
     assert section["init_args"] == {"budget": {"delta": 1e-4}, "scale": 0.5}
     assert left_out == ["holder"]
+
+
+def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        with caplog.at_level("INFO", logger="pytorch_lightning.utilities.rank_zero"):
+            run(None, student(), small_data(), labeling())
+        place = f"runs/SupervisedStudent/{number}"
+        assert (tmp_path / place / "summary.json").is_file()
+        assert f"run: {place}" in caplog.text
+    assert not (tmp_path / "ledger.sqlite").exists()
+    mine = PrivateLabeler(ReverseKNN(k=1, epsilon=2.0), run_dir=tmp_path / "mine")
+    assert mine.run_dir == tmp_path / "mine"
+    training = PrivateTraining(1.0, expected_batch_size=4, expected_records=40, run_dir=tmp_path / "mine")
+    assert training.run_dir == tmp_path / "mine"
+    with pytest.raises(ValueError, match="give one of them"):
+        PrivateLabeler(run_dir="a", files=RunFiles(run_dir="b"))

@@ -55,9 +55,10 @@ def table(tmp_path, monkeypatch):
     [
         (300, 1.0, 10, "ReverseKNN", 30),
         (1000, 0.5, 10, "ReverseKNN", 30),
+        (1000, 2.0, 10, "ReverseKNN", 30),
         (3000, 1.0, 10, "PreconditionedGradients", 100),
         (10_000, 2.0, 10, "PreconditionedGradients", 300),
-        (1900, 1.0, 2, "PreconditionedGradients", 100),
+        (1900, 1.0, 2, "PreconditionedGradients", 30),
     ],
 )
 def test_votes_where_records_are_few_and_gradients_where_they_are_many(
