@@ -15,6 +15,7 @@ import dataclasses
 import io
 import itertools
 import logging
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measured
+from benchmarks.record import Measured, entries, markdown
 from pl_privknn import recommend
 from pl_privknn.datamodules import (
     ArraysDataModule,
@@ -35,7 +36,7 @@ from pl_privknn.datamodules import (
 from pl_privknn.features import PublicFeatures
 from pl_privknn.labelers import NoisySGDTeacher, SufficientStatistics
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.recommendation import Setting, Sizes, answers, narrowed, probe
+from pl_privknn.recommendation import CROSSING, Setting, Sizes, answers, narrowed, probe
 from pl_privknn.testing import FreeLedger
 
 DELTA = 1e-5
@@ -258,3 +259,74 @@ def _news(root: str) -> Records:
 
 
 SETS = {"digits": _digits, "fashion": _fashion, "fashion_few": _fashion_few, "shirts": _shirts, "news": _news}
+
+
+# ------------------------------------------------------------------------------- what the page shows
+
+_TITLES = {
+    "recommended": "recommended",
+    "ReverseKNN": "reverse kNN",
+    "PreconditionedGradients": "released gradients",
+    "SufficientStatistics": "class sums",
+    "NoisySGDTeacher": "noisy SGD",
+    "none": "no privacy",
+}
+_NAMES = {"digits": "digits", "fashion": "Fashion-MNIST", "shirts": "two kinds of shirts", "news": "BBC news"}
+
+
+def rows() -> list[tuple[str, int, float, dict[str, float]]]:
+    """Data set, records, ε and mean accuracies over seeds; a part measured anew goes before an older one."""
+    found: dict[tuple[str, int, float], dict[str, float]] = {}
+    for part, entry in sorted(entries("recipes").items(), key=lambda item: list(SETS).index(item[0])):
+        for row in entry["results"]["rows"]:
+            means = {}
+            for name in _TITLES:
+                values = [
+                    one[name]["accuracy"] if name == "recommended" else one[name] for one in row["seeds"]
+                ]
+                means[name] = statistics.mean(values)
+            found[part.partition("_")[0], row["records"], row["epsilon"]] = means
+    return [(*case, means) for case, means in found.items()]
+
+
+def regrets() -> list[float]:
+    """Of each row, the best private teacher's accuracy less the recommended run's."""
+    private = [name for name in _TITLES if name not in ("recommended", "none")]
+    return [max(means[name] for name in private) - means["recommended"] for *_, means in rows()]
+
+
+def table() -> str:
+    """Accuracies, and the regret of the recommendation."""
+    lines = []
+    for (name, count, epsilon, means), regret in zip(rows(), regrets(), strict=True):
+        cells = [f"{means[column]:.3f}" for column in _TITLES]
+        lines.append([_NAMES[name], f"{count:,}", f"{epsilon:g}", *cells, f"{100 * regret:+.1f}"])
+    header = ["data", "private records", "ε", *_TITLES.values(), "regret, points"]
+    summary = (
+        f"Mean regret {100 * statistics.mean(regrets()):.1f} points, worst {100 * max(regrets()):.1f}, over "
+        f"{len(lines)} rows."
+    )
+    return f"{markdown(header, lines)}\n\n{summary}"
+
+
+def figure() -> Any:
+    """The regret of each row against n ε / C."""
+    from matplotlib import pyplot
+
+    drawn, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    classes = {part: entry["results"]["classes"] for part, entry in entries("recipes").items()}
+    for (name, title), marker in zip(_NAMES.items(), "os^D", strict=True):
+        if name in classes:
+            cases = [
+                (c * e / classes[name], r)
+                for (n, c, e, _), r in zip(rows(), regrets(), strict=True)
+                if n == name
+            ]
+            axis.plot(*zip(*sorted(cases), strict=True), marker=marker, linestyle="none", label=title)
+    axis.axhline(0, color="0.6", linewidth=0.8)
+    axis.axvline(CROSSING, color="0.6", linestyle=":")
+    axis.set_xscale("log")
+    axis.set_xlabel("private records · ε / classes (dotted: from votes to gradients)")
+    axis.set_ylabel("best by hand − recommended")
+    axis.legend(fontsize=9)
+    return drawn

@@ -22,6 +22,7 @@ from benchmarks import (
     membership,
     papers,
     persons,
+    recipes,
     text,
 )
 from benchmarks.record import (
@@ -71,6 +72,7 @@ def render(options: argparse.Namespace) -> int:
     for place, figure in (
         (PLOTS / "attack.svg", attacks.figure()),
         (PLOTS / "membership.svg", membership.figure()),
+        (PLOTS / "recipes.svg", recipes.figure()),
         (DOCS / "methods" / "reverse_knn_local.png", local_figure()),
         (DOCS / "methods" / "ind_knn_accuracy.png", ind_knn_figure()),
         (DOCS / "methods" / "unit_of_privacy.svg", persons.figure()),
@@ -563,6 +565,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/attack.md", "attack faults", attacks.faults_table),
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/leaderboard.md", "leaderboard", leaderboard.table),
+    ("docs/guides/own_data.md", "recipes", recipes.table),
     ("docs/guides/private_training.md", "private training", private_training),
     ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),

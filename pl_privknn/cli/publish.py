@@ -12,8 +12,8 @@ from typing import Any
 
 from pl_privknn.cli.common import CommandParser, suggest, without_suggestions
 
-#: Configurations of the demo, the best teacher for small data first.
-_DEMO = {"Reverse kNN": "digits_reverse_knn", "Private-kNN": "digits_private_knn"}
+#: Configurations of the demo: what init recommends for these data first.
+_DEMO = {"Recommended": "digits_recommended", "Private-kNN": "digits_private_knn"}
 #: Options that say what stands in tables: arguments of TextDataModule.
 _COLUMNS = ("text", "label", "person", "classes")
 
@@ -170,7 +170,7 @@ def _export(parsed: argparse.Namespace) -> int:
 def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
     """Register ``privknn demo`` with argparse's subparsers; its runs are what ``command`` does."""
     parser = commands.add_parser(
-        "demo", help="two private teachers on bundled digits: ε and accuracy of both"
+        "demo", help="the recommended run and Private-kNN on bundled digits: ε and accuracy of both"
     )
     parser.add_argument("--output", default="runs/demo", help="where the runs go (runs/demo)")
     parser.add_argument("--epochs", type=int, default=24, help="of each student (24)")
@@ -179,7 +179,7 @@ def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
 
 def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -> int:
     from pl_privknn._checks import at_most, check_int
-    from pl_privknn.cli.train import new_number
+    from pl_privknn.privacy.store import new_number
 
     epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
     quiet = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]

@@ -45,6 +45,7 @@ def test_config_is_printed(capsys):
     "digits_guided_pate",
     "digits_ind_knn",
     "digits_noisy_sgd_teacher",
+    "digits_recommended",
     "digits_reverse_knn_local",
     "digits_reverse_knn_shuffle",
     "digits_simclr",

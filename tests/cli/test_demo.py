@@ -26,7 +26,7 @@ def test_demo_shows_both_teachers_in_one_table(tmp_path, monkeypatch, capfd):
     assert main(["demo", "--epochs", "1"]) == 0
     printed = capfd.readouterr()
     folder = Path(printed.out.strip().splitlines()[-1])
-    for name, run in (("Reverse kNN", "digits_reverse_knn"), ("Private-kNN", "digits_private_knn")):
+    for name, run in (("Recommended", "digits_recommended"), ("Private-kNN", "digits_private_knn")):
         summary = json.loads((folder / run / "summary.json").read_text(encoding="utf-8"))
         (row,) = [line for line in printed.out.splitlines() if re.match(rf"{name} +\d", line)]
         assert 0 <= float(row.removeprefix(name).split()[0]) - summary["epsilon"] < 0.001
