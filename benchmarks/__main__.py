@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from benchmarks.record import Measured, store
+from benchmarks.record import Measured, commit, store
 
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
@@ -70,10 +70,11 @@ def main(words: Sequence[str] | None = None) -> int:
         own.error(f"unrecognized arguments: {' '.join(rest)}")
     options.words = rest
     settings = {key: value for key, value in vars(options).items() if key not in PLACES}
+    begun = commit()
     for measured in module.measure(options):
         _show(measured)
         if not options.dry_run:
-            store(measured.benchmark or name, measured, settings)
+            store(measured.benchmark or name, measured, settings, begun)
     return 0
 
 

@@ -63,6 +63,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--recommended-only",
+        action="store_true",
+        help="after a change of the rule: the others' stored figures stay, and settings name their commit",
+    )
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
@@ -72,23 +77,43 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in options.only:
         data = SETS[name](options.root)
-        extractor = PublicFeatures(components=max(_WIDTHS))
-        extractor.fit_public(data.images[: data.public])
-        features = torch.cat([extractor(part) for part in data.images.split(500)])
-        rows = []
-        for count, epsilon in itertools.product(data.counts, EPSILONS):
-            found = [_cell(data, features, count, epsilon, seed) for seed in options.seeds]
-            rows.append({"records": count, "epsilon": epsilon, "seeds": found})
-            print(name, count, epsilon, found[0], flush=True)
-        classes = len(data.labels.unique())
-        yield Measured({"classes": classes, "public": data.public, "rows": rows}, options.seeds, name)
+        classes, settings = len(data.labels.unique()), {"seeds": options.seeds, "threads": options.threads}
+        rows: list[dict[str, Any]] = []
+        if options.recommended_only:
+            entry = entries("recipes")[name]
+            rows, seeds = entry["results"]["rows"], entry["seeds"]
+            settings = {**entry["settings"], "by_hand": entry["settings"].get("by_hand", entry["commit"])}
+            for row in rows:
+                for seed, cell in zip(seeds, row["seeds"], strict=True):
+                    private = _private(data, row["records"], seed)
+                    cell["recommended"] = _run(data, private, row["epsilon"], seed)
+                    print(name, row["records"], row["epsilon"], cell, flush=True)
+        else:
+            seeds, features = options.seeds, _features(data)
+            for count, epsilon in itertools.product(data.counts, EPSILONS):
+                found = [_cell(data, features, count, epsilon, seed) for seed in seeds]
+                rows.append({"records": count, "epsilon": epsilon, "seeds": found})
+                print(name, count, epsilon, found[0], flush=True)
+        found_all = {"classes": classes, "public": data.public, "rows": rows}
+        yield Measured(found_all, seeds, name, settings)
+
+
+def _features(data: Records) -> Tensor:
+    extractor = PublicFeatures(components=max(_WIDTHS))
+    extractor.fit_public(data.images[: data.public])
+    return torch.cat([extractor(part) for part in data.images.split(500)])
+
+
+def _private(data: Records, count: int, seed: int) -> Tensor:
+    """Rows of the private records of one draw."""
+    first = data.public + data.test
+    generator = torch.Generator().manual_seed(seed)
+    return first + torch.randperm(len(data.labels) - first, generator=generator)[:count]
 
 
 def _cell(data: Records, features: Tensor, count: int, epsilon: float, seed: int) -> dict[str, Any]:
     """Accuracies of one draw of private records."""
-    first = data.public + data.test
-    generator = torch.Generator().manual_seed(seed)
-    private = first + torch.randperm(len(data.labels) - first, generator=generator)[:count]
+    first, private = data.public + data.test, _private(data, count, seed)
     public, test = torch.arange(data.public), torch.arange(data.public, first)
     classes = int(data.labels.max()) + 1
     sizes = Sizes(count, epsilon, DELTA, classes, data.public)

@@ -112,11 +112,20 @@ def guarantee(summaries: list[dict[str, Any]]) -> Guarantee:
     return weakest(guarantee_of(summary) for summary in summaries if summary["epsilon"] is not None)
 
 
-def store(name: str, measured: Measured, settings: dict[str, Any]) -> None:
-    """Write one measurement into the benchmark's file, beside its other parts."""
+def store(
+    name: str, measured: Measured, settings: dict[str, Any], begun: dict[str, Any] | None = None
+) -> None:
+    """Write one measurement into the benchmark's file, beside its other parts.
+
+    Args:
+        name: the benchmark.
+        measured: its figures.
+        settings: options of the command.
+        begun: :func:`commit` before the measurement, during which files may change; that of now where None.
+    """
     entry = {
         "part": measured.part,
-        "commit": commit(),
+        "commit": begun or commit(),
         "machine": machine(),
         "versions": versions(),
         "seeds": measured.seeds,

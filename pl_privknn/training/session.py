@@ -22,8 +22,8 @@ from pl_privknn.privacy.noisy_steps import (
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.privacy.units import check_unit
 from pl_privknn.privacy.store import trainers_folder
+from pl_privknn.privacy.units import check_unit
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes
