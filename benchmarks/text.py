@@ -28,7 +28,7 @@ from pl_privknn.datamodules import TextDataModule
 from pl_privknn.features import WordLlamaFeatures
 
 PRIVATE, PUBLIC = 1400, 350
-EPSILONS = (0.5, 1.0, 2.0)
+EPSILONS = (0.1, 0.5, 1.0, 2.0)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

