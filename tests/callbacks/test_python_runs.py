@@ -202,3 +202,19 @@ def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, 
     assert training.run_dir == tmp_path / "mine"
     with pytest.raises(ValueError, match="give one of them"):
         PrivateLabeler(run_dir="a", files=RunFiles(run_dir="b"))
+
+
+def test_a_poor_result_names_the_features_and_better_ones(tmp_path, capsys):
+    random = torch.Generator().manual_seed(0)  # images that tell nothing of their classes
+    images = torch.rand(150, SIDE, SIDE, generator=random).numpy()
+    labels = (torch.arange(150) % CLASSES).numpy()
+    data = ArraysDataModule(
+        private_images=images[:60], private_labels=labels[:60], public_images=images[60:90],
+        test_images=images[90:], test_labels=labels[90:], num_classes=CLASSES, batch_size=10,
+    )  # fmt: skip
+    module = student()
+    trainer = run(tmp_path, module, data, labeling(run_dir=tmp_path / "run"))
+    trainer.test(module, data, verbose=False)
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "a constant answer gets 0.333" in said
+    assert "features: Flatten; try PublicFeatures" in said
