@@ -33,7 +33,7 @@ def write_part(path, numbers, secret=""):
                 [
                     f"{secret} {as_said(TOPICS[topic], number)}",
                     topic,
-                    f"{PERSON} {number // 2}" if secret else "",
+                    f"{PERSON} {number // 4 * 2 + number % 2}" if secret else "",
                 ]
             )
 
