@@ -53,7 +53,9 @@ def run(tmp_path_factory):
     config = str(folder / "run.yaml")
     assert main(["init", "--data", str(folder / "data"), *columns, *sizes, "--output", config]) == 0
     words = ["fit", "--config", config, "--run_dir", str(folder / "runs" / "text")]
-    assert main([*words, "--trainer.logger", "TensorBoardLogger", "--trainer.max_epochs", "10"]) == 0
+    # Numbers of the test part are strange to all others, which the student minds less than the teacher's own model.
+    words += ["--labeling.released", "student", "--trainer.max_epochs", "40"]
+    assert main([*words, "--trainer.logger", "TensorBoardLogger"]) == 0
     assert main(["report", str(folder / "runs" / "text"), "--fast"]) == 0
     assert main(["export", str(folder / "runs" / "text")]) == 0
     return folder / "runs" / "text"
