@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
     parser.add_argument("--plans", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prv", default=None, metavar="PYTHON", help="interpreter that has prv-accountant")
+    parser.add_argument("--prv", metavar="PYTHON", help="interpreter that has prv-accountant")
 
 
 def random_plans(number: int, seed: int) -> Iterator[tuple[list[dict[str, Any]], float]]:

@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=["methods", "faults"], default=["methods", "faults"])
     parser.add_argument("--canaries", type=int, default=3000)
     parser.add_argument("--runs", type=int, default=3000)
-    parser.add_argument("--root", default=None, help="folder of Fashion-MNIST")
+    parser.add_argument("--root", help="folder of Fashion-MNIST")
     parser.add_argument("--workers", type=int, default=2, help="attacks at a time, of one thread each")
 
 

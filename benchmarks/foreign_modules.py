@@ -276,11 +276,7 @@ def _lightly() -> tuple[Any, Any]:
 
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     made = LinearClassifier(
-        backbone,
-        batch_size_per_device=BATCH,
-        feature_dim=8,
-        num_classes=CLASSES,
-        topk=(1,),
+        backbone, batch_size_per_device=BATCH, feature_dim=8, num_classes=CLASSES, topk=(1,)
     )
     return made, _images()
 

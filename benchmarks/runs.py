@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="file under benchmarks/results/, of one configuration")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--noise", choices=["seeded", "system"], default="seeded")
-    parser.add_argument("--output", type=Path, default=None, help="a comparison's folder")
+    parser.add_argument("--output", type=Path, help="a comparison's folder")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:

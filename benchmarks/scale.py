@@ -160,9 +160,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
-    parser.add_argument(
-        "--folder", default=None, help="on a disk with room for two tables of 5 GB, for memory"
-    )
+    parser.add_argument("--folder", help="on a disk with room for two tables of 5 GB, for memory")
 
 
 def _spent(work: Callable[[], object]) -> float:
@@ -271,10 +269,7 @@ def peak_of_labelling(
     watcher.start()
     records, dimensions = np.load(folder / "private.npy", mmap_mode="r").shape
     data = EmbeddingsDataModule(
-        folder / "private.npy",
-        torch.arange(records) % CLASSES,
-        folder / "public.npy",
-        num_classes=CLASSES,
+        folder / "private.npy", torch.arange(records) % CLASSES, folder / "public.npy", num_classes=CLASSES
     )
     labeling = PrivateLabeler(
         teacher,

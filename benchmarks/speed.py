@@ -304,10 +304,7 @@ ROWS = {
         "the same, two threads", _PRODUCT, "≤ 1.25", lambda options: _labelling(options, 2)
     ),
     "HOG, 28 x 28": Row(
-        "HOG of 28 x 28 images, images a second",
-        "scikit-image",
-        "≥ 25",
-        lambda options: _hog(options, 1, 28),
+        "HOG of 28 x 28 images, images a second", "scikit-image", "≥ 25", lambda options: _hog(options, 1, 28)
     ),
     "HOG, 32 x 32 x 3": Row(
         "HOG of 32 x 32 x 3 images, images a second",

@@ -34,19 +34,14 @@ def add_audit(commands: Any) -> None:
         "summary.json where it is to be checked; with --empirical a ledger or a JSON list of records",
     )
     audit.add_argument(
-        "--delta",
-        type=float,
-        default=None,
-        help="δ that the ledger has to keep; with --empirical, that of a list",
+        "--delta", type=float, help="δ that the ledger has to keep; with --empirical, that of a list"
     )
-    audit.add_argument("--head", default=None, help="head hash noted earlier: the ledger must contain it")
+    audit.add_argument("--head", help="head hash noted earlier: the ledger must contain it")
     audit.add_argument("--json", action="store_true", help="print one JSON object")
-    audit.add_argument("--export", metavar="FILE", default=None, help="also write the ledger as JSON")
+    audit.add_argument("--export", metavar="FILE", help="also write the ledger as JSON")
+    audit.add_argument("--adjacency", choices=["add_remove", "replace_one"], help="that has to be kept")
     audit.add_argument(
-        "--adjacency", choices=["add_remove", "replace_one"], default=None, help="that has to be kept"
-    )
-    audit.add_argument(
-        "--unit", choices=["record", "person"], default=None, help="likewise; with --labeler, of the canaries"
+        "--unit", choices=["record", "person"], help="likewise; with --labeler, of the canaries"
     )
     group = audit.add_argument_group("empirical audits: lower bounds on ε that are measured")
     group.add_argument(
@@ -64,21 +59,15 @@ def add_audit(commands: Any) -> None:
     group.add_argument(
         "--attack",
         metavar="CONFIG",
-        default=None,
         help="attack the labeler, or the private training, of a configuration on its own data, as suits it",
     )
     group.add_argument(
-        "--trials",
-        type=int,
-        default=None,
-        help="runs on either side (50000 of a mechanism, 3000 of a labeler)",
+        "--trials", type=int, help="runs on either side (50000 of a mechanism, 3000 of a labeler)"
     )
-    group.add_argument("--canaries", type=int, default=None, help="of a one-run attack, at least (3000)")
-    group.add_argument(
-        "--runs", type=int, default=None, help="on either side, of the other form (3000, or 300)"
-    )
-    group.add_argument("--confidence", type=float, default=None, help="of lower bounds (0.95)")
-    group.add_argument("--seed", type=int, default=None, help="reproducible noise instead of the system's")
+    group.add_argument("--canaries", type=int, help="of a one-run attack, at least (3000)")
+    group.add_argument("--runs", type=int, help="on either side, of the other form (3000, or 300)")
+    group.add_argument("--confidence", type=float, help="of lower bounds (0.95)")
+    group.add_argument("--seed", type=int, help="reproducible noise instead of the system's")
     audit.rare = [group]
     audit.set_defaults(run=run_audit)
 
@@ -123,50 +112,34 @@ def run_audit(parsed: argparse.Namespace) -> int:
         raise ValueError("name the ledger's file; --labeler belongs to --empirical")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
-    if len(files) == 1 and files[0].is_dir():
-        return _run_audit(parsed, files[0])
     from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
-    from pl_privknn.report.audit import reading
+    from pl_privknn.report.audit import audit_run, reading
 
-    summary, ledger = (None, files[0]) if len(files) == 1 else files
-    if summary is not None and summary.is_file() and is_ledger(summary):
-        summary, ledger = ledger, summary
-    with reading(ledger):
-        report = audit_ledger(
-            ledger, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency, unit=parsed.unit
-        )
-        checks = [] if summary is None else _checked(summary, ledger)
+    asked = {name: getattr(parsed, name) for name in ("delta", "head", "adjacency", "unit")}
+    folder = len(files) == 1 and files[0].is_dir()
+    if folder:
+        report = audit_run(files[0], **asked)
+        ledger, checks = Path(report["ledger"]), report["checks"]
+    else:
+        summary, ledger = (None, files[0]) if len(files) == 1 else files
+        if summary is not None and summary.is_file() and is_ledger(summary):
+            summary, ledger = ledger, summary
+        with reading(ledger):
+            report = audit_ledger(ledger, **asked)
+            checks = [] if summary is None else _checked(summary, ledger)
+    violated = report["within_budget"] is False or any(check["agrees"] is False for check in checks)
+    if len(files) == 2:
+        report |= {"summary": checks, "violated": violated}
     if parsed.export is not None:
         text = json.dumps(export_ledger(ledger), indent=2, ensure_ascii=False)
         Path(parsed.export).write_text(text + "\n", encoding="utf-8")
-    violated = report["within_budget"] is False or any(check["agrees"] is False for check in checks)
-    if parsed.json:
-        found = report if summary is None else {**report, "summary": checks, "violated": violated}
-        print(json.dumps(found, ensure_ascii=False))
-    else:
-        print_report(report, False)
-        _print_charges(report["charges"])
-        _print_checks(checks)
-    return int(violated)
-
-
-def _run_audit(parsed: argparse.Namespace, folder: Path) -> int:
-    """Audit a run's folder."""
-    from pl_privknn.privacy.verification import export_ledger
-    from pl_privknn.report.audit import audit_run
-
-    found = audit_run(
-        folder, delta=parsed.delta, head=parsed.head, adjacency=parsed.adjacency, unit=parsed.unit
-    )
-    if parsed.export is not None:
-        text = json.dumps(export_ledger(found["ledger"]), indent=2, ensure_ascii=False)
-        Path(parsed.export).write_text(text + "\n", encoding="utf-8")
-    print_report(found, parsed.json)
+    print_report(report, parsed.json)
     if not parsed.json:
-        _print_charges(found["charges"])
-        _print_checks(found["checks"], "the run")
-        print("not checked:", *(printable(text) for text in found["not_checked"]), sep="\n  ")
-    return int(found["violated"])
+        _print_charges(report["charges"])
+        _print_checks(checks, "the run" if folder else "the summary")
+        if folder:
+            print("not checked:", *(printable(text) for text in report["not_checked"]), sep="\n  ")
+    return int(violated)
 
 
 def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
@@ -192,7 +165,7 @@ def _print_charges(charges: list[dict[str, Any]]) -> None:
         print(f"{charge['row']:>5} {record['count']:>9}  {printable(line)}")
 
 
-def _print_checks(checks: list[dict[str, Any]], what: str = "the summary") -> None:
+def _print_checks(checks: list[dict[str, Any]], what: str) -> None:
     if not checks:
         return
     print(f"\n{what.removeprefix('the '):21} {'stated':>14}  {'ledger':>14}")

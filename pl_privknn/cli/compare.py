@@ -97,8 +97,7 @@ def _tell(what: str, run: Run, text: str) -> None:
 def add_tune(commands: Any) -> None:
     """Register ``privknn tune`` with argparse's subparsers."""
     parser = commands.add_parser(
-        "tune",
-        help="search settings of a private training; the whole search is paid for (resumable)",
+        "tune", help="search settings of a private training; the whole search is paid for (resumable)"
     )
     parser.add_argument("config", help="YAML of a training by NoisySGD or PrivateTraining")
     parser.add_argument("--epsilon", type=float, required=True, help="ε of the whole search")

@@ -26,12 +26,10 @@ def add_epsilon(commands: Any) -> None:
         help="a ledger, a JSON or YAML list of records, a plan, or a configuration; several files over the same "
         "private data are composed",
     )
-    parser.add_argument("--delta", type=float, default=None, help="δ, as 1e-5; by default the file's own")
-    parser.add_argument("--adjacency", choices=_ADJACENCIES, default=None)
-    parser.add_argument("--unit", choices=_UNITS, default=None, help="of a bare list; others state their own")
-    parser.add_argument(
-        "--num-classes", type=int, default=None, help="for a configuration without a data section"
-    )
+    parser.add_argument("--delta", type=float, help="δ, as 1e-5; by default the file's own")
+    parser.add_argument("--adjacency", choices=_ADJACENCIES)
+    parser.add_argument("--unit", choices=_UNITS, help="of a bare list; others state their own")
+    parser.add_argument("--num-classes", type=int, help="for a configuration without a data section")
     parser.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
     parser.add_argument(
         "--bounds", action="store_true", help="also epsilon_lower, below which no accountant can state ε"
@@ -41,13 +39,10 @@ def add_epsilon(commands: Any) -> None:
         action="store_true",
         help="also the error rates of the best attack, and μ of Gaussian DP",
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", default=None, help="draw the best attack's error rates; with --tradeoff"
-    )
+    parser.add_argument("--plot", metavar="FILE", help="draw the best attack's error rates; with --tradeoff")
     parser.add_argument(
         "--certificate",
         metavar="OUT",
-        default=None,
         help="write a witness of ε that examples/check_certificate.py checks without this package",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -103,7 +98,7 @@ def _plan_of(file: str, num_classes: int | None) -> Releases | None:
         return None
     from pl_privknn.planning import plan_of_config
 
-    return plan_of_config(read_document(file), file, num_classes)
+    return plan_of_config(document, file, num_classes)
 
 
 def add_plan(commands: Any) -> None:
@@ -115,14 +110,11 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--find",
         metavar="PATH",
-        default=None,
         help="the setting to find, as in labeling.queries_per_round (the one that the teacher's class names)",
     )
-    parser.add_argument(
-        "--unit", choices=_UNITS, default=None, help="unit of privacy, in the configuration's place"
-    )
-    parser.add_argument("--low", type=float, default=None, help="smallest value allowed")
-    parser.add_argument("--high", type=float, default=None, help="largest value allowed")
+    parser.add_argument("--unit", choices=_UNITS, help="unit of privacy, in the configuration's place")
+    parser.add_argument("--low", type=float, help="smallest value allowed")
+    parser.add_argument("--high", type=float, help="largest value allowed")
     parser.add_argument(
         "--tie",
         nargs="+",
@@ -132,9 +124,7 @@ def add_plan(commands: Any) -> None:
         help="settings that follow the found one, as a screening's noise",
     )
     add_set(parser, "replace values of the configuration, as in labeling.queries_per_round=500")
-    parser.add_argument(
-        "--num-classes", type=int, default=None, help="for a configuration without a data section"
-    )
+    parser.add_argument("--num-classes", type=int, help="for a configuration without a data section")
     parser.add_argument("--exact", action="store_true", help="search on the exact figure too (slower)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_plan)

@@ -7,11 +7,4 @@ from pl_privknn.comparison.results import Result, read_results
 from pl_privknn.comparison.spec import Comparison, Method, read_comparison
 from pl_privknn.comparison.table import markdown_table
 
-__all__ = [
-    "Comparison",
-    "Method",
-    "Result",
-    "markdown_table",
-    "read_comparison",
-    "read_results",
-]
+__all__ = ["Comparison", "Method", "Result", "markdown_table", "read_comparison", "read_results"]

@@ -217,15 +217,7 @@ _CROWD, _CROWDED = 5, 0.5
 
 def digest_of(results: Sequence[Result]) -> str:
     """Hash of what a plot shows; the SVG carries it, so that a test can tell an old plot."""
-    names = (
-        "title",
-        "target_epsilon",
-        "seed",
-        "epsilon",
-        "test_accuracy",
-        "comparison",
-        "delta",
-    )
+    names = ("title", "target_epsilon", "seed", "epsilon", "test_accuracy", "comparison", "delta")
     shown = [[*(result.values[name] for name in names), stated(result.guarantee)] for result in results]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 

@@ -117,9 +117,7 @@ _OF_SUMMARY = (
     "mean_test_accuracy",
 )  # fmt: skip
 #: Why a run has no ε, by the kind of its method, where that isn't for want of noise.
-_WITHOUT_PRIVACY = {
-    "true_labels": "the true labels of public images, no private record",
-}
+_WITHOUT_PRIVACY = {"true_labels": "the true labels of public images, no private record"}
 # The promise may pass its target by what is lost when a double is written and read.
 _ROUNDING = 1e-9
 

@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import at_most, check_int
-from pl_privknn.comparison.results import (
-    RESULTS,
-    ResultError,
-    footnotes,
-    read_summary,
-    result_of,
-    write_json,
-)
+from pl_privknn.comparison.results import RESULTS, ResultError, footnotes, read_summary, result_of, write_json
 from pl_privknn.comparison.run import Planned, Planner, Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, read_epsilon
 from pl_privknn.config import ConfigurationError, differences, write_yaml

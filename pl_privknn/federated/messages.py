@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.recfunctions import unstructured_to_structured
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_choice, check_int, check_positive, shown
@@ -191,13 +192,7 @@ def extractor_digest(extractor: Extractor | str) -> str:
 
 def encode(messages: Tensor, bounds: tuple[int, ...]) -> bytes:
     """Messages, int64 ``(n, w)``, row by row; each number in 1, 2, 4 or 8 bytes, as many as its bound needs."""
-    columns = messages.numpy()
-    parts, place = [], 0
-    for size, count in _runs(bounds):
-        part = columns[:, place : place + count].astype(f"<u{size}")
-        parts.append(np.ascontiguousarray(part).view(np.uint8).reshape(len(columns), size * count))
-        place += count
-    return np.concatenate(parts, axis=1).tobytes()
+    return unstructured_to_structured(messages.numpy(), _layout(bounds), casting="unsafe").tobytes()
 
 
 def decode(data: bytes, bounds: tuple[int, ...], most: int) -> Tensor:
@@ -211,28 +206,23 @@ def decode(data: bytes, bounds: tuple[int, ...], most: int) -> Tensor:
     Raises:
         ValueError: for what is no message of this kind.
     """
-    runs = _runs(bounds)
-    width = sum(size * count for size, count in runs)
-    if len(data) % width:
-        raise ValueError(f"{len(data)} bytes are no whole messages of {width}")
-    if len(data) > most * width:
-        raise ValueError(f"{len(data) // width} messages are more than {most}")
-    rows = np.frombuffer(data, np.uint8).reshape(-1, width)
-    parts, place = [], 0
-    for size, count in runs:
-        part = np.ascontiguousarray(rows[:, place : place + size * count])
-        parts.append(part.view(f"<u{size}").reshape(len(rows), count).astype(np.uint64))
-        place += size * count
-    numbers = np.concatenate(parts, axis=1)
+    layout = _layout(bounds)
+    if len(data) % layout.itemsize:
+        raise ValueError(f"{len(data)} bytes are no whole messages of {layout.itemsize}")
+    if len(data) > most * layout.itemsize:
+        raise ValueError(f"{len(data) // layout.itemsize} messages are more than {most}")
+    rows = np.frombuffer(data, layout)
+    numbers = np.concatenate([rows[name].astype(np.uint64) for name in layout.names or ()], axis=1)
     if bool((numbers >= np.array(bounds, np.uint64)).any()):
         raise ValueError("a number is not below its bound")
     return torch.from_numpy(numbers.astype(np.int64))
 
 
-def _runs(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Bytes a number, and how many neighbouring numbers take as many."""
+def _layout(bounds: tuple[int, ...]) -> np.dtype[np.void]:
+    """A message, packed: a field for each run of neighbouring numbers that take as many bytes."""
     sizes = [next(size for size in (1, 2, 4, 8) if bound <= 1 << (8 * size)) for bound in bounds]
-    return [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
+    runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
+    return np.dtype([(f"run {place}", f"<u{size}", (count,)) for place, (size, count) in enumerate(runs)])
 
 
 _HEAD, _INFO, _NONCE = 32, b"pl_privknn.federated shuffle 1", bytes(12)

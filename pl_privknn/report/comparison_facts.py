@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn.comparison.results import Result, mark, read_results
-from pl_privknn.comparison.table import (
-    cell,
-    cells_of,
-    guarantees,
-    head,
-    marks_explained,
-    titles_of,
-    together,
-)
+from pl_privknn.comparison.table import cell, cells_of, guarantees, head, marks_explained, titles_of, together
 from pl_privknn.config import write_yaml
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL
 from pl_privknn.report.promise import attacker, protected

@@ -155,20 +155,13 @@ def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
         charts["attacker"] = attacker_chart(promise["attacker"]["curve"])
         if len(growth := facts["spent"]["growth"]) > 2:  # one release is no curve
             charts["growth"] = line_chart(
-                {"spent": growth},
-                "releases charged",
-                "growth",
-                bounds={"promised": promise["epsilon"]},
+                {"spent": growth}, "releases charged", "growth", bounds={"promised": promise["epsilon"]}
             )
     charts["curves"] = [
         {
             "title": curve["title"],
             "svg": line_chart(
-                curve["series"],
-                "epoch",
-                f"curve{place}",
-                curve["share"],
-                rounds=curve["rounds"],
+                curve["series"], "epoch", f"curve{place}", curve["share"], rounds=curve["rounds"]
             ),
         }
         for place, curve in enumerate(facts.get("curves", []))

@@ -7,10 +7,7 @@ from typing import Any
 
 from pl_privknn.privacy.accounting.accountant import RATES
 
-_UNITS = {
-    "add_remove": "one {} more or less",
-    "replace_one": "one {} replaced by another",
-}
+_UNITS = {"add_remove": "one {} more or less", "replace_one": "one {} replaced by another"}
 _BUT = {"record": "one", "person": "one person's"}
 _NAMES = {"record": "private record", "person": "person with all of their private records"}
 

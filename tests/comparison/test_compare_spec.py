@@ -97,11 +97,7 @@ def test_everything_shared_is_the_same_in_all_runs():
         if run.method.kind == "labeler":
             labeling = made["labeling"]
             budget = labeling["budget"]
-            assert (budget["delta"], budget["adjacency"], labeling["seed"]) == (
-                1e-4,
-                "add_remove",
-                run.seed,
-            )
+            assert (budget["delta"], budget["adjacency"], labeling["seed"]) == (1e-4, "add_remove", run.seed)
             assert budget.get("max_epsilon") == (run.epsilon if run.private else None)
         assert made["data"]["init_args"].get("train_on_truth", False) == (run.method.kind == "true_labels")
         for path in ("labeling.labeler.init_args.noise_source", "model.init_args.noise_source"):
