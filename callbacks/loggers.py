@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from pl_privknn import _lightning as pl
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
@@ -22,10 +24,6 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.redaction import check_declared
-
-if TYPE_CHECKING:
-    from pl_privknn.datamodules.base import PrivatePublicDataModule
-
 
 #: The file in a run's folder.
 PICTURES = "pictures.npz"
@@ -82,15 +80,8 @@ class PublicPictures:
         """Keep them in a run's folder."""
         buffer = io.BytesIO()
         # Not compressed: the length of the file then tells nothing of what is in the confusion matrix.
-        np.savez(
-            buffer,
-            examples=self.examples,
-            images=self.images,
-            texts=np.array(self.texts, dtype=str),
-            truth=self.truth,
-            class_names=np.array(self.class_names),
-            confusion=self.confusion,
-        )
+        words = {name: np.array(getattr(self, name), dtype=str) for name in ("texts", "class_names")}
+        np.savez(buffer, **{**vars(self), **words})
         write_durably(folder / PICTURES, buffer.getvalue())
 
 
@@ -147,12 +138,8 @@ class TestConfusion:
         logits, self._logits = self._logits, None
         if logits is None or logits.ndim != 2 or labels.ndim != 1 or len(labels) != len(logits):
             return
-        classes = logits.shape[1]
-        if self.counts is None:
-            self.counts = torch.zeros(classes, classes, dtype=torch.int64)
-        known = labels >= 0
-        cells = labels[known].cpu() * classes + logits[known].argmax(dim=1).cpu()
-        self.counts += torch.bincount(cells, minlength=classes**2).reshape(classes, classes)
+        found = multiclass_confusion_matrix(logits, labels, logits.shape[1], ignore_index=-1).cpu()
+        self.counts = found if self.counts is None else self.counts + found
 
     def close(self) -> None:
         """Leave the module as it was."""
@@ -200,12 +187,9 @@ def pictured_queries(folder: Path) -> list[PicturedQuery]:
     pictures = PublicPictures.read(folder)
     if pictures is None or not (folder / LABELS).is_file():
         return []
-    store = StoredLabels(folder / LABELS)
-    try:
+    with contextlib.closing(StoredLabels(folder / LABELS)) as store:
         queries = store.queries()
         examples, labels, _ = store.answers(store.rounds())
-    finally:
-        store.close()
     label_of = dict(zip(examples.tolist(), labels.tolist(), strict=True))
     image_of: dict[int, Any] = dict(
         zip(pictures.examples.tolist(), pictures.texts or pictures.images, strict=True)
@@ -312,14 +296,9 @@ def log_trade_off(trainer: pl.Trainer, values: dict[str, float]) -> None:
 
 def log_queries(trainer: pl.Trainer, folder: Path) -> None:
     """Log the queries with their public pictures and what was answered; no text is logged."""
-    rows = (
-        [row for row in pictured_queries(folder) if row.image is not None]
-        if (wanted := told(trainer))
-        else []
-    )
-    if not rows:
-        return
-    for logger in wanted:
+    wanted = told(trainer)
+    rows = [row for row in pictured_queries(folder) if row.image is not None] if wanted else []
+    for logger in wanted if rows else []:
         if _is(logger, "WandbLogger"):
             _wandb_table(logger.experiment, rows)
         else:

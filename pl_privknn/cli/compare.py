@@ -57,25 +57,24 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn.comparison.plot import render
-    from pl_privknn.comparison.runner import interruptible, run_comparison, state_of_runs
+    from pl_privknn.comparison.runner import choose, interruptible, run_comparison, state_of_runs
     from pl_privknn.comparison.spec import read_comparison
 
     comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
-    chosen = {"only": parsed.only, "seeds": parsed.seeds, "epsilons": parsed.epsilons}
+    chosen = choose(comparison, parsed.only, parsed.seeds, parsed.epsilons)
     if parsed.dry_run:
-        print(*state_of_runs(comparison, output, **chosen), sep="\n")
+        print(*state_of_runs(chosen, output), sep="\n")
         return 0
     worker = ("pl_privknn.cli.worker", str(Path(parsed.config).resolve().parent))
     with interruptible():
         outcome = run_comparison(
-            comparison,
+            chosen,
             output,
             command=parsed.command,
             worker=worker,
             workers=parsed.workers,
             report=_tell,
-            **chosen,
         )
     if any((output / "results").glob("*.json")):
         print(render(output, output))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -321,11 +322,8 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     path = folder / "ledger.sqlite"
     if not path.is_file():
         return []
-    ledger = Ledger.open_readonly(path)
-    try:
+    with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         return [charge.to_record() for charge in ledger.report().guaranteed]
-    finally:
-        ledger.close()
 
 
 def _with(document: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:

@@ -88,41 +88,34 @@ class Outcome:
 
 
 def run_comparison(
-    comparison: Comparison,
+    chosen: Sequence[Run],
     output: str | Path,
     *,
     command: Command,
     worker: Words,
-    only: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    epsilons: Sequence[float | str] = (),
     workers: int = 1,
     report: Report = lambda what, run, text: None,
 ) -> Outcome:
-    """Run every chosen run of a comparison that has no result yet.
+    """Run every chosen run of one comparison that has no result yet.
 
     A run that was interrupted continues in its folder from its last checkpoint and its ledger. A run that fails
     is written down with its error, and the others go on.
 
     Args:
-        comparison: see :func:`~pl_privknn.comparison.spec.read_comparison`.
+        chosen: see :func:`choose`.
         output: the comparison's folder: ``METHOD/eps_ε/seed_N`` for each run, and ``results`` with one JSON each.
         command: does what ``privknn`` does for its words, for runs in this process.
         worker: module that does so for one folder (:func:`~pl_privknn.comparison.runner.work`), for runs in processes
             of their own, and words for it before the folder.
-        only: names of methods; all by default.
-        seeds: seeds among the comparison's; all by default.
-        epsilons: values of ε among the comparison's; all by default.
         workers: processes at a time; 0 runs all in this one.
         report: told of what happens.
 
     Raises:
-        ConfigurationError: for a configuration that does not parse, or names, seeds, ε that it has not.
+        ConfigurationError: for a configuration that does not parse.
         FolderError: if a folder holds a run of another configuration.
         FolderInUse: if another process is at the comparison.
     """
     workers, output = check_int("workers", workers, 0), Path(output)
-    chosen = choose(comparison, only, seeds, epsilons)
     with FolderLock(output):
         missing = []
         for run in chosen:
@@ -130,13 +123,12 @@ def run_comparison(
                 report("before", run, "")
             else:
                 missing.append(run)
-        planner = Planner(comparison.base["data"])
-        seen: set[tuple[str, float]] = set()
-        for run in missing:
-            if (key := (run.method.name, run.epsilon)) not in seen:
-                seen.add(key)
+        failed = {}
+        if missing:
+            planner = Planner(missing[0].comparison.base["data"])
+            for run in {(run.method.name, run.epsilon): run for run in missing}.values():
                 planner.check(run)
-        failed = _Pool(planner, output, workers, report, command, worker).run(missing)
+            failed = _Pool(planner, output, workers, report, command, worker).run(missing)
     return Outcome(len(chosen), len(chosen) - len(missing), failed)
 
 
@@ -146,7 +138,11 @@ def choose(
     seeds: Sequence[int] = (),
     epsilons: Sequence[float | str] = (),
 ) -> list[Run]:
-    """The runs of some methods, seeds and values of ε; see :func:`run_comparison`."""
+    """The runs of some methods, seeds and values of ε; all by default.
+
+    Raises:
+        ConfigurationError: for names, seeds, ε that the comparison has not.
+    """
     targets = tuple(read_epsilon("epsilons", epsilon) for epsilon in epsilons)
     every = {epsilon for method in comparison.methods for epsilon in method.epsilons}
     for name, given, known in (
@@ -156,28 +152,28 @@ def choose(
     ):
         if unknown := [value for value in given if value not in known]:
             raise ConfigurationError(f"{name}={unknown[0]!r} is not in the comparison, which has {known}")
-    return [
+    chosen = [
         run
         for run in runs_of(comparison)
         if (not only or run.method.name in only)
         and (not seeds or run.seed in seeds)
         and (not targets or run.epsilon in targets)
     ]
+    if not chosen:
+        raise ConfigurationError(
+            "only, seeds, epsilons: no run of the comparison is of all three; leave one out"
+        )
+    return chosen
 
 
-def state_of_runs(
-    comparison: Comparison,
-    output: Path,
-    only: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    epsilons: Sequence[float | str] = (),
-) -> Iterator[str]:
+def state_of_runs(chosen: Sequence[Run], output: Path) -> Iterator[str]:
     """A line for each chosen run: whether it is done, begun or missing, what was found for it, and its plan's ε."""
-    planner = Planner(comparison.base["data"])
+    planner = Planner(chosen[0].comparison.base["data"])
     planned: dict[tuple[str, float], str] = {}
     reasons: list[tuple[str, Guarantee]] = []
-    for run in choose(comparison, only, seeds, epsilons):
-        state = "done" if has_result(run, output) else "begun" if is_begun(run, output) else "missing"
+    for run in chosen:
+        begun = (run.folder(output) / _STATE).is_file()
+        state = "done" if has_result(run, output) else "begun" if begun else "missing"
         if (key := (run.method.name, run.epsilon)) not in planned:
             planner.check(run)
             plan = planner.plan(run)
@@ -232,11 +228,6 @@ def has_result(run: Run, output: Path) -> bool:
             "the file away"
         )
     return True
-
-
-def is_begun(run: Run, output: Path) -> bool:
-    """Whether a run was started before."""
-    return (run.folder(output) / _STATE).is_file()
 
 
 class _Pool:
@@ -327,10 +318,8 @@ class _Pool:
             return "interrupted"
         with (folder / _LOG).open("rb") as log:
             log.seek(start)
-            lines = [
-                line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()
-            ]
-        last = lines[-1] if lines else ""
+            lines = log.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if status == BUSY:
             return last
         if status < 0:

@@ -43,7 +43,7 @@ class Refused(ValueError):
     """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """Request of a server to each client and the shuffler: one round's queries.
 
@@ -69,36 +69,22 @@ class Request:
     """
 
     round: str
-    trust: str
-    randomizer: str
+    trust: str = "local"
+    randomizer: str = "collision"
     epsilon: float
-    k: int
+    k: int = 1
     num_classes: int
     dimensions: int
     extractor: str
-    min_records: int
-    seeded: bool
+    min_records: int = 0
+    seeded: bool = False
     queries: bytes
 
     @classmethod
-    def about(
-        cls,
-        queries: Tensor,
-        *,
-        round: str,
-        epsilon: float,
-        num_classes: int,
-        extractor: str,
-        trust: str = "local",
-        randomizer: str = "collision",
-        k: int = 1,
-        min_records: int = 0,
-        seeded: bool = False,
-    ) -> Request:
-        """Ask about public features, float32 ``(s, d)``."""
+    def about(cls, queries: Tensor, **stated: Any) -> Request:
+        """Ask about public features, float32 ``(s, d)``; all else as the class has it."""
         values = queries.detach().cpu().numpy().astype("<f4").tobytes()
-        stated = (round, trust, randomizer, epsilon, k, num_classes, int(queries.shape[1]), extractor)
-        return cls(*stated, min_records, seeded, values)
+        return cls(dimensions=int(queries.shape[1]), queries=values, **stated)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Request:

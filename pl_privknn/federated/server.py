@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -152,7 +153,7 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
     ledger = Ledger(
         config.ledger, adjacency=labeler.adjacency, delta=config.delta, max_epsilon=config.max_epsilon
     )
-    try:
+    with contextlib.closing(ledger):
         run = ledger.run(config.name, plan=config.plan())
         if run.num_charges:
             raise ValueError(
@@ -166,8 +167,6 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
             config.num_classes,
             run,
         )
-    finally:
-        ledger.close()
     kept = {name: value for name, value in vars(release).items() if value is not None}
     with replaced_durably(target) as file:
         np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in kept.items()})

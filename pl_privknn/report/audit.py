@@ -196,11 +196,8 @@ def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) 
     """Checks of the labels' file against the ledger's rows."""
     if not (folder / LABELS).is_file():
         return
-    store = StoredLabels(folder / LABELS)
-    try:
+    with contextlib.closing(StoredLabels(folder / LABELS)) as store:
         own, head, counts = store.get_meta("run_id"), store.get_meta("ledger_head"), store.counts()
-    finally:
-        store.close()
     yield _check("labels: run", own, run, own == run)
     if head is not None:
         known = any(row["hash"] == head for row in rows)

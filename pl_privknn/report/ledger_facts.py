@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,11 +31,8 @@ def ledger_facts(path: Path, exact: bool = True) -> dict[str, Any]:
         FileNotFoundError: if there is no such file.
     """
     audit = audit_ledger(path, exact=exact)
-    ledger = Ledger.open_readonly(path)
-    try:
+    with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         trade_off = ledger.report(exact=exact).trade_off()
-    finally:
-        ledger.close()
     charges = audit["charges"]
     return {
         "promise": promise_of(audit, trade_off),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import io
 import json
@@ -94,12 +95,9 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
     path = folder / LABELS
     if not path.is_file():
         return None
-    store = StoredLabels(path)
-    try:
+    with contextlib.closing(StoredLabels(path)) as store:
         queries, counts = store.queries(), store.counts()
         examples, labels, _ = store.answers(store.rounds())
-    finally:
-        store.close()
     names = pictures.class_names if pictures is not None else ()
     truth = None if pictures is None or not len(pictures.truth) else torch.from_numpy(pictures.truth)
     gallery = [
