@@ -105,16 +105,11 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
     trainer = getattr(cli, "trainer", None)
     if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
         return None
-    folder = None if cli is None else Path(cli._subconfig().run_dir)
-    if (
-        cli is not None
-        and cli.subcommand == "fit"
-        and folder is not None
-        and (folder / "config.yaml").is_file()
-    ):
-        text = f"interrupted; what was paid for is kept. Continue with: privknn fit --resume {folder}"
-    else:
-        text = "interrupted before anything was asked; the same command starts afresh"
+    text = "interrupted before anything was asked; the same command starts afresh"
+    if cli is not None and cli.subcommand == "fit":
+        folder = Path(cli._subconfig().run_dir)
+        if (folder / "config.yaml").is_file():
+            text = f"interrupted; what was paid for is kept. Continue with: privknn fit --resume {folder}"
     print(f"privknn: {text}", file=sys.stderr)
     return 128 + signal.SIGINT
 
@@ -191,18 +186,13 @@ class TrainingParser(LightningArgumentParser):
         for group in own:
             options = {action.dest for action in group._group_actions}
             group.title = next((title for name, title in _TITLES.items() if name in options), group.title)
-        if self.topic == "trainer":
-            self._action_groups = [group for group, word in own.items() if word in _LIGHTNINGS]
-        else:
-            order = ("", "data", "model", "labeling")
-            self._action_groups = sorted(
-                (
-                    group
-                    for group, word in own.items()
-                    if word not in _LIGHTNINGS and group.title != "Linked arguments"
-                ),
-                key=lambda group: order.index(own[group]) if own[group] in order else len(order),
-            )
+        theirs, order = self.topic == "trainer", ["", "data", "model", "labeling"]
+        shown = [group for group, word in own.items() if (word in _LIGHTNINGS) == theirs]
+        self._action_groups = sorted(
+            (group for group in shown if group.title != "Linked arguments"),
+            key=lambda group: order.index(own[group]) if own[group] in order else len(order),
+        )
+        if not theirs:
             self.epilog = (
                 f"Arguments of a class: --model.help CLASS, --data.help CLASS. Options of Lightning's trainer: "
                 f"privknn {command} --help trainer."
@@ -293,7 +283,6 @@ class PrivKNNCLI(LightningCLI):
         parser.add_argument(
             "--run_dir",
             type=str | None,
-            default=None,
             help="folder of the run; runs/NAME/NUMBER by default, or NAME/NUMBER in --trainer.default_root_dir",
         )
         parser.add_argument(
@@ -373,10 +362,7 @@ class PrivKNNCLI(LightningCLI):
         folder = Path(self._subconfig().run_dir)
         self.run_report = RunReport(folder, show=False)  # once, after the test
         trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
-        ParameterCount.stand_in(trainer)
-        shorten_progress(trainer)
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            keep_last_checkpoint(trainer, folder)
+        trainer.callbacks = [or_ours(one, folder) for one in trainer.callbacks]  # type: ignore[attr-defined]
         if type(trainer.strategy.checkpoint_io) in pl.both("plugins.io.TorchCheckpointIO"):
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
         return trainer
@@ -469,32 +455,11 @@ def run_loggers(chosen: Any, folder: Path) -> list[Namespace]:
     return [csv, *[logger for logger in others if "CSVLogger" not in logger.class_path]]
 
 
-def keep_last_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
-    """Make the trainer's own default checkpoint one that a resume can rely on; a user's stays as it is."""
-    kind = pl.package_of(trainer).callbacks.ModelCheckpoint
-    for place, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
-        if type(callback) is kind and callback.dirpath is None and callback.monitor is None:
-            trainer.callbacks[place] = kind(  # type: ignore[attr-defined]
-                dirpath=folder / CHECKPOINT.parent,
-                filename=CHECKPOINT.stem,
-                enable_version_counter=False,
-                save_on_train_epoch_end=True,
-            )
-
-
 # ---------------------------------------------------------------------------- output
 
 
 class ParameterCount(pl.Callback):
     """One line about the student, where Lightning shows a table of its parts with their FLOPs."""
-
-    @classmethod
-    def stand_in(cls, trainer: Any) -> None:
-        """Replace the trainer's own summary; one that looks deeper stays as it is."""
-        tables = (*pl.both("callbacks.ModelSummary"), *pl.both("callbacks.RichModelSummary"))
-        for place, callback in enumerate(trainer.callbacks):
-            if type(callback) in tables and callback._max_depth == 1:
-                trainer.callbacks[place] = cls()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how large the student is."""
@@ -528,12 +493,25 @@ class _OneLine:
         return {names.get(name, name): value for name, value in found.items() if name != "v_num"}
 
 
-def shorten_progress(trainer: Any) -> None:
-    """Replace Lightning's progress bar by one that fits a line of 80 columns; a user's own class stays."""
-    for place, callback in enumerate(trainer.callbacks):
-        if type(callback) in pl.both("callbacks.RichProgressBar"):
-            kind = type("OneLine", (_OneLine, type(callback)), {})
-            trainer.callbacks[place] = kind(callback.refresh_rate)
+def or_ours(callback: Any, folder: Path) -> Any:
+    """What stands in for one of Lightning's own default callbacks; a user's stays as it is.
+
+    The checkpoint is one that a resume can rely on.
+    """
+    kind = type(callback)
+    if kind in pl.both("callbacks.ModelCheckpoint") and callback.dirpath is callback.monitor is None:
+        return kind(
+            dirpath=folder / CHECKPOINT.parent,
+            filename=CHECKPOINT.stem,
+            enable_version_counter=False,
+            save_on_train_epoch_end=True,
+        )
+    tables = (*pl.both("callbacks.ModelSummary"), *pl.both("callbacks.RichModelSummary"))
+    if kind in tables and callback._max_depth == 1:  # one that looks deeper was asked for
+        return ParameterCount()
+    if kind in pl.both("callbacks.RichProgressBar"):
+        return type("OneLine", (_OneLine, kind), {})(callback.refresh_rate)
+    return callback
 
 
 @contextlib.contextmanager

@@ -326,17 +326,16 @@ def _draw(axes: Axes, cells: Cells) -> None:
     targets = sorted({target for _, target in cells if target < math.inf})
     beyond = _beyond(cells)
     for method, (colour, marker) in styles(titles_of(cells)).items():
-        last: tuple[float, float] | None = None
+        ends: list[tuple[float, float]] = []
         for apart in (False, True):
             shown = [key for key in known if key[0] == method and (key in out) == apart]
             if not shown:
                 continue
-            points = _points(cells, shown)
-            several = any(len(cells[key]) > 1 for key in shown)
+            x, y, spreads = zip(*_points(cells, shown), strict=True)
             axes.errorbar(
-                [point[0] for point in points],
-                [point[1] for point in points],
-                yerr=[point[2] for point in points] if several else None,
+                x,
+                y,
+                yerr=spreads if any(len(cells[key]) > 1 for key in shown) else None,
                 color=colour,
                 marker=marker,
                 markersize=5,
@@ -345,13 +344,14 @@ def _draw(axes: Axes, cells: Cells) -> None:
                 capsize=2.5,
                 label=titles_of(cells)[method] + mark(weakest(known[key] for key in shown)),
             )
-            last = max(point[:2] for point in points) if last is None else max(last, points[-1][:2])
+            ends.append((x[-1], y[-1]))
         if bound := cells.get((method, math.inf)):
             height = mean_and_spread(bound)[0]
-            if last is None:
+            if not ends:
                 axes.axhline(height, color=colour, linestyle="-.", linewidth=1.1)
             else:
-                axes.plot([last[0], beyond], [last[1], height], ":", color=colour, linewidth=1.1)
+                last, reached = max(ends)
+                axes.plot([last, beyond], [reached, height], ":", color=colour, linewidth=1.1)
                 axes.plot([beyond], [height], marker, color=colour, markersize=5, markerfacecolor="none")
     axes.set_xscale("log")
     ticks = {target: f"{target:g}" for target in targets}

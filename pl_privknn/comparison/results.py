@@ -117,8 +117,6 @@ _OF_SUMMARY = (
     "seconds", "student", "labeler", "data", "released", "student_test_accuracy", "head_test_accuracy",
     "mean_test_accuracy",
 )  # fmt: skip
-#: Why a run has no ε, by the kind of its method, where that isn't for want of noise.
-_WITHOUT_PRIVACY = {"true_labels": "the true labels of public images, no private record"}
 # The promise may pass its target by what is lost when a double is written and read.
 _ROUNDING = 1e-9
 
@@ -181,9 +179,9 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
     if run.private:
         _check_guarantee(run, summary)
     else:
-        reason = _WITHOUT_PRIVACY.get(
-            run.method.kind, "the noise is taken out: the method's bound without privacy"
-        )
+        reason = "the noise is taken out: the method's bound without privacy"
+        if run.method.kind == "true_labels":
+            reason = "the true labels of public images, no private record"
         kept |= {"epsilon": None, "epsilon_spent": None, "guarantee": "none", "reason": reason}
     return {
         "comparison": comparison.name,
@@ -303,12 +301,8 @@ def _check_guarantee(run: Run, summary: dict[str, Any]) -> None:
     comparison, limit = run.comparison, run.epsilon
     if summary.get("epsilon") is None:
         raise ResultError(f"the run states no ε where ε={epsilon_text(limit)} was asked for")
-    for name, wanted in (
-        ("delta", comparison.delta),
-        ("adjacency", comparison.adjacency),
-        ("unit", comparison.unit),
-    ):
-        if summary.get(name) != wanted:
+    for name in ("delta", "adjacency", "unit"):
+        if summary.get(name) != (wanted := getattr(comparison, name)):
             raise ResultError(
                 f"the run counts at {name}={summary.get(name)!r}, the comparison at {wanted!r}; such figures "
                 f"can't be compared. Let the class take an argument {name}"

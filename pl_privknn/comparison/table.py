@@ -119,17 +119,15 @@ def markdown_table(results: Sequence[Result]) -> str:
     methods = titles_of(cells)
     targets = sorted({result.target for result in results})
     finite = [target for target in targets if target < math.inf]
-    seeds = {result.seed for result in results}
+    seeds = len({result.seed for result in results})
     lines = [f"| method | {' | '.join(map(head, targets))} |", "|---|" + "---|" * len(targets)]
     best = {target: best_at(cells, target) for target in finite}
     known = guarantees(cells)
     for method, title in methods.items():
-        row = []
-        for target in targets:
-            text = cell(cells.get((method, target), []), len(seeds))
-            if best.get(target) == method:
-                text = f"**{text}**"
-            row.append(text + mark(known.get((method, target), UNCONDITIONAL)))
+        row = [
+            cell(cells, (method, target), seeds, "**" if best.get(target) == method else "")
+            for target in targets
+        ]
         whole = weakest(guarantee for (other, _), guarantee in known.items() if other == method)
         lines.append(f"| {title}{mark(whole)} | {' | '.join(row)} |")
     named = [_best(cells, methods, target) if target < math.inf else "" for target in targets]
@@ -152,13 +150,16 @@ def head(target: float) -> str:
     return f"ε ≤ {epsilon_text(target)}" if target < math.inf else "without privacy"
 
 
-def cell(results: Sequence[Result], seeds: int) -> str:
-    """Mean accuracy and spread of a method at a target; ``seeds`` is how many runs there should be."""
+def cell(cells: Cells, key: tuple[str, float], seeds: int, around: str = "") -> str:
+    """Mean accuracy and spread of a method at a target, with its mark; ``seeds`` is how many runs there should be."""
+    results = cells.get(key, [])
     if not results:
         return "–"
     mean, spread = mean_and_spread(results)
     text = f"{mean:.3f}" if len(results) == 1 else f"{mean:.3f} ± {spread:.3f}"
-    return text if len(results) == seeds else f"{text} ({len(results)} of {seeds} seeds)"
+    if len(results) < seeds:
+        text = f"{text} ({len(results)} of {seeds} seeds)"
+    return f"{around}{text}{around}{mark(guarantees(cells).get(key, UNCONDITIONAL))}"
 
 
 def _notes(results: Sequence[Result], cells: Cells) -> str:

@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.comparison.results import Result, mark, read_results
-from pl_privknn.comparison.table import cell, cells_of, guarantees, head, marks_explained, titles_of, together
+from pl_privknn.comparison.results import Result, read_results
+from pl_privknn.comparison.table import cell, cells_of, head, marks_explained, titles_of, together
 from pl_privknn.config import write_yaml
-from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL
 from pl_privknn.report.promise import attacker, protected
 
 
@@ -21,19 +20,11 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     """
     results = read_results(folder)
     cells = cells_of(results)
-    known = guarantees(cells)
     first = results[0].values
     targets = sorted({result.target for result in results})
     seeds = sorted({result.seed for result in results})
     rows = [
-        {
-            "title": title,
-            "cells": [
-                cell(cells.get((method, target), []), len(seeds))
-                + mark(known.get((method, target), UNCONDITIONAL))
-                for target in targets
-            ],
-        }
+        {"title": title, "cells": [cell(cells, (method, target), len(seeds)) for target in targets]}
         for method, title in titles_of(cells).items()
     ]
     return {

@@ -14,36 +14,22 @@ from typing import Any
 #: What stands where a person has to write something.
 TO_FILL = "To be filled in by the curator."
 
-# Required names of each object; values that a field may take.
-_REQUIRED = {
-    "": ("url_slug", "deployment"),
-    "deployment": ("basic", "administrative"),
-    "deployment.basic": (
-        "name", "data_curators", "description", "intended_use", "data_product_type", "data_product_region",
-        "publication_date",
-    ),
-    "deployment.administrative": ("evidence_sources", "status", "registry_authors", "tier"),
-}  # fmt: skip
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "": ("url_slug", "deployment"),
-    "deployment": ("basic", "dp_variant", "privacy_loss", "deployment_model", "implementation", "administrative"),
-    "deployment.basic": (*_REQUIRED["deployment.basic"], "data_product_sector"),
-    "deployment.dp_variant": ("variant_name", "data_domain", "unprotected_quantities"),
-    "deployment.privacy_loss": (
-        "privacy_unit", "privacy_unit_details", "number_of_privacy_units", "privacy_parameters",
-        "privacy_parameters_details",
-    ),
-    "deployment.privacy_loss.privacy_parameters": ("epsilon", "delta", "rho"),
-    "deployment.deployment_model": (
-        "model_name", "model_name_details", "trust_assumptions", "actors", "release_type", "release_type_details",
-        "data_source_type", "data_source_type_details", "access_type", "access_type_details",
-    ),
-    "deployment.implementation": (
-        "preprocessing_and_hyperparameter_tuning", "mechanisms", "composition", "post_processing", "justification",
-        "utility", "additional_information",
-    ),
-    "deployment.administrative": _REQUIRED["deployment.administrative"],
-}  # fmt: skip
+# Fields of each object, those that are required with a star; values that a field may take.
+_FIELDS = {
+    "": "url_slug* deployment*",
+    "deployment": "basic* dp_variant privacy_loss deployment_model implementation administrative*",
+    "deployment.basic": "name* data_curators* description* intended_use* data_product_type* data_product_region* "
+    "publication_date* data_product_sector",
+    "deployment.dp_variant": "variant_name data_domain unprotected_quantities",
+    "deployment.privacy_loss": "privacy_unit privacy_unit_details number_of_privacy_units privacy_parameters "
+    "privacy_parameters_details",
+    "deployment.privacy_loss.privacy_parameters": "epsilon delta rho",
+    "deployment.deployment_model": "model_name model_name_details trust_assumptions actors release_type "
+    "release_type_details data_source_type data_source_type_details access_type access_type_details",
+    "deployment.implementation": "preprocessing_and_hyperparameter_tuning mechanisms composition post_processing "
+    "justification utility additional_information",
+    "deployment.administrative": "evidence_sources* status* registry_authors* tier*",
+}
 _CHOICES = {
     "deployment.basic.data_product_type": (
         "Summary statistics",
@@ -141,13 +127,15 @@ def registry_entry(card: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_entry(entry: Mapping[str, Any], path: str = "") -> None:
     """Raise ``ValueError`` unless the entry follows the registry's schema."""
-    for name in _REQUIRED.get(path, ()):
-        if name not in entry:
-            raise ValueError(f"the entry lacks {path + '.' if path else ''}{name}")
+    fields = _FIELDS[path].split()
+    for name in fields:
+        if name.endswith("*") and name[:-1] not in entry:
+            raise ValueError(f"the entry lacks {f'{path}.{name}'.strip('.*')}")
     for name, value in entry.items():
-        place = f"{path}.{name}" if path else name
-        if name not in _FIELDS[path]:
-            raise ValueError(f"{place} is no field of the registry; those are {', '.join(_FIELDS[path])}")
+        place = f"{path}.{name}".lstrip(".")
+        if not {name, f"{name}*"} & {*fields}:
+            known = _FIELDS[path].replace("*", "")
+            raise ValueError(f"{place} is no field of the registry; those are {known}")
         if place in _CHOICES and value not in _CHOICES[place]:
             raise ValueError(f"{place}={value!r} must be one of {', '.join(map(str, _CHOICES[place]))}")
         if place in _FIELDS:

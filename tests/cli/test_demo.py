@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli.main import main
-from pl_privknn.cli.train import quietly, shorten_progress
+from pl_privknn.cli.train import or_ours, quietly
 from pl_privknn.labelers import ReverseKNN
 
 
@@ -63,9 +63,8 @@ def test_warnings_of_the_users_own_are_one_line_and_lightnings_workings_none(cap
 
 def test_progress_says_epoch_and_round_on_a_line_of_80_columns():
     labeling = PrivateLabeler(ReverseKNN(epsilon=1.0), rounds=2, epochs_per_round=3)
-    trainer = SimpleNamespace(callbacks=[RichProgressBar(refresh_rate=7), labeling], max_epochs=6)
-    shorten_progress(trainer)
-    bar = trainer.callbacks[0]
+    bar = or_ours(RichProgressBar(refresh_rate=7), Path())
+    trainer = SimpleNamespace(callbacks=[bar, labeling], max_epochs=6)
     bar._trainer = trainer
     assert bar.refresh_rate == 7
     told = [bar._get_train_description(epoch) for epoch in range(6)]
