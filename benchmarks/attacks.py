@@ -168,20 +168,13 @@ def _found(part: str, method: str, fault: str, epsilon: float, canaries: int, ru
 def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str, Any]:
     """A private training for an ε: of the baseline, or of a plain module by the callback."""
     arguments = document["model"]["init_args"]
-    if not plain:
-        arguments["budget"]["epsilon"] = epsilon
-        return document
-    callback = {
-        "class_path": "pl_privknn.PrivateTraining",
-        "init_args": {
-            "epsilon": epsilon,
-            "delta": arguments["budget"]["delta"],
-            "expected_batch_size": arguments["batches"]["batch_size"],
-            "expected_records": arguments["batches"]["expected_records"],
-        },
-    }
-    document["model"] = {"class_path": "benchmarks.faulty.PlainClassifier"}
-    document["trainer"]["callbacks"] = [callback]
+    arguments["epsilon"] = epsilon
+    if plain:
+        kept = {
+            name: arguments[name] for name in ("epsilon", "delta", "expected_batch_size", "expected_records")
+        }
+        document["model"] = {"class_path": "benchmarks.faulty.PlainClassifier"}
+        document["trainer"]["callbacks"] = [{"class_path": "pl_privknn.PrivateTraining", "init_args": kept}]
     return document
 
 
@@ -313,11 +306,9 @@ def least_shown(form: str, size: int, delta: float) -> float:
 
 def figure() -> Figure:
     """Bounds beside stated ε, on white so that both themes show them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(8, 4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(drawn)
     axes = drawn.add_subplot()
     found = [one["results"] for one in entries("attacks").values()]
     methods = sorted({one["method"] for one in found})
@@ -329,10 +320,8 @@ def figure() -> Figure:
             for one in found
             if one["method"] == method
         )
-        number, other = (
-            families.index(method.removesuffix(", Fashion-MNIST")),
-            method.endswith(", Fashion-MNIST"),
-        )
+        family, other = method.removesuffix(", Fashion-MNIST"), method.endswith(", Fashion-MNIST")
+        number = families.index(family)
         style = {"color": f"C{number}", "marker": "osv^D<>ph*"[number % 10], "label": method}
         axes.plot(
             *zip(*points, strict=True), "--" if other else "-", fillstyle="none" if other else None, **style

@@ -69,33 +69,26 @@ class SeveralTeachers(PATE):
         )
 
 
-@functools.cache
-def _sigma(epsilon: float, rate: float, k: int) -> float:
-    """σ of Gaussian votes with which all queries cost ε."""
+def _sigma_of(made: Callable[[float], Labeler], epsilon: float) -> float:
+    """σ of a labeler's noise with which all queries cost ε."""
     found = calibrate(
-        lambda sigma: PrivateKNN(k=k, sampling_rate=rate, noise=Gaussian(sigma)).plan(
-            QUERIES, QUERIES, CLASSES
-        ),
+        lambda sigma: made(sigma).plan(QUERIES, QUERIES, CLASSES),
         Parameter("sigma", start=10.0, low=0.1, high=1e4, rising=False),
         epsilon=epsilon,
         delta=DELTA,
         exact=False,
     )
     return found.value
+
+
+@functools.cache
+def _sigma(epsilon: float, rate: float, k: int) -> float:
+    return _sigma_of(lambda sigma: PrivateKNN(k=k, sampling_rate=rate, noise=Gaussian(sigma)), epsilon)
 
 
 @functools.cache
 def _pate_sigma(epsilon: float) -> float:
-    found = calibrate(
-        lambda sigma: PATE(num_teachers=_TEACHERS, teachers=_NEAREST, aggregator=GNMAX(sigma)).plan(
-            QUERIES, QUERIES, CLASSES
-        ),
-        Parameter("sigma", start=10.0, low=0.1, high=1e4, rising=False),
-        epsilon=epsilon,
-        delta=DELTA,
-        exact=False,
-    )
-    return found.value
+    return _sigma_of(lambda sigma: PATE(_TEACHERS, _NEAREST, aggregator=GNMAX(sigma)), epsilon)
 
 
 def _sgd(epsilon: float) -> Labeler:
@@ -308,6 +301,21 @@ def sizes_of(method: str, fault: str) -> tuple[float, ...]:
 # -- noise that is too small, or that comes again -----------------------------------------------------------------
 
 
+def _smaller(name: str) -> Any:
+    """A draw of a smaller scale."""
+    return lambda self, given, scale: getattr(NoiseSource, name)(self, given, scale / self.factor)
+
+
+def _shared(name: str) -> Any:
+    """A draw of one row for all."""
+
+    def drawn(self: NoiseSource, shape: Any, scale: Any) -> Tensor:
+        made: Tensor = getattr(NoiseSource, name)(self, shape, scale)
+        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+
+    return drawn
+
+
 class LessNoise(NoiseSource):
     """Normal and Laplace noise that is so many times too small."""
 
@@ -324,29 +332,12 @@ class LessNoise(NoiseSource):
         """A stream of the source, with the same fault."""
         return type(self)(self.factor, self.source.stream(*key))
 
-    def normal(self, shape: Any, scale: Any) -> Tensor:
-        """Of a smaller deviation."""
-        return super().normal(shape, scale / self.factor)
-
-    def rounded_normal(self, shape: Any, sigma: Any) -> Tensor:
-        """Of a smaller deviation."""
-        return super().rounded_normal(shape, sigma / self.factor)
-
-    def laplace(self, shape: Any, scale: Any) -> Tensor:
-        """Of a smaller scale."""
-        return super().laplace(shape, scale / self.factor)
-
-    def rounded_laplace(self, shape: Any, scale: Any) -> Tensor:
-        """Of a smaller scale."""
-        return super().rounded_laplace(shape, scale / self.factor)
-
-    def normal_at_least(self, thresholds: Tensor, scale: Any) -> Tensor:
-        """Of a smaller deviation."""
-        return super().normal_at_least(thresholds, scale / self.factor)
-
-    def exponential_choice(self, scores: Tensor, scale: Any) -> Tensor:
-        """Of a smaller scale."""
-        return super().exponential_choice(scores, scale / self.factor)
+    normal = _smaller("normal")
+    rounded_normal = _smaller("rounded_normal")
+    laplace = _smaller("laplace")
+    rounded_laplace = _smaller("rounded_laplace")
+    normal_at_least = _smaller("normal_at_least")
+    exponential_choice = _smaller("exponential_choice")
 
 
 class SharedNoise(LessNoise):
@@ -356,25 +347,10 @@ class SharedNoise(LessNoise):
         """A stream of the source; that of steps is always the same."""
         return super().stream(*(key[:1] if key[:1] == ("step",) else key))
 
-    def normal(self, shape: Any, scale: Any) -> Tensor:
-        """One row for all."""
-        return _first_row(NoiseSource.normal(self, shape, scale))
-
-    def rounded_normal(self, shape: Any, sigma: Any) -> Tensor:
-        """One row for all."""
-        return _first_row(NoiseSource.rounded_normal(self, shape, sigma))
-
-    def laplace(self, shape: Any, scale: Any) -> Tensor:
-        """One row for all."""
-        return _first_row(NoiseSource.laplace(self, shape, scale))
-
-    def rounded_laplace(self, shape: Any, scale: Any) -> Tensor:
-        """One row for all."""
-        return _first_row(NoiseSource.rounded_laplace(self, shape, scale))
-
-
-def _first_row(made: Tensor) -> Tensor:
-    return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+    normal = _shared("normal")
+    rounded_normal = _shared("rounded_normal")
+    laplace = _shared("laplace")
+    rounded_laplace = _shared("rounded_laplace")
 
 
 # -- a private training of seconds, by the baseline and by the callback --------------------------------------------
@@ -409,23 +385,22 @@ def network(pixels: int, num_classes: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, num_classes))
 
 
+def dealt(images: Tensor, labels: Tensor, private: int, public: int, **settings: Any) -> ArraysDataModule:
+    """The first images as private ones, the next as public ones, the rest for the test."""
+    sizes = [private, public, len(images) - private - public]
+    parts = zip(("private", "public", "test"), images.split(sizes), labels.split(sizes), strict=True)
+    for name, pictures, known in parts:
+        settings |= {f"{name}_images": pictures, f"{name}_{'truth' if name == 'public' else 'labels'}": known}
+    return ArraysDataModule(**settings)
+
+
 def small_training(method: str, epsilon: float, delta: float, records_of_a_person: int = 0) -> TrainingTarget:
     """A training of ten steps on made-up images; persons who own so many of them are its unit, where any do."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES + _PUBLIC + 20, 1, _SIDE, _SIDE, generator=generator)
     labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()
-    private, public = slice(0, _IMAGES), slice(_IMAGES, _IMAGES + _PUBLIC)
-    rest = slice(_IMAGES + _PUBLIC, None)
-    data = ArraysDataModule(
-        private_images=images[private],
-        private_labels=labels[private],
-        public_images=images[public],
-        public_truth=labels[public],
-        test_images=images[rest],
-        test_labels=labels[rest],
-        num_classes=2,
-        private_groups=torch.arange(_IMAGES) // records_of_a_person if records_of_a_person else None,
-    )
+    groups = torch.arange(_IMAGES) // records_of_a_person if records_of_a_person else None
+    data = dealt(images, labels, _IMAGES, _PUBLIC, num_classes=2, private_groups=groups)
     pixels, hidden = _SIDE * _SIDE, 96
     drawn: dict[str, Any] = {"expected_batch_size": _BATCH, "expected_records": _IMAGES}
     if records_of_a_person:

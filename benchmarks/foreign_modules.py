@@ -41,11 +41,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from benchmarks.faulty import dealt
 from benchmarks.record import Measured, entries, markdown
 from benchmarks.speed import _in_turns
-from pl_privknn._lightning import Callback
+from pl_privknn._lightning import TRAINS_ALONE, Callback
 from pl_privknn.comparison.results import SEEDED, stated
-from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.testing import clipped_sum
@@ -461,21 +461,15 @@ def _trial(case: Case) -> dict[str, Any]:
         trainer = _lightning_of(module).Trainer(
             max_epochs=1,
             accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
             default_root_dir=folder,
             callbacks=[training, watched],
+            **{**TRAINS_ALONE, "limit_val_batches": 1.0},
         )
         try:
-            given = (
-                {"train_dataloaders": data, "val_dataloaders": data}
-                if isinstance(data, DataLoader)
-                else {"datamodule": data}
-            )
-            trainer.fit(module, **given)
+            if isinstance(data, DataLoader):
+                trainer.fit(module, data, data)
+            else:
+                trainer.fit(module, datamodule=data)
         except ValueError as error:
             return {**found, "outcome": "refused", "reason": str(error)}
         found |= {"outcome": "trained", "way": watched.way, "epsilon": training.epsilon, **stated(SEEDED)}
@@ -543,11 +537,7 @@ def _difference(module: Any, data: Any) -> float:
 
 
 def _literal(module: Any, data: Any, norm: float = 1.0) -> Tensor:
-    hooks: Any = None
-    if isinstance(data, DataLoader):
-        loader = data
-    else:
-        loader, hooks = data.train_dataloader(), data
+    hooks, loader = (None, data) if isinstance(data, DataLoader) else (data, data.train_dataloader())
     total: Any = 0.0
     for row in range(COMPARED):
         alone = copy.deepcopy(module)
@@ -698,24 +688,14 @@ def _vit(repeat: int) -> dict[str, Any]:
 
 def _proven(repeat: int) -> dict[str, Any]:
     count, data = 512, _pictures(560, 1, 28)
-    images, labels = data.tensors
-    private, public, rest = slice(0, count), slice(count, count + 24), slice(count + 24, None)
-    tables = ArraysDataModule(
-        private_images=images[private],
-        private_labels=labels[private],
-        public_images=images[public],
-        public_truth=labels[public],
-        test_images=images[rest],
-        test_labels=labels[rest],
-        num_classes=10,
-    )
+    tables = dealt(*data.tensors, count, 24, num_classes=10)
     tables.setup("fit")
     network = tanh_cnn(10, 1, 28)
     module = NoisySGD(
         copy.deepcopy(network), image_size=28, epsilon=1.0, expected_batch_size=256, expected_records=count
     )
     ours = _gradients(module, tables)
-    beside = _hooked(network, TensorDataset(images[private], labels[private]))
+    beside = _hooked(network, TensorDataset(*(table[:count] for table in data.tensors)))
     return {**_compared(count, lambda: ours.sum(range(count)), beside, repeat), "way": ours.way}
 
 

@@ -164,11 +164,9 @@ def table() -> str:
 
 def figure() -> Figure:
     """The curves of all parts, on white so that both themes show them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(drawn)
     axes = drawn.add_subplot()
     for part, one in entries("membership").items():
         axes.plot(one["results"]["fpr"], one["results"]["tpr"], label=PARTS[part])

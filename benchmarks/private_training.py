@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from benchmarks.record import Measured, entries
 from benchmarks.statistics import features_file, features_of, saved, sections_at
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.results import guarantee_of, stated
 from pl_privknn.datamodules import EmbeddingsDataModule, FashionMNISTDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -168,14 +169,9 @@ def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataMod
         pl.Trainer(
             max_epochs=setting.epochs,
             accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
             default_root_dir=folder,
             callbacks=callbacks,
+            **TRAINS_ALONE,
         ).fit(module, data)
         summary = private.privacy_summary()
     assert summary is not None

@@ -259,11 +259,9 @@ def local() -> str:
 
 def local_figure() -> Figure:
     """The same against ε, a panel for each number of clusters."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     found = results("reverse_knn_local")
     whole = guarantee_of(found)
     explain(figure, footnotes([("", whole)]))
@@ -379,16 +377,11 @@ def ind_knn_guarantee() -> Guarantee:
 
 def ind_knn_accuracy() -> str:
     """Accuracy of the three methods."""
-    lines = [
-        f"| features | queries | ε | {' | '.join(_METHODS.values())} |",
-        "|---" * (3 + len(_METHODS)) + "|",
-    ]
+    whole, lines = ind_knn_guarantee(), []
     for (features, queries, epsilon), rows in ind_knn_rows().items():
         cells = [f"{rows[method]['mean']:.3f} ± {rows[method]['spread']:.3f}" for method in _METHODS]
-        lines.append(
-            f"| {_FEATURES[features]} | {queries:,} | {epsilon:g}{mark(ind_knn_guarantee())} | {' | '.join(cells)} |"
-        )
-    return explained("\n".join(lines), [("", ind_knn_guarantee())])
+        lines.append([_FEATURES[features], f"{queries:,}", f"{epsilon:g}{mark(whole)}", *cells])
+    return explained(markdown(["features", "queries", "ε", *_METHODS.values()], lines), [("", whole)])
 
 
 def ind_knn_figure() -> Any:
@@ -425,17 +418,13 @@ def ind_knn_figure() -> Any:
 
 def ind_knn_speed() -> str:
     """Milliseconds a query beside the bare product."""
-    lines = [
-        "| records × dimensions | queries at once | product | Ind-KNN | ratio | with hashing | candidates | recall |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in results("ind_knn_speed")["rows"]:
-        lines.append(
-            f"| {row['records']:,} × {row['dimension']} | {row['batch']:,} | {row['product_ms']:.2f} ms "
-            f"| {row['exact_ms']:.2f} ms | {row['exact_ratio']:.2f} | {row['hashing_ms']:.2f} ms "
-            f"| {row['candidates']:,.0f} | {row['recall']:.2f} |"
-        )
-    return "\n".join(lines)
+    form = (
+        "{records:,} × {dimension}|{batch:,}|{product_ms:.2f} ms|{exact_ms:.2f} ms|{exact_ratio:.2f}|"
+        "{hashing_ms:.2f} ms|{candidates:,.0f}|{recall:.2f}"
+    )
+    header = "records × dimensions|queries at once|product|Ind-KNN|ratio|with hashing|candidates|recall"
+    lines = [form.format(**row).split("|") for row in results("ind_knn_speed")["rows"]]
+    return markdown(header.split("|"), lines)
 
 
 # -- students and training ---------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.record import Measured
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import (
@@ -282,14 +283,7 @@ def peak_of_labelling(
     )
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(dimensions, CLASSES))
     trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        default_root_dir=run,
-        callbacks=[labeling],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
+        max_epochs=1, accelerator="cpu", default_root_dir=run, callbacks=[labeling], **TRAINS_ALONE
     )
     trainer.fit(SupervisedStudent(network=network, num_classes=CLASSES), data)
     done.set()

@@ -25,6 +25,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.comparison.results import stated
 from pl_privknn.config import get, instantiate, put, read_document
 from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.students import SupervisedStudent
@@ -146,27 +147,24 @@ def features_of(sections: dict[str, Any], path: Path) -> dict[str, Tensor]:
         document = {**sections, "labeling": dict(sections["labeling"])}
         put(document, _LEARNED, max(components for components, _ in SETTINGS.values()))
         started = time.process_time()
-        extractor: Any = _labeling(document).features[0]
-        extractor.fit_public(data.public.images())
-        found = {
-            "public": _mapped(extractor, data.public.images()),
-            "test": _mapped(extractor, data.test.images()),
-            "private": torch.cat([extractor(images) for images, _ in data.private_batches()]),
-        }
-        assert data.public.truth is not None
-        found |= {
-            "public_labels": data.public.truth,
-            "test_labels": data.test.labels,
-            "private_labels": data.private.labels,
-            "seconds": torch.tensor(time.process_time() - started),
-        }
-        saved(found, path)
+        found = tables_of(data, _labeling(document).features[0])
+        saved({**found, "seconds": torch.tensor(time.process_time() - started)}, path)
     loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
     return loaded
 
 
-def _mapped(extractor: Any, images: Tensor) -> Tensor:
-    return torch.cat([extractor(part) for part in images.split(1024)])
+def tables_of(data: PrivatePublicDataModule, extractor: Any) -> dict[str, Tensor]:
+    """Features of all images, by an extractor that first learns from public ones, and their labels."""
+    extractor.fit_public(data.public.images())
+    assert data.public.truth is not None
+    return {
+        "public": torch.cat([extractor(part) for part in data.public.images().split(1024)]),
+        "test": torch.cat([extractor(part) for part in data.test.images().split(1024)]),
+        "private": torch.cat([extractor(images) for images, _ in data.private_batches()]),
+        "public_labels": data.public.truth,
+        "test_labels": data.test.labels,
+        "private_labels": data.private.labels,
+    }
 
 
 def answers_of(sections: dict[str, Any], tables: dict[str, Tensor], path: Path) -> dict[str, Any]:

@@ -1,0 +1,17 @@
+"""Configurations of the attacks follow those that are shipped."""
+
+import pytest
+
+from benchmarks.attacks import METHODS, configuration
+from pl_privknn.planning import Cost
+from pl_privknn.privacy import account
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if "Fashion" not in name])
+def test_each_method_costs_what_is_asked_for(method):
+    document = configuration(method, 2.0)
+    plan = Cost(document["data"], method, own_code=True).releases(document)
+    epsilon = account(
+        plan.charges, delta=plan.delta, adjacency=plan.adjacency or "add_remove", exact=False
+    ).epsilon
+    assert 1.9 < epsilon < 2.0 + 1e-3
