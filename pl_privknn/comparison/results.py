@@ -103,6 +103,8 @@ def _footnote(level: Level, rows: Mapping[str, Guarantee]) -> str:
     return " ".join([text, *(f"{', '.join(names)}: {rest}." for rest, names in own.items())])
 
 
+#: A run's own account of its end.
+SUMMARY = "summary.json"
 #: Folder of the JSON files in that of the comparison.
 RESULTS = "results"
 #: Columns of the CSV.
@@ -171,8 +173,8 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         ResultError: if the run left no accuracy on the test set, or its guarantee is not the one that the
             comparison is about.
     """
-    summary = read_summary(folder)
-    if summary is None or summary.get("test_accuracy") is None:
+    summary = read_json(folder / SUMMARY)
+    if summary.get("test_accuracy") is None:
         raise ResultError("the run left no accuracy on the test set; the data module needs a test set")
     comparison, methods = run.comparison, run.comparison.methods
     kept = {name: summary[name] for name in _OF_SUMMARY if name in summary} | stated(guarantee_of(summary))
@@ -205,13 +207,9 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
     }
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """``summary.json`` of a run, or None where it isn't there yet."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        return None
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return summary
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; an empty one where there is no file yet."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -15,10 +15,17 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 from pl_privknn._checks import at_most, check_int
-from pl_privknn.comparison.results import RESULTS, ResultError, footnotes, read_summary, result_of, write_json
+from pl_privknn.comparison.results import (
+    RESULTS,
+    SUMMARY,
+    ResultError,
+    footnotes,
+    read_json,
+    result_of,
+    write_json,
+)
 from pl_privknn.comparison.run import Planned, Planner, Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, read_epsilon
 from pl_privknn.config import ConfigurationError, differences, write_yaml
@@ -211,18 +218,16 @@ def has_result(run: Run, output: Path) -> bool:
         FolderError: if the folder, or the result, is of another configuration.
     """
     folder, result = run.folder(output), output / RESULTS / run.result_name
-    identity = folder / _IDENTITY
-    if identity.is_file():
-        stored = json.loads(identity.read_text(encoding="utf-8"))
-        if changes := differences(stored, json.loads(json.dumps(run.identity))):
-            raise FolderError(
-                f"{folder} holds {run.label} of another configuration ({'; '.join(changes)}), and its budget was "
-                "spent under that. Restore the configuration, choose another --output, or take the folder and "
-                f"{result} away"
-            )
+    identity, now = folder / _IDENTITY, json.loads(json.dumps(run.identity))
+    if identity.is_file() and (changes := differences(read_json(identity), now)):
+        raise FolderError(
+            f"{folder} holds {run.label} of another configuration ({'; '.join(changes)}), and its budget was "
+            "spent under that. Restore the configuration, choose another --output, or take the folder and "
+            f"{result} away"
+        )
     if not result.is_file():
         return False
-    if json.loads(result.read_text(encoding="utf-8")).get("fingerprint") != run.fingerprint:
+    if read_json(result).get("fingerprint") != run.fingerprint:
         raise FolderError(
             f"{result} is the result of another configuration; restore that, choose another --output, or take "
             "the file away"
@@ -276,10 +281,8 @@ class _Pool:
         folder = run.folder(self.output)
         with self._planning:
             planned = self._planned(run, folder)
-        state = _read(folder / _STATE)
-        summary = read_summary(folder)
-        starts = int(state.get("starts", 0))
-        if summary is None or summary.get("test_accuracy") is None:
+        starts = int(read_json(folder / _STATE).get("starts", 0))
+        if read_json(folder / SUMMARY).get("test_accuracy") is None:
             starts += 1
             write_json(folder / _STATE, {"starts": starts, "calibrated": planned.calibrated})
             if error := self._work(folder):
@@ -300,7 +303,7 @@ class _Pool:
 
     def _planned(self, run: Run, folder: Path) -> Planned:
         """The run's plan; what was found at its first start stays, whatever a later version would find."""
-        if (folder / CONFIG).is_file() and (state := _read(folder / _STATE)):
+        if (folder / CONFIG).is_file() and (state := read_json(folder / _STATE)):
             return Planned({}, state["calibrated"], None, None)
         planned = self.planner.plan(run)
         folder.mkdir(parents=True, exist_ok=True)
@@ -371,7 +374,3 @@ class _Pool:
                 process.wait(max(0.1, limit - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -205,25 +205,20 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
             "a teacher in labeling, a baseline's own model, or true_labels: true"
         )
     kind = _KINDS[kinds[0]]
-    if section.get("student") is not None:
-        raise ConfigurationError(
-            f"{where}.student: all teachers share base.student; a baseline has a model of its own"
-        )
     if kind != "baseline" and base["student"] is None:
         raise ConfigurationError(
             f"base.student: {name} needs a student; only baselines with a model of their own do without"
         )
-    if section.get("trainer") and kind != "baseline":
-        raise ConfigurationError(
-            f"{where}.trainer: methods that train base.student share base.trainer; leave it out"
-        )
-    if section.get("calibrate") and kind == "baseline":
-        raise ConfigurationError(
-            f"{where}.calibrate: only a labeler states a plan that noise can be found for; use epsilon_to"
-        )
-    for key in ("settings", "calibrate", "epsilon_to", "nonprivate"):
-        if kind == "true_labels" and section.get(key):
-            raise ConfigurationError(f"{where}.{key}: true_labels asks no teacher and has no ε; leave it out")
+    baseline = kind == "baseline"
+    no_teacher = ("settings", "calibrate", "epsilon_to", "nonprivate") if kind == "true_labels" else ()
+    for key, refused, why in (
+        ("student", True, "all teachers share base.student; a baseline has a model of its own"),
+        ("trainer", not baseline, "methods that train base.student share base.trainer; leave it out"),
+        ("calibrate", baseline, "only a labeler states a plan that noise can be found for; use epsilon_to"),
+        *((key, True, "true_labels asks no teacher and has no ε; leave it out") for key in no_teacher),
+    ):
+        if refused and section.get(key):
+            raise ConfigurationError(f"{where}.{key}: {why}")
     labeling = _labeling(f"{where}.labeling", section["labeling"]) if kind == "labeler" else None
     model = _class_section(f"{where}.model", section["model"]) if kind == "baseline" else None
     if model is not None:
@@ -255,11 +250,8 @@ def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -
     if method.kind == "true_labels":
         return (math.inf,)
     finite = [epsilon for epsilon in wanted if epsilon < math.inf]
-    if method.epsilon_to or method.calibrate:
-        missing = []
-    else:
-        missing = [epsilon for epsilon in finite if epsilon not in method.settings]
-    if missing:
+    missing = [epsilon for epsilon in finite if epsilon not in method.settings]
+    if missing and not (method.epsilon_to or method.calibrate):
         raise ConfigurationError(
             f"{where}: nothing says how it reaches ε={epsilon_text(missing[0])}; add epsilon_to, calibrate, or "
             f"settings for it, or list the method's own epsilons"

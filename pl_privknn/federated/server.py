@@ -198,25 +198,21 @@ def _messages(
     def payload(fields: Any) -> bytes:
         if fields.get("request") != request.digest or not isinstance(fields.get("payload"), bytes):
             raise ValueError("no answer to this request")
-        found: bytes = fields["payload"]
-        return found
+        return bytes(fields["payload"])
 
-    def messages(fields: Any) -> Tensor:
-        return decode(payload(fields), bounds, config.max_messages)
+    def messages(most: int) -> Callable[[Any], Tensor]:
+        return lambda fields: decode(payload(fields), bounds, most)
 
+    most = config.max_messages
     if shuffler is None:
-        parts = list(_accepted(transport.ask("answer", asked), clients, messages).values())
+        found = _accepted(transport.ask("answer", asked), clients, messages(most))
     else:
-        sealed = list(_accepted(transport.ask("answer", asked), clients, payload).values())
-        most = config.max_messages * len(clients)
-        order = {**request.fields(), "envelopes": sealed, "most": config.max_messages}
-        mixed = _accepted(
-            transport.ask("mix", {shuffler: order}),
-            [shuffler],
-            lambda fields: decode(payload(fields), bounds, most),
-        )
-        parts = list(mixed.values())
-    if not sum(len(part) for part in parts):
+        sealed = _accepted(transport.ask("answer", asked), clients, payload)
+        order = {**request.fields(), "envelopes": list(sealed.values()), "most": most}
+        mixed = transport.ask("mix", {shuffler: order})
+        found = _accepted(mixed, [shuffler], messages(most * len(clients)))
+    parts = list(found.values())
+    if not sum(map(len, parts)):
         raise RuntimeError(
             f"round {request.round!r} was paid for and nobody answered it; the log says why. Ask anew under another "
             "name"

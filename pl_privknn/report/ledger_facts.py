@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,20 +108,11 @@ def growth(
         return []
     places = sorted({round(i * len(rows) / MOST_POINTS) for i in range(1, MOST_POINTS)} - {0, len(rows)})
     charges = [Charge.from_record(row["release"]) for row in rows]
-    counts = [0]
-    for charge in charges:
-        counts.append(counts[-1] + charge.count)
-    points = [(0, 0.0)]
-    for place in places:
-        together = list(merged(charges[:place]).values())
-        report = account(together, delta=delta, adjacency=adjacency, exact=False)
-        points.append((counts[place], report.epsilon))
-    points.append((counts[-1], final))
-    smallest = math.inf
-    for place in range(len(points) - 1, -1, -1):
-        smallest = min(smallest, points[place][1])
-        points[place] = (points[place][0], smallest)
-    return points
+    counts = [0, *itertools.accumulate(charge.count for charge in charges)]
+    parts = [list(merged(charges[:place]).values()) for place in places]
+    epsilons = [account(part, delta=delta, adjacency=adjacency, exact=False).epsilon for part in parts]
+    least = np.minimum.accumulate([final, *reversed(epsilons), 0.0])[::-1].tolist()
+    return [(counts[place], bound) for place, bound in zip([0, *places, len(rows)], least, strict=True)]
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

@@ -123,12 +123,8 @@ def _judged(
     right, wanted = labels, truth[examples]
     if labels.ndim == 2:
         by_class = [
-            _share(
-                name,
-                int((wanted[:, i] == right[:, i])[wanted[:, i] >= 0].sum()),
-                int((wanted[:, i] >= 0).sum()),
-            )
-            for i, name in enumerate(names)
+            _share(name, int((truths == told)[truths >= 0].sum()), int((truths >= 0).sum()))
+            for name, truths, told in zip(names, wanted.T, right.T, strict=True)
         ]
         return {"by_class": by_class, "confusion": None}
     known = wanted >= 0
@@ -167,10 +163,9 @@ def _curves(folder: Path) -> list[dict[str, Any]]:
     for path in [*earlier, *[p for p in [folder / "metrics.csv"] if p.is_file()]]:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                for _, _, columns in _CURVES:
-                    for name in columns:
-                        if row.get(name) and row.get("epoch"):
-                            values.setdefault(name, {})[int(row["epoch"]) + 1] = float(row[name])
+                for name in (name for _, _, columns in _CURVES for name in columns):
+                    if row.get(name) and row.get("epoch"):
+                        values.setdefault(name, {})[int(row["epoch"]) + 1] = float(row[name])
                 if row.get("labels/queried") and row.get("epoch"):
                     asked.setdefault(float(row["labels/queried"]), int(row["epoch"]) + 1)
     return [
