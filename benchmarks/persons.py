@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measured, entries, markdown, spread
+from pl_privknn.comparison.results import stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.whitening import PublicWhitening
@@ -33,6 +34,7 @@ from pl_privknn.labelers.base import Labeler, ProtectsPersons, UsesPublicFeature
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.testing import FreeLedger
 
 if TYPE_CHECKING:
@@ -112,17 +114,20 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             part = f"{name}, ε {epsilon:g}"
             if part in entries("persons"):
                 continue
-            found: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "adjacency": _adjacency(name)}
+            made = TEACHERS[name](epsilon, DELTA, 1)
+            whole = weakest(charge.guarantee for charge in made.plan(QUERIES, QUERIES, _CLASSES))
+            found: dict[str, Any] = {
+                "epsilon": epsilon,
+                "delta": DELTA,
+                "adjacency": made.adjacencies[0],
+                **stated(whole),
+            }
             for seed in options.seeds:
                 for way, accuracy in _ways(tables, name, epsilon, seed):
                     found.setdefault(way, []).append(accuracy)
             yield Measured(
                 found, options.seeds, part, {"persons": PERSONS, "queries": QUERIES, "components": COMPONENTS}
             )
-
-
-def _adjacency(name: str) -> str:
-    return TEACHERS[name](1.0, DELTA, 1).adjacencies[0]
 
 
 def _features(root: str) -> dict[str, Tensor]:
