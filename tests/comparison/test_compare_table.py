@@ -160,6 +160,10 @@ def test_shipped_comparison_is_understood(path, capsys, tmp_path, monkeypatch):
     parts = {"private": "labels", "public": "truth", "test": "labels"}
     arrays = {f"{part}_images": images for part in parts}
     np.savez("arrays.npz", **arrays, **{f"{part}_{name}": labels for part, name in parts.items()})
+    (tmp_path / "data" / "bbc_news").mkdir(parents=True)
+    for part in parts:
+        rows = "".join(f"words of {topic},topic {topic}\n" for topic in range(5) for _ in range(4))
+        (tmp_path / "data" / "bbc_news" / f"{part}.csv").write_text(f"text,label\n{rows}")
     # Plans of those that ask about all public images need the data, which may not be there.
     comparison = read_comparison(path)
     methods = [method for method in comparison.methods if "all" not in (method.labeling or {}).values()]
