@@ -893,6 +893,9 @@ def _hide_process(make: Any, memo: Memo) -> _Undo:
     environment = vars(os.environ)["_data"]
     kept, switches, modules = environment.copy(), [get() for get, _ in _SWITCHES], len(sys.modules)
     hooks = [getattr(nn.modules.module, f"_global_{name}", {}) for name in _HOOKS]
+    figures = sys.modules.get("matplotlib._pylab_helpers")
+    if figures is not None:
+        hooks.append(figures.Gcf.figs)
     backs = [_put_back(one) for one in (*hooks, threading.current_thread(), sys.stdout, sys.stderr)]
     for variable, value in contextvars.copy_context().items():
         made = make(value, memo)

@@ -260,3 +260,26 @@ def test_loggers_hear_made_up_records_alone():
     finally:
         logger.removeHandler(handler)
         logging.root.removeHandler(handler)
+
+
+class Draws(Lit):
+    def loss(self, x, y):
+        import matplotlib.pyplot as plt
+
+        plt.figure()
+        plt.imshow(x[0, 0].numpy())
+        return F.cross_entropy(self.logits(x), y) * len(plt.get_fignums())
+
+
+def test_figures_of_a_step_are_nobodys():
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.use("Agg")
+    plt.close("all")
+    rows = torch.utils.data.Subset(PLAIN, range(4))
+    module = Draws()
+    whole = clipped_sum(module, rows, range(4), 1e6)
+    alone = sum(clipped_sum(module, rows, [one], 1e6) for one in range(4))
+    torch.testing.assert_close(whole, alone)
+    assert plt.get_fignums() == []
