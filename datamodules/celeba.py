@@ -111,7 +111,4 @@ class CelebADataModule(PublishedDataModule):
         labels = torch.cat([part.attr for part in files])[
             :, [CELEBA_ATTRIBUTES.index(n) for n in self.class_names]
         ]
-        if name == "private":
-            return store, labels, self.chosen_private(len(store))
-        public, rest = self.cut("num_public", self.shuffled(len(store)))
-        return store, labels, public if name == "public" else self.cut("num_test", rest)[0]
+        return store, labels, self.rows_of(name, len(store))

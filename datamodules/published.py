@@ -133,6 +133,13 @@ class PublishedDataModule(PrivatePublicDataModule):
             return torch.arange(rows) if isinstance(rows, int) else rows
         return self.cut("num_private", self.shuffled(rows))[0].sort().values
 
+    def rows_of(self, name: str, count: int) -> Tensor:
+        """Rows of a part in its file of ``count`` records: one that is all private, or one for both other parts."""
+        if name == "private":
+            return self.chosen_private(count)
+        public, rest = self.cut("num_public", self.shuffled(count))
+        return public if name == "public" else self.cut("num_test", rest)[0]
+
     def torchvision_files(self, root: Path, **options: Any) -> Any:
         """Torchvision's data set of these files, which compares their checksums; kept for other parts.
 

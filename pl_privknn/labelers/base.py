@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from pl_privknn.privacy.units import Unit, check_owners, records_drawn
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
 
-__all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "merge", "stated_plan"]
+__all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "stated_plan"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,25 +199,6 @@ def nonnegative_shares(noisy: Tensor) -> Tensor:
     total = positive.sum(dim=1, keepdim=True)
     uniform = torch.full_like(positive, 1.0 / positive.shape[1])
     return torch.where(total > 0, positive / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
-
-
-def merge(releases: Sequence[Release] | Iterable[Release]) -> Release:
-    """Join releases of consecutive batches into one."""
-    parts = list(releases)
-    labels = torch.cat([part.labels for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
-    deviations = {part.score_deviation for part in parts}
-    same_noise = len(deviations) == 1
-    return Release(
-        labels,
-        _joined([part.soft for part in parts]),
-        _joined([part.scores for part in parts]) if same_noise else None,
-        deviations.pop() if same_noise else None,
-    )
-
-
-def _joined(parts: list[Tensor | None]) -> Tensor | None:
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if present and len(present) == len(parts) else None
 
 
 #: Gives the private records anew at each call, block by block: features, float32 ``(b, d)``, and labels.

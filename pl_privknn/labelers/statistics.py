@@ -281,57 +281,6 @@ def fit_maximum_likelihood(
     return torch.from_numpy(found.x).view_as(moment).clone()
 
 
-class SumsOverShards(ShardedLabeler):
-    """A teacher that looks at private records through sums alone, in one process or in many.
-
-    Process 0 commands a sum, with the model and all that was learned from public examples, so that every
-    record enters by the same function, whoever holds it. It alone pays, draws noise, and keeps what is released.
-    """
-
-    @abc.abstractmethod
-    def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """The exact sum of the records of this process, **private**, ``(c, p)``: in steps, int64, if it gets noise.
-
-        Args:
-            release: its number.
-            weights: the model before it, 0 at first.
-        """
-
-    def step(self, release: int) -> float:
-        """The public power of two of which :meth:`private_sum` counts multiples."""
-        return 1.0
-
-    def exact_sum(self, release: int, weights: Tensor) -> Tensor:
-        """**Private.** :meth:`private_sum` in the units of the released sum, float64 ``(c, p)``."""
-        return self.private_sum(release, weights).double() * self.step(release)
-
-    @abc.abstractmethod
-    def learned(self) -> dict[str, Tensor]:
-        """Tensors learned from public examples."""
-
-    @abc.abstractmethod
-    def relearn(self, learned: dict[str, Tensor]) -> None:
-        """Take what :meth:`learned` gave."""
-
-    def public_basis(self) -> dict[str, Tensor]:
-        """Public facts that :meth:`private_sum` needs."""
-        return self.learned()
-
-    def take_basis(self, basis: dict[str, Tensor]) -> None:
-        """Take what :meth:`public_basis` of another process gave."""
-        self.relearn(basis)
-
-    def partial(self, command: Any) -> Tensor:
-        """:meth:`private_sum` by what process 0 learned from public examples."""
-        release, weights, basis = command
-        self.take_basis(basis)
-        return self.private_sum(release, weights)
-
-    def whole_sum(self, release: int, weights: Tensor) -> Tensor:
-        """:meth:`private_sum` of all records, on process 0. Whole numbers are the same in any number of shards."""
-        return self.merged((release, weights, self.public_basis()))
-
-
 class Taken(NamedTuple):
     """A release and the model at which it was taken, both float64 ``(c, p)`` and public."""
 
@@ -375,13 +324,16 @@ class ReleaseLostError(RuntimeError):
 
 
 class StatisticsTeacher(
-    SumsOverShards, UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons, HasCanaries
+    ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons, HasCanaries
 ):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
     the run's private folder from then on: every later query, of every round and of a resumed run, is answered by
     post-processing and costs nothing. A release that was paid for and lost in a crash is not drawn again.
+
+    **Shards.** Process 0 commands a sum, with the model and all that was learned from public examples, so that every
+    record enters by the same function, whoever holds it. It alone pays, draws noise, and keeps what is released.
 
     **Persons.** Where the unit of privacy is a person, ``records_per_person`` of each take part, drawn by private
     coins at each fit; what they add together is clipped to what one record may add.
@@ -466,6 +418,19 @@ class StatisticsTeacher(
     # ------------------------------------------------------------------ of subclasses
 
     @abc.abstractmethod
+    def private_sum(self, release: int, weights: Tensor) -> Tensor:
+        """The exact sum of the records of this process, **private**, int64 ``(c, p)``, in steps.
+
+        Args:
+            release: its number.
+            weights: the model before it, 0 at first.
+        """
+
+    @abc.abstractmethod
+    def step(self, release: int) -> float:
+        """The public power of two of which :meth:`private_sum` counts multiples."""
+
+    @abc.abstractmethod
     def sensitivity(self, release: int) -> float:
         """L2 distance that one record can move the sum of a release under :attr:`adjacency`."""
 
@@ -510,6 +475,20 @@ class StatisticsTeacher(
             width, kept = learned["directions"].shape
             self._change = PublicWhitening(width, kept, self.whitening)
             self._change.load_state_dict({**learned, "fitted": torch.tensor(True)})
+
+    def exact_sum(self, release: int, weights: Tensor) -> Tensor:
+        """**Private.** :meth:`private_sum` in the units of the released sum, float64 ``(c, p)``."""
+        return self.private_sum(release, weights).double() * self.step(release)
+
+    def partial(self, command: Any) -> Tensor:
+        """:meth:`private_sum` by what process 0 learned from public examples."""
+        release, weights, learned = command
+        self.relearn(learned)
+        return self.private_sum(release, weights)
+
+    def whole_sum(self, release: int, weights: Tensor) -> Tensor:
+        """:meth:`private_sum` of all records, on process 0. Whole numbers are the same in any number of shards."""
+        return self.merged((release, weights, self.learned()))
 
     # ------------------------------------------------------------------ costs
 

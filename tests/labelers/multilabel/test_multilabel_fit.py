@@ -17,7 +17,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers import (
     PrivateKNN,
 )
-from pl_privknn.labelers.base import Release, merge
+from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -38,9 +38,7 @@ def test_store_keeps_rows_of_attributes(tmp_path):
     assert kept.tolist() == [[1, 0, 1], [0, 0, 0]]
     torch.testing.assert_close(kept_soft, soft[[0, 2]])
     assert store.counts() == {"queried": 3, "answered": 2, "refused": 1, "lost": 0}
-    joined = merge([Release(labels[:1], soft[:1]), Release(labels[1:], soft[1:])])
-    assert torch.equal(joined.labels, labels)
-    assert joined.answered.tolist() == [True, False, True]
+    assert Release(labels, soft).answered.tolist() == [True, False, True]
 
 
 class Clusters(PrivatePublicDataModule):
