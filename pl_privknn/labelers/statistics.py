@@ -42,7 +42,7 @@ from pl_privknn.labelers.base import (
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import Mechanism, check_adjacency, merged
+from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
@@ -443,9 +443,8 @@ class StatisticsTeacher(
             releases: what was released, by number; some may be missing, not all.
         """
 
-    def drawn(self, release: int, mechanism: Mechanism, exact: Tensor, noise: NoiseSource) -> Tensor:
+    def drawn(self, release: int, mechanism: Gaussian, exact: Tensor, noise: NoiseSource) -> Tensor:
         """Released sum in steps, float64 ``(c, p)``."""
-        assert isinstance(mechanism, Gaussian)
         return mechanism.add_noise_to_multiples(exact, self.step(release), noise)
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -492,7 +491,7 @@ class StatisticsTeacher(
 
     # ------------------------------------------------------------------ costs
 
-    def mechanism(self, release: int) -> Mechanism:
+    def mechanism(self, release: int) -> Gaussian:
         """Mechanism that a release is charged as, and that draws its noise."""
         return step_mechanism(self.noise_multiplier, self.sensitivity(release), 1.0)
 
@@ -606,9 +605,7 @@ class StatisticsTeacher(
             if self.adjacency == "replace_one":
                 each = each - adds(canaries.others)
             rest = taken.noisy - known.exact_sum(number, taken.weights)
-            mechanism = self.mechanism(number)
-            assert isinstance(mechanism, Gaussian)
-            found.add(rest.flatten(), each, mechanism.sigma)
+            found.add(rest.flatten(), each, self.mechanism(number).sigma)
         return found
 
     def with_table(self, features: Tensor, labels: Tensor, num_classes: int) -> StatisticsTeacher:
