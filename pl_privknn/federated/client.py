@@ -20,6 +20,7 @@ from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.private_store import PrivateStore
+from pl_privknn.privacy.units import check_owners
 
 _SCHEMA = """
 CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);
@@ -117,6 +118,9 @@ class Client:
         shuffler_key: under ``"shuffle"``, the public key of the node that mixes, 32 bytes. Get it from whoever runs
             that node, never by way of the server.
         noise_source: the operating system's generator; seeded ones are for tests.
+        private_groups: int64 ``(n,)``, the person of each record, where the unit of privacy is a person: one record
+            of each, drawn by a private coin, makes the person's message in a round. A node that is one person gives
+            the same number to all records. No person may have records with two nodes.
 
     Raises:
         ValueError: for values out of range.
@@ -148,6 +152,7 @@ class Client:
         max_message_epsilon: float | None = None,
         shuffler_key: bytes | None = None,
         noise_source: NoiseSource | None = None,
+        private_groups: Tensor | None = None,
     ) -> None:
         self.trust = check_choice("trust", trust, TRUSTS)
         self.max_epsilon = check_positive("max_epsilon", max_epsilon)
@@ -164,7 +169,11 @@ class Client:
             self._features = images if isinstance(extractor, str) else extractor(images).cpu()
         check_table(self._features, labels, self.num_classes)
         self._labels = labels
+        self.unit = "record" if private_groups is None else "person"
+        self._owners = None if private_groups is None else check_owners(private_groups, len(labels))
         table = self._features.contiguous().numpy().tobytes() + labels.cpu().contiguous().numpy().tobytes()
+        if self._owners is not None:
+            table += self._owners.cpu().contiguous().numpy().tobytes()
         self.answered = AnsweredRounds(record, table)
         self.noise_source = noise_source if noise_source is not None else default_noise()
 
@@ -175,7 +184,11 @@ class Client:
             Refused: see the class.
         """
         self._check(request)
-        voter = ReverseKNN(k=request.k, epsilon=1.0)  # looks for queries; its noise is not drawn
+        coins = self.noise_source.stream("records", request.round)
+        voter = ReverseKNN(
+            k=request.k, epsilon=1.0, noise_source=coins
+        )  # looks for queries; its noise is not drawn
+        voter.private_owners = self._owners
         voter.fit(self._features, self._labels, self.num_classes)
         nearest, labels = voter.votes(request.features())
         self.answered.spend(request.round, request.epsilon, self.max_epsilon)
@@ -187,6 +200,7 @@ class Client:
     def _check(self, request: Request) -> None:
         stated = {
             "trust": (request.trust, self.trust),
+            "unit": (request.unit, self.unit),
             "num_classes": (request.num_classes, self.num_classes),
             "dimensions": (request.dimensions, self._features.shape[1]),
             "extractor": (request.extractor, self.extractor),

@@ -18,6 +18,7 @@ from pl_privknn._checks import check_choice, check_int, check_positive, shown
 from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, Table
+from pl_privknn.privacy.units import check_unit
 
 #: Of these messages; a node answers no other one.
 VERSION = 1
@@ -58,6 +59,7 @@ class Request:
         extractor: digest of what made the features; see :func:`extractor_digest`.
         min_records: messages that a shuffler must have before it hands any on.
         seeded: whether noise may come from a seed, which leaves no guarantee.
+        unit: unit of privacy, ``"record"``, or ``"person"`` with all records that a node has of them.
         queries: float32, little endian, s·d values.
 
     Example:
@@ -78,6 +80,7 @@ class Request:
     extractor: str
     min_records: int = 0
     seeded: bool = False
+    unit: str = "record"
     queries: bytes
 
     @classmethod
@@ -105,6 +108,7 @@ class Request:
         try:
             check_choice("trust", request.trust, TRUSTS)
             check_choice("randomizer", request.randomizer, tuple(RANDOMIZERS))
+            check_unit(request.unit)
             check_positive("epsilon", request.epsilon)
             check_int("num_classes", request.num_classes, 2, _MOST_CELLS)
             check_int("dimensions", request.dimensions)

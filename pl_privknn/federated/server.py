@@ -21,6 +21,7 @@ from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
 from pl_privknn.privacy.files import replaced_durably
 from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.units import check_unit
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -51,7 +52,8 @@ class FederatedRound:
         delta: δ of the ledger's budget.
         max_epsilon: the ledger's budget; None for no limit.
         num_nodes: nodes that must be there before anyone is asked, the shuffler among them.
-        max_messages: records of one node; more are refused.
+        max_messages: records (or persons) of one node; more are refused.
+        unit: unit of privacy, ``"record"``, or ``"person"``: nodes that hold persons send one message for each.
 
     Example:
         >>> import torch
@@ -77,8 +79,10 @@ class FederatedRound:
     max_epsilon: float | None = None
     num_nodes: int = 1
     max_messages: int = 1_000_000
+    unit: str = "record"
 
     def __post_init__(self) -> None:
+        check_unit(self.unit)
         check_int("num_nodes", self.num_nodes)
         check_int("max_messages", self.max_messages)
         check_int("num_classes", self.num_classes, 2)
@@ -121,6 +125,7 @@ class FederatedRound:
             extractor=extractor_digest(self.extractor),
             min_records=getattr(self._protocol(), "num_clients", 0),
             seeded=not labeler.noise_source.cryptographic,
+            unit=self.unit,
         )
 
     def message(self) -> LocalRandomizer:
@@ -150,8 +155,14 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
         raise ValueError(
             f"release={str(target)!r} is there already, and a round is asked once; give another name to a new one"
         )
+    # Of no record here; what is charged is for the unit of the nodes.
+    labeler.private_owners = torch.empty(0, dtype=torch.int64) if config.unit == "person" else None
     ledger = Ledger(
-        config.ledger, adjacency=labeler.adjacency, delta=config.delta, max_epsilon=config.max_epsilon
+        config.ledger,
+        adjacency=labeler.adjacency,
+        delta=config.delta,
+        max_epsilon=config.max_epsilon,
+        unit=check_unit(config.unit),
     )
     with contextlib.closing(ledger):
         run = ledger.run(config.name, plan=config.plan())

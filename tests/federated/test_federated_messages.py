@@ -85,6 +85,7 @@ def test_a_request_comes_back_as_it_was():
         ("queries", struct.pack("<4f", 0, 0, 0, float("inf"))),
         ("queries", "0000"),
         ("seeded", 0),
+        ("unit", "family"),
         ("further", 1),
     ],
 )
@@ -115,6 +116,7 @@ def test_the_digest_is_about_every_field():
         "extractor": "ac",
         "min_records": 3,
         "seeded": True,
+        "unit": "person",
         "queries": torch.zeros(4, 4).numpy().tobytes(),
     }
     changed = [Request.from_fields({**ASKED.fields(), name: value}).digest for name, value in others.items()]

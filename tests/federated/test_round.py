@@ -7,12 +7,14 @@ import pytest
 import torch
 from federated_setup import CLASSES, Wire, asked, client, coins, queries, records
 
-from pl_privknn.federated import run_round
+from pl_privknn.federated import Refused, run_round
+from pl_privknn.federated.messages import decode
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.verification import audit_ledger
 
 
 def four(folder, **arguments):
@@ -196,3 +198,32 @@ def test_bad_arguments_are_named(tmp_path, arguments, named):
         FederatedRound("a", seeded(), extractor="b", ledger="c", release="d", **given)
     with pytest.raises(ValueError, match="trust='central'"):
         asked(tmp_path, ReverseKNN(epsilon=1.0))
+
+
+def test_persons_send_one_message_and_the_ledger_says_so(tmp_path):
+    owners = torch.arange(40) // 5
+    held = {"private_groups": owners}
+    nodes = {
+        1: client(tmp_path, 1, **held),
+        2: client(tmp_path, 2, private_groups=torch.zeros(40, dtype=torch.int64)),
+    }
+    sent = []
+
+    def seen(action, replies):
+        sent.extend(len(fields["payload"]) for _, fields in replies if action == "answer")
+        return replies
+
+    run_round(asked(tmp_path, unit="person"), Wire(nodes, seen))
+    assert sent[0] > sent[1]
+    found = audit_ledger(tmp_path / "ledger.sqlite")
+    assert found["unit"] == "person"
+    assert found["epsilon"] == pytest.approx(2.0, rel=1e-4)
+    request = asked(tmp_path, unit="person", name="again").request("origin")
+    for node, persons in ((nodes[1], 8), (nodes[2], 1)):
+        message = ReverseKNN(epsilon=2.0, trust="local").protocol(4, CLASSES)
+        assert len(decode(node.answer(request), message.bounds, 100)) == persons
+    # Each side says which unit, and they must agree.
+    with pytest.raises(Refused, match="unit='record', but this node has 'person'"):
+        nodes[1].answer(asked(tmp_path, name="third").request("origin"))
+    with pytest.raises(ValueError, match="no owner"):
+        client(tmp_path, 3, private_groups=owners - 1)
