@@ -62,12 +62,13 @@ HARD = ["close", "far from the origin", "duplicates", "mirrored", "outlier"]
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_order_is_that_of_float64_distances(kind, monkeypatch):
+def test_order_is_that_of_float64_distances(kind):
     table = _hard(kind)
     queries = torch.cat([table[:8] + 0.01 * _table(8, 200), table[8:12], torch.zeros(1, 200)])
     for k, block in ((40, 2048), (40, 64), (599, 2048)):
-        monkeypatch.setattr(search, "_MOST_ROWS", block)
-        distances, indices = top_k(queries, table, k)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(search, "_MOST_ROWS", block)
+            distances, indices = top_k(queries, table, k)
         wanted = _brute_force(queries, table, k)
         torch.testing.assert_close(distances, wanted[0].float(), rtol=1e-6, atol=0)
         # Sums of float64 in another order differ in the last digit: where brute force sees (almost) no
