@@ -85,17 +85,17 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             rows, seeds = entry["results"]["rows"], entry["seeds"]
             settings = {**entry["settings"], "by_hand": entry["settings"].get("by_hand", entry["commit"])}
             for row in rows:
-                if row["records"] * row["epsilon"] / classes > options.up_to:
+                if row["records"] * row["target"] / classes > options.up_to:
                     continue
                 for seed, cell in zip(seeds, row["seeds"], strict=True):
                     private = _private(data, row["records"], seed)
-                    cell["recommended"] = _run(data, private, row["epsilon"], seed)
-                    print(name, row["records"], row["epsilon"], cell, flush=True)
+                    cell["recommended"] = _run(data, private, row["target"], seed)
+                    print(name, row["records"], row["target"], cell, flush=True)
         else:
             seeds, features = options.seeds, _features(data)
             for count, epsilon in itertools.product(data.counts, EPSILONS):
                 found = [_cell(data, features, count, epsilon, seed) for seed in seeds]
-                rows.append({"records": count, "epsilon": epsilon, "seeds": found})
+                rows.append({"records": count, "target": epsilon, "seeds": found})
                 print(name, count, epsilon, found[0], flush=True)
         found_all = {"classes": classes, "public": data.public, "rows": rows}
         yield Measured(found_all, seeds, name, settings)
@@ -306,7 +306,7 @@ def rows() -> list[tuple[str, int, float, dict[str, float]]]:
                     one[name]["accuracy"] if name == "recommended" else one[name] for one in row["seeds"]
                 ]
                 means[name] = statistics.mean(values)
-            found[part, row["records"], row["epsilon"]] = means
+            found[part, row["records"], row["target"]] = means
     return [(*case, means) for case, means in found.items()]
 
 

@@ -139,7 +139,8 @@ def masked_text(text):
     text = re.sub(r"\x1b\[[\d;?]*\w", "", text)
     text = re.sub(r"\d+:\d\d(:\d\d)?", "#", re.sub(r"\d+\.\d+", "#", text))
     text = re.sub(r"(answered\W+)\d+", r"\1#", text)
-    return " ".join(re.sub(r"[^\w#/:=.,'`()<>%-]+", " ", text).split())
+    text = " ".join(re.sub(r"[^\w#/:=.,'`()<>%-]+", " ", text).split())
+    return re.sub(r" poor, so try .* for it", "", text)  # follows from the test accuracy
 
 
 def without(value, names):

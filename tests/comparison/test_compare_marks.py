@@ -161,7 +161,7 @@ def stored(value):
 OF_THE_SYSTEM = (
     "statistics", "private_training", "second_rounds", "second_split", "compare_fashion_mnist",
     "compare_fashion_mnist_attributes", "fashion_mnist_attributes_statistics", "persons",
-    "compare_bbc_news", "text",
+    "compare_bbc_news", "text", "recipes",
 )  # fmt: skip
 
 #: Arithmetic on plans: no run, no noise, no guarantee.
