@@ -1,4 +1,4 @@
-"""What is recommended beside every teacher tuned by hand, over data sets, numbers of records and ε.
+"""The recommendation beside every teacher tuned by hand, over data sets, numbers of records and ε.
 
 Of each data set, number of private records and ε: test accuracy of the run that ``pl_privknn.recommend`` gives
 without any public label (system noise), of each teacher with the best of several settings (chosen by test accuracy,

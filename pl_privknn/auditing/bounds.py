@@ -510,7 +510,7 @@ def _halves(
 
 
 def _hits(half: tuple[Floats, Floats], above: bool, at: Floats) -> tuple[tuple[Any, int], tuple[Any, int]]:
-    """How often the event (a score above, or below for absence) is seen with and without the record, of how many."""
+    """Counts of the event (a score above, or below for absence) with and without the record, and of all runs."""
     found = []
     for scores in half if above else half[::-1]:
         ordered = np.sort(scores)

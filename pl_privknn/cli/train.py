@@ -494,7 +494,7 @@ class _OneLine:
 
 
 def or_ours(callback: Any, folder: Path) -> Any:
-    """What stands in for one of Lightning's own default callbacks; a user's stays as it is.
+    """Our replacement of one of Lightning's default callbacks; a user's callback is returned unchanged.
 
     The checkpoint is one that a resume can rely on.
     """

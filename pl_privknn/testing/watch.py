@@ -772,7 +772,7 @@ class Run:
             raise LabelerCheckError(refused[0])
 
     def left(self) -> dict[str, Any]:
-        """What others see beside the release: words, attributes of object, class and module, keys of streams."""
+        """Traces beside the release: messages, attributes of object, class and module, keys of streams."""
         kind, paths = type(self.labeler), self._paths()
         own = [each for each in kind.__mro__ if each.__module__.split(".")[0] not in _OURS]
         classes = {each.__name__: _shown(dict(vars(each))) for each in own}

@@ -536,7 +536,7 @@ class _LentDict(_Lent, MutableMapping[Any, Any]):
 
 
 def _maker(kind: type) -> tuple[Any, list[Any]]:
-    """What makes an empty instance of a class, or None, and the one that it has made."""
+    """The constructor of an empty instance of a class, or None, and an instance that it made."""
     makers: tuple[Any, ...] = (object.__new__, kind.__new__)
     for make in makers:
         with contextlib.suppress(Exception):
@@ -820,7 +820,7 @@ class _Guard:
 
 
 def _put_back(value: Any) -> _Undo:
-    """What a container holds, or an object's attributes, as they are now."""
+    """Note a container's items, or an object's attributes; returns the function that restores them."""
     held = value if isinstance(value, dict | list | set | collections.deque) else value.__dict__
     if isinstance(held, dict):
         pairs = dict(held)

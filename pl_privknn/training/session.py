@@ -247,7 +247,7 @@ class PrivateSession:
         return poisson_sample(len(self.private), self.sampling_rate, coins)
 
     def persons(self, places: Tensor) -> Tensor | None:
-        """Where a drawn person may have several records: the person of each, in a row; else None. Private."""
+        """The person of each drawn record; None where no drawn person has several. **Private**."""
         return None if self._owners is None or self.records_per_person == 1 else self._owners[places]
 
     def release(self, total: Tensor) -> Tensor:
