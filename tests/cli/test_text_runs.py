@@ -103,6 +103,7 @@ def test_the_exported_file_takes_strings(run, capsys):
 
 @pytest.mark.long
 def test_an_onnx_file_takes_strings(run, tmp_path):
+    pytest.importorskip("onnxscript")
     assert main(["export", str(run), "--format", "onnx", "--output", str(tmp_path)]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     files, name = session.get_modelmeta().custom_metadata_map, session.get_inputs()[0].name

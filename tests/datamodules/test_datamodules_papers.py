@@ -44,7 +44,7 @@ ATTRIBUTES = {
 BY_PERSON = {
     "class_path": "PATE",
     "init_args": {
-        "num_teachers": 4, "attributes": {"tau": 10}, "groups": "data", "progress": False,
+        "num_teachers": 4, "attributes": {"tau": 10}, "progress": False,
         "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
     },
 }  # fmt: skip
