@@ -9,6 +9,7 @@ to. Afterwards every original is where it was. Tensors are copied on write: copi
 from __future__ import annotations
 
 import _thread
+import argparse
 import atexit
 import builtins
 import collections
@@ -62,6 +63,7 @@ _HOSTS = frozenset(
     (
         *("pytest", "_pytest", "pluggy", "xdist", "execnet", "hypothesis", "unittest", "doctest", "coverage"),
         *("IPython", "ipykernel", "traitlets", "jupyter_client", "zmq", "bdb", "pdb", "pydevd", "debugpy", "asyncio"),
+        *("jsonargparse", "typeshed_client", "docstring_parser"),
     )
 )  # fmt: skip
 _ATOMS = (
@@ -274,7 +276,9 @@ class Copier:
             return self._meet
         if issubclass(kind, _ATOMS) or room.split(".")[0] in ("numba", "typing"):
             return None
-        if room.split(".")[0] in _HOSTS:
+        if issubclass(kind, argparse.Namespace):  # arguments, which steps do read
+            return self._instances(kind)
+        if room.split(".")[0] in _HOSTS or issubclass(kind, argparse.ArgumentParser):
             return lambda value, memo: Unreachable(f"a {room}.{name}")
         if issubclass(kind, nn.Module):
             return self._module

@@ -1,5 +1,6 @@
 """However a module, its data or its hooks mix records, one record moves the sum by its norm at most."""
 
+import argparse
 import contextvars
 import functools
 import os
@@ -13,6 +14,7 @@ import types
 import weakref
 from pathlib import Path
 
+import jsonargparse
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -295,6 +297,17 @@ class CallableOnItsClass(Lit):
         return F.cross_entropy(self.logits(x), y) * (self.weigh() + self.helper.total + self.first("all"))
 
 
+class WithArguments(Lit):
+    """Arguments of a command line, in which the step counts."""
+
+    def made(self):
+        self.args = argparse.Namespace(scale=2.0, seen=jsonargparse.Namespace(count=0))
+
+    def loss(self, x, y):
+        self.args.seen.count += 1
+        return F.cross_entropy(self.logits(x), y) * self.args.scale * self.args.seen.count
+
+
 class ByItsName(Lit):
     """Names that the code has as words, of its own module and of a library."""
 
@@ -408,8 +421,8 @@ class OnAClassItHolds(Lit):
 
 
 MODULES = [
-    Decorated, CallableOnItsClass, ByItsName, InContext, FromTheSystem, ByTheClock, Seeds, Switches, ByWeakReferences,
-    Iterators, OnAClassItHolds,
+    Decorated, CallableOnItsClass, WithArguments, ByItsName, InContext, FromTheSystem, ByTheClock, Seeds, Switches,
+    ByWeakReferences, Iterators, OnAClassItHolds,
     Lit, BatchWeights, ClassWeights, Contrast, Coins, Bank, Centre, Counter, OnItsClass, Globals, Environment,
     Closure, Remembered, WeightsInPlace, OnTheTrainer, Hooked, Metrics, Gradients, Stream, OwnGenerator, Broken,
     BatchHooks, Large,
