@@ -625,8 +625,8 @@ def _plain(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
     return work
 
 
-def _peak(work: Callable[[], Any]) -> int:
-    """Memory (bytes) that a process of its own takes for it beyond what it began with."""
+def _peak(made: Callable[[], Callable[[], Any]]) -> int:
+    """Memory (bytes) that a process of its own takes to make ``made()`` and call it, beyond what it began with."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 
@@ -634,7 +634,7 @@ def _peak(work: Callable[[], Any]) -> int:
         before = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf(
             "SC_PAGE_SIZE"
         )
-        work()
+        made()()
         theirs.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 
     process = context.Process(target=run)
@@ -645,9 +645,20 @@ def _peak(work: Callable[[], Any]) -> int:
 
 
 def _compared(
-    count: int, ours: Callable[[], Tensor], beside: Callable[[], Tensor], repeat: int
+    count: int,
+    gradients: Callable[[], IsolatedGradients],
+    other: Callable[[], Callable[[], Tensor]],
+    repeat: int,
 ) -> dict[str, Any]:
-    peaks = _peak(ours), _peak(beside)
+    """Ours beside another way, each from its beginning; memory comes first, before there is any to use again."""
+    few = _pictures(2, 1, 2)
+    for _ in range(2):  # all that is imported late
+        small = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+        _gradients(Classifier(small), few).sum([0])
+        _hooked(small, few)()
+    peaks = _peak(lambda: functools.partial(gradients().sum, range(count))), _peak(other)
+    made, beside = gradients(), other()
+    ours = functools.partial(made.sum, range(count))
     difference = float((ours() - beside()).norm() / beside().norm())
     found = _in_turns(
         beside, ours, repeat
@@ -660,6 +671,7 @@ def _compared(
         "beside_peak_mb": round(peaks[1] / 1e6, 1),
         "difference": difference,
         "load": round(os.getloadavg()[0], 1),
+        "way": made.way,
     }
 
 
@@ -667,9 +679,8 @@ def _isolated_beside_hooks(
     network: nn.Module, count: int, channels: int, side: int, repeat: int
 ) -> dict[str, Any]:
     data = _pictures(count, channels, side)
-    ours = _gradients(Classifier(copy.deepcopy(network)), data)
-    compared = _compared(count, lambda: ours.sum(range(count)), _hooked(network, data), repeat)
-    return {**compared, "way": ours.way}
+    module = Classifier(copy.deepcopy(network))
+    return _compared(count, lambda: _gradients(module, data), lambda: _hooked(network, data), repeat)
 
 
 def _cnn(repeat: int) -> dict[str, Any]:
@@ -694,9 +705,8 @@ def _proven(repeat: int) -> dict[str, Any]:
     module = NoisySGD(
         copy.deepcopy(network), image_size=28, epsilon=1.0, expected_batch_size=256, expected_records=count
     )
-    ours = _gradients(module, tables)
-    beside = _hooked(network, TensorDataset(*(table[:count] for table in data.tensors)))
-    return {**_compared(count, lambda: ours.sum(range(count)), beside, repeat), "way": ours.way}
+    rows = TensorDataset(*(table[:count] for table in data.tensors))
+    return _compared(count, lambda: _gradients(module, tables), lambda: _hooked(network, rows), repeat)
 
 
 def _wide(repeat: int) -> dict[str, Any]:
@@ -705,9 +715,8 @@ def _wide(repeat: int) -> dict[str, Any]:
     torch.manual_seed(0)
     network = resnet18(num_classes=10, norm_layer=functools.partial(nn.GroupNorm, 32))
     data, count = _pictures(32, 3, SIDE), 32
-    ours = _gradients(Classifier(copy.deepcopy(network)), data)
-    compared = _compared(count, lambda: ours.sum(range(count)), _plain(network, data), repeat)
-    return {**compared, "way": ours.way}
+    module = Classifier(copy.deepcopy(network))
+    return _compared(count, lambda: _gradients(module, data), lambda: _plain(network, data), repeat)
 
 
 SPEEDS = {

@@ -43,8 +43,8 @@ DECLARED = (
 )
 
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-# Bytes that the gradients of one chunk may take.
-_BYTES = 1 << 28
+# Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
+_BYTES, _FEW, _BYTES_OF_FEW = 1 << 26, 8, 1 << 28
 _CLOSE = 1e-3
 # As they are outside of private steps, in which clocks stand still.
 _PROCESSOR, _WALL = time.process_time, time.perf_counter
@@ -97,8 +97,10 @@ class IsolatedGradients:
         self.device = self.parameters[0].device
         self._sizes = [parameter.numel() for parameter in self.parameters]
         self._augment, self._views, self._trainer = augment, views, trainer
-        self._chunk = physical_batch_size or max(
-            1, min(max(16, min(128, expected_batch_size // 8)), _BYTES // (4 * sum(self._sizes)))
+        bytes_of_one = 4 * sum(self._sizes)
+        held = max(_BYTES // bytes_of_one, min(_FEW, _BYTES_OF_FEW // bytes_of_one), 1)
+        self._chunk = physical_batch_size or min(
+            max(16, min(128, expected_batch_size // 8)), 1 << held.bit_length() - 1
         )
         self._hooks = {name: _hook_owner(name, module, datamodule) for name in _TRANSFERS}
         self._randomness = PrivateRandomness(seed)
@@ -260,6 +262,7 @@ class IsolatedGradients:
                 alone += [unstacked(stack, place) for place in range(count)]
             else:
                 total.add(rows, count)
+                del rows  # before the next chunk has its own
         for batch in alone:
             self._add_alone(total, lambda batch=batch: batch, batch_idx)  # type: ignore[misc]
         return total.finish()
