@@ -303,6 +303,7 @@ class Copier:
         ways: list[tuple[Any, Callable[[Any, Memo], Any]]] = [
             (Tensor, self._tensor),
             (tuple, self._tuple),
+            (types.MappingProxyType, self._mapping),
             (types.MethodType, self._method),
             (types.BuiltinFunctionType, self._builtin),
             (functools._lru_cache_wrapper, self._cached),
@@ -391,6 +392,9 @@ class Copier:
         if all(map(operator.is_, parts, value)):
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+    def _mapping(self, value: Any, memo: Memo) -> Any:
+        return types.MappingProxyType({key: self._copy(one, memo) for key, one in value.items()})
 
     def _method(self, value: Any, memo: Memo) -> Any:
         return types.MethodType(self._copy(value.__func__, memo), self._copy(value.__self__, memo))
@@ -796,7 +800,7 @@ class _Guard:
                 if isinstance(value, types.FunctionType):
                     for other in _names_in(value.__code__) & value.__globals__.keys():
                         self._hold(value.__globals__[other])
-        backs = [_put_back(one) for one in self._held] if _inside is not None else []
+        backs = [_put_back(one) for one in self._held]
         return functools.partial(self._back, len(now), [(name, now[name]) for name in self._shared], backs)
 
     def _hold(self, value: Any) -> None:
@@ -823,24 +827,32 @@ class _Guard:
                     delattr(self._owner, name)
 
 
+_CONTAINERS: tuple[Any, ...] = (collections.OrderedDict, dict, list, set, collections.deque)
+
+
 def _put_back(value: Any) -> _Undo:
-    """Note a container's items, or an object's attributes; returns the function that restores them."""
-    held = value if isinstance(value, dict | list | set | collections.deque) else value.__dict__
-    if isinstance(held, dict):
-        pairs = dict(held)
+    """Note a container's items, or an object's attributes; returns the function that restores them.
+
+    By the methods of the container's base: a library's own may make something else of what they are given.
+    """
+    base = next((one for one in _CONTAINERS if isinstance(value, one)), dict)
+    held = value if isinstance(value, base) else value.__dict__
+    if issubclass(base, dict):
+        pairs = dict(base.items(held))
 
         def dict_back() -> None:
-            if len(held) != len(pairs) or any(held.get(key, held) is not one for key, one in pairs.items()):
-                held.clear()
-                held.update(pairs)
+            if len(held) != len(pairs) or any(base.get(held, key, held) is not pairs[key] for key in pairs):
+                base.clear(held)
+                for key, one in pairs.items():
+                    base.__setitem__(held, key, one)
 
         return dict_back
-    kept = list(held)
+    kept = list(base.__iter__(held))
 
     def back() -> None:
-        if len(held) != len(kept) or not all(map(operator.is_, held, kept)):
-            held.clear()
-            (held.update if isinstance(held, set) else held.extend)(kept)
+        if len(held) != len(kept) or not all(map(operator.is_, base.__iter__(held), kept)):
+            base.clear(held)
+            (base.update if base is set else base.extend)(held, kept)
 
     return back
 

@@ -1,5 +1,6 @@
 """State that a step leaves in libraries, functions, classes, threads and modules reaches no other record."""
 
+import collections
 import enum
 import logging
 import sys
@@ -177,6 +178,30 @@ class Ends(Lit):
         return F.cross_entropy(self.logits(x), y)
 
 
+class Makers(collections.OrderedDict):
+    """A library's table that makes what it is asked for, and has a method get of its own."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name)()
+
+    def get(self, name):
+        return super().get(name)
+
+
+class ByATableOfALibrary(Lit):
+    """Reads, and adds to, a library's table of its own kind, and a view of a dict."""
+
+    def made(self):
+        self.view = types.MappingProxyType({"rows": [1]})
+
+    def loss(self, x, y):
+        makers = torch.utils.privknn_makers
+        makers[f"new {len(makers)}"] = nn.ReLU
+        self.view["rows"].append(1)
+        made = makers["Tanh"](self.logits(x))
+        return F.cross_entropy(made, y) * (len(makers) + len(self.view["rows"]))
+
+
 class Host:
     """A tool's object that holds a whole session."""
 
@@ -198,7 +223,7 @@ class HeldByAHost(Lit):
 
 MODULES = [
     InAFunction, HooksOfAll, OfAThread, OnAMember, InWords, InALibrary, Imported, Mode, Flags, Compiled, ByAnOperator,
-    Ends, HeldByAHost,
+    Ends, HeldByAHost, ByATableOfALibrary,
 ]  # fmt: skip
 
 
@@ -212,6 +237,8 @@ def test_state_elsewhere_reaches_no_other_record(make, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    makers = Makers(Tanh=nn.Tanh)
+    monkeypatch.setattr(torch.utils, "privknn_makers", makers, raising=False)
     before = len(sys.path), len(warnings.filters), len(torch.utils._pytree.SUPPORTED_NODES)
     try:
         check_moves(make, PLAIN)
@@ -220,6 +247,7 @@ def test_state_elsewhere_reaches_no_other_record(make, tmp_path, monkeypatch):
             sys.modules.pop(name, None)
     assert before == (len(sys.path), len(warnings.filters), len(torch.utils._pytree.SUPPORTED_NODES))
     assert (CALLS, Doubled.calls, InWords.__doc__) == ([0], 0, "a")
+    assert list(collections.OrderedDict.items(makers)) == [("Tanh", nn.Tanh)]
     assert torch._C._len_torch_function_stack() == 0
     assert torch.get_float32_matmul_precision() == "highest"
 
