@@ -433,8 +433,9 @@ class IsolatedGradients:
 
     def _is_faster(self, several: Any, batch: Any) -> bool:
         """Whether a chunk takes less of the processor than its records do one by one: the least of some turns."""
-        many = self._clocked(lambda: self._new_sum().add(self._rows(several, 0)))
-        one = self._clocked(lambda: self._add_alone(self._new_sum(), lambda: batch, 0))
+        total = self._new_sum()
+        many = self._clocked(lambda: total.add(self._rows(several, 0)))
+        one = self._clocked(lambda: self._add_alone(total, lambda: batch, 0))
         return many < one * self._chunk
 
     def _clocked(self, work: Callable[[], Any]) -> float:
