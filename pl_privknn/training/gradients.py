@@ -31,7 +31,9 @@ from pl_privknn.training.isolation import (
     identity,
     in_own_context,
     moved,
+    noticing_interrupts,
     telling_nobody,
+    was_interrupted,
     writing_nowhere,
 )
 from pl_privknn.training.private_data import PrivateData, signature, stacked, unstacked, views_of
@@ -395,7 +397,9 @@ class IsolatedGradients:
                     self._gradient(ready, 0, made_up=True)
                     with writing_nowhere():
                         self._gradient(self._transferred(batch), 0)
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
+                    if _is_from_the_user(error):
+                        raise
                     first = first or error
                 else:
                     return ready
@@ -456,6 +460,7 @@ class IsolatedGradients:
     def _private(self, writes: bool = False) -> Iterator[None]:
         plugin = getattr(self._trainer, "precision_plugin", None)
         with (
+            noticing_interrupts(),
             telling_nobody() if writes else writing_nowhere(),
             self._randomness(),
             torch.enable_grad(),
@@ -617,6 +622,10 @@ def _silently() -> Iterator[None]:
     """A record that fails counts as zero: an error would tell that it was there."""
     try:
         yield
-    except (Exception, SystemExit, GeneratorExit):
-        if shows_private_errors():
+    except BaseException as error:
+        if shows_private_errors() or _is_from_the_user(error):
             raise
+
+
+def _is_from_the_user(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) and was_interrupted()

@@ -1057,6 +1057,9 @@ def _state() -> tuple[Any, ...]:
 # ------------------------------------------------------------------ ways out
 
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
+_ENDINGS = (
+    (signal, "signal"), (signal, "raise_signal"), (_thread, "interrupt_main"), (os, "_exit"), (os, "abort"),
+)  # fmt: skip
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
@@ -1068,6 +1071,7 @@ _HARMLESS = frozenset(f"os.{name}" for name in ("listdir", "scandir", "walk", "f
 _reads = False  # whether a data set is being read
 _inside: int | None = None  # the thread of the private step that is under way
 _listens = False
+_interrupted = False
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
@@ -1127,6 +1131,32 @@ def _refuse(what: str) -> Any:
 
 
 @contextlib.contextmanager
+def noticing_interrupts() -> Iterator[None]:
+    """Tell a user's Ctrl-C, which :func:`was_interrupted` knows of, from an error of its kind that a step raises."""
+    global _interrupted
+    _interrupted, before = False, signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # nobody's Ctrl-C is heard here
+        return
+
+    def notice(number: int, frame: Any) -> Any:
+        global _interrupted
+        _interrupted = True
+        return before(number, frame)
+
+    signal.signal(signal.SIGINT, notice)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def was_interrupted() -> bool:
+    """Whether Ctrl-C was pressed since :func:`noticing_interrupts` began."""
+    return _interrupted
+
+
+@contextlib.contextmanager
 def telling_nobody() -> Iterator[None]:
     """Let trackers of experiments, and hooks on all modules, hear nothing of what runs inside."""
     with contextlib.ExitStack() as stack:
@@ -1158,7 +1188,8 @@ def writing_nowhere() -> Iterator[None]:
             patch(target, "open", _opened(target.open))
         patch(logging, "root", Sink())
         patch(logging.Manager, "getLogger", _only_elsewhere(logging.Manager.getLogger, Sink()))
-        patch(signal, "signal", _only_elsewhere(signal.signal, _refuse("signal")))
+        for owner, name in _ENDINGS:
+            patch(owner, name, _only_elsewhere(getattr(owner, name), _refuse(name)))
         patch(torch, "save", _only_elsewhere(torch.save, Sink()))
         for begins, name in ((threading.Thread, "start"), (_thread, "start_new_thread")):
             patch(begins, name, _only_elsewhere(getattr(begins, name), _refuse("a new thread")))

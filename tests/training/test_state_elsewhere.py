@@ -3,22 +3,27 @@
 import collections
 import enum
 import logging
+import os
+import signal
 import sys
 import textwrap
 import threading
+import time
 import types
 import warnings
 
 import pytest
 import torch
-from test_isolation import LABELS, PLAIN, Lit, check_moves
+from test_isolation import IMAGES, LABELS, PLAIN, Lit, check_moves
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
 
 from pl_privknn.testing import clipped_sum
 
 HERE = threading.local()
+ENDING = [3, 7, 8]
 
 
 class Doubled(torch.autograd.Function):
@@ -170,12 +175,35 @@ class ByAnOperator(Lit):
 
 
 class Ends(Lit):
-    """Wants to end the process at a record of class 1."""
+    """Wants to end the process at one of some private records."""
+
+    def end(self):
+        sys.exit(1)
 
     def loss(self, x, y):
-        if bool((y == 1).all()):
-            sys.exit(1)
+        if bool((IMAGES[ENDING] == x).flatten(1).all(1).any()):
+            self.end()
         return F.cross_entropy(self.logits(x), y)
+
+
+class Interrupts(Ends):
+    def end(self):
+        raise KeyboardInterrupt
+
+
+class Signals(Ends):
+    def end(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+class OfItsOwnKind(Ends):
+    def end(self):
+        raise BaseException
+
+
+class EndsAtOnce(Ends):
+    def end(self):
+        os._exit(1)
 
 
 class Makers(collections.OrderedDict):
@@ -252,10 +280,30 @@ def test_state_elsewhere_reaches_no_other_record(make, tmp_path, monkeypatch):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_a_record_whose_step_ends_the_process_counts_as_none():
-    others = torch.nonzero(LABELS != 1).flatten().tolist()
-    whole = clipped_sum(Ends(), PLAIN, range(len(LABELS)))
-    torch.testing.assert_close(whole, clipped_sum(Ends(), PLAIN, others), rtol=0, atol=1e-9)
+@pytest.mark.parametrize("make", [Ends, Interrupts, Signals, OfItsOwnKind, EndsAtOnce])
+def test_a_record_whose_step_ends_the_process_counts_as_none(make):
+    others = [place for place in range(len(LABELS)) if place not in ENDING]
+    whole = clipped_sum(make(), PLAIN, range(len(LABELS)))
+    torch.testing.assert_close(whole, clipped_sum(make(), PLAIN, others), rtol=0, atol=1e-9)
+
+
+class Slow(Dataset):
+    """One whose sum takes four seconds."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, place):
+        time.sleep(0.5)
+        return PLAIN[place]
+
+
+def test_ctrl_c_ends_a_sum():
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        clipped_sum(Lit(), Slow(), range(8))
+    timer.join()
 
 
 class Collects(logging.Handler):
