@@ -19,13 +19,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from benchmarks import faulty
 from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
-from pl_privknn.auditing.bounds import SHARES, Guesses, epsilon_lower_bound, epsilon_of_guesses
 from pl_privknn.auditing.releases import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.results import SEEDED, stated
@@ -211,47 +209,21 @@ def table() -> str:
     lines = []
     for method, found in sorted(rows.items()):
         found.sort(key=lambda each: each["wanted"])
-        honest = [one["honest"] for one in found]
-        sizes = [one["canaries"] if one["form"] == "one_run" else one["runs"] for one in honest]
         lines.append([
             method,
-            honest[0]["released"],
-            "canaries" if honest[0]["form"] == "one_run" else "runs",
-            _joined(f"{one['epsilon']:.2f}" for one in honest),
+            found[0]["honest"]["released"],
+            _joined(f"{one['honest']['epsilon']:.2f}" for one in found),
             _joined(_bound(one) for one in found),
-            f"{min(_least(one, size) for one, size in zip(found, sizes, strict=True)):.2f}",
-            _joined(_estimate(one) for one in honest),
-            _joined(_breach(one) for one in honest),
             "–" if method in WHOLE_NUMBERS else _joined(
                 "yes" if one["half_noise"]["violated"] else "no" for one in found
             ),
         ])  # fmt: skip
-    header = [
-        "method",
-        "seen",
-        "form",
-        "ε",
-        "ε_lower",
-        "least to show",
-        "by way of μ",
-        "smallest breach",
-        "half the noise found",
-    ]
+    header = ["method", "seen", "ε", "ε_lower", "half the noise found"]
     return markdown(header, lines)
 
 
 def _joined(cells: Iterable[str]) -> str:
     return " / ".join(cells)
-
-
-def _estimate(honest: dict[str, Any]) -> str:
-    estimate = honest["epsilon_estimate"]
-    return "–" if estimate is None else f"{estimate:.2f}" + ("" if honest["gaussian"] else "*")
-
-
-def _breach(honest: dict[str, Any]) -> str:
-    breach = honest["smallest_breach"]
-    return "–" if breach is None else f"{breach:g}" if "breach_power" in honest else f"({breach:g})"
 
 
 def faults_table() -> str:
@@ -277,59 +249,39 @@ def _bound(one: dict[str, Any]) -> str:
     return f"{math.floor(100 * one['honest']['epsilon_lower']) / 100:.2f}"
 
 
-def _least(one: dict[str, Any], size: int) -> float:
-    """The least ε that could show; canaries of their own places count as runs, half of them on either side."""
-    form, count = (
-        ("many_runs", size // 2) if one["method"].startswith("Ind-KNN") else (one["honest"]["form"], size)
-    )
-    return least_shown(form, count, one["honest"]["delta"])
-
-
-@functools.cache
-def least_shown(form: str, size: int, delta: float) -> float:
-    """The least ε, to 0.01, at which randomised response would give a bound above 0 with so many canaries or runs."""
-    for step in range(1, 2000):
-        epsilon = step / 100
-        right = 1 / (1 + np.exp(-epsilon))
-        if form == "one_run":
-            made = tuple(round(share * size) for share in SHARES)
-            guesses = Guesses(size, made, tuple(int(count * right) for count in made))
-            shown = epsilon_of_guesses(guesses, delta=delta, confidence=0.95)
-        else:
-            runs = np.arange(size + 1)
-            present, absent = (np.diff(np.floor(runs * share)) for share in (right, 1 - right))
-            shown = epsilon_lower_bound(present, absent, delta=delta, confidence=0.95)
-        if shown > 0:
-            return epsilon
-    return float("inf")
+#: Panels of the figure, and the methods in each.
+_PANELS = {
+    "Reverse kNN": ("reverse kNN", "reverse kNN, local", "reverse kNN, shuffle"),
+    "Votes for each query": ("Ind-KNN", "PATE", "Private-kNN"),
+    "Training and statistics": ("NoisySGD", "PrivateTraining", "noisy SGD teacher", "statistics"),
+}
+_OTHER = ", Fashion-MNIST"
 
 
 def figure() -> Figure:
     """Bounds beside stated ε, on white so that both themes show them."""
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(8, 4), layout="constrained", facecolor="white")
-    axes = drawn.add_subplot()
+    drawn = Figure(figsize=(10, 4.6), layout="constrained", facecolor="white")
     found = [one["results"] for one in entries("attacks").values()]
-    methods = sorted({one["method"] for one in found})
-    families = list(dict.fromkeys(method.removesuffix(", Fashion-MNIST") for method in methods))
-    for method in methods:
-        # A bound of 0 has no place on an axis of logarithms.
-        points = sorted(
-            (one["honest"]["epsilon"], one["honest"]["epsilon_lower"] or float("nan"))
-            for one in found
-            if one["method"] == method
-        )
-        family, other = method.removesuffix(", Fashion-MNIST"), method.endswith(", Fashion-MNIST")
-        number = families.index(family)
-        style = {"color": f"C{number}", "marker": "osv^D<>ph*"[number % 10], "label": method}
-        axes.plot(
-            *zip(*points, strict=True), "--" if other else "-", fillstyle="none" if other else None, **style
-        )
-    axes.plot([1, 8], [1, 8], ":", color="black", label="stated")
-    axes.set(xscale="log", yscale="log", xlabel="stated ε", ylabel="measured lower bound on ε")
-    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
-    axes.minorticks_off()
-    drawn.legend(loc="outside right upper", fontsize="small")
+    panels = drawn.subplots(1, len(_PANELS), sharex=True, sharey=True)
+    for axes, (title, families) in zip(panels, _PANELS.items(), strict=True):
+        for number, family in enumerate(families):
+            for method, line, fill in ((family, "-", "full"), (family + _OTHER, "--", "none")):
+                # A bound of 0 has no place on an axis of logarithms.
+                points = sorted(
+                    (one["honest"]["epsilon"], one["honest"]["epsilon_lower"] or float("nan"))
+                    for one in found
+                    if one["method"] == method
+                )
+                if points:
+                    style = {"color": f"C{number}", "marker": "osv^"[number], "fillstyle": fill}
+                    axes.plot(*zip(*points, strict=True), line, label=method, **style)
+        axes.plot([1, 8], [1, 8], ":", color="black", label="stated ε")
+        axes.set(xscale="log", yscale="log", xlabel="stated ε", title=title)
+        axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
+        axes.minorticks_off()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize="small", frameon=False)
+    panels[0].set_ylabel("measured lower bound on ε")
     return drawn

@@ -731,29 +731,21 @@ SPEEDS = {
 
 
 def table() -> str:
-    """Foreign modules, and what became of them."""
-    rows = []
+    """Foreign modules by what became of them; those that were refused with the reason."""
+    trained: dict[str, list[tuple[str, float]]] = {}
+    refused = []
     for name, entry in entries("foreign_modules").items():
         if name in CASES:
             found = entry["results"]
-            told = found.get("after") or found.get("reason", "")
-            if told == SEEDED.reason:  # as for every row: said once, above the table
-                told = ""
-            rows.append(
-                [
-                    name,
-                    found["outcome"],
-                    found.get("way", "–"),
-                    f"{found['epsilon']:.2f}" if "epsilon" in found else "–",
-                    *(
-                        f"{found[k]:.0e}" if k in found else "–"
-                        for k in ("difference", "difference_permuted")
-                    ),
-                    told,
-                ]
-            )
-    header = ("module", "outcome", "way", "ε", "difference", "channels last", "")
-    return markdown(header, rows)
+            if found["outcome"] == "trained":
+                trained.setdefault(found["way"], []).append((name, found["difference"]))
+            else:
+                refused.append([name, found["outcome"], "–", found["reason"]])
+    rows = [
+        ["; ".join(name for name, _ in here), "trained", way, f"{max(size for _, size in here):.0e}"]
+        for way, here in trained.items()
+    ]
+    return markdown(("module", "outcome", "way", "largest difference, or reason"), [*rows, *refused])
 
 
 def speed_table() -> str:

@@ -317,15 +317,25 @@ def regrets() -> list[float]:
 
 
 def table() -> str:
-    """Accuracies, and the regret of the recommendation."""
-    lines = []
+    """Accuracy and regret of the recommendation at each ε, a line for each data set and number of records."""
+    found: dict[tuple[str, int], dict[float, tuple[float, float]]] = {}
     for (name, count, epsilon, means), regret in zip(rows(), regrets(), strict=True):
-        cells = [f"{means[column]:.3f}" for column in _TITLES]
-        lines.append([_NAMES[name], f"{count:,}", f"{epsilon:g}", *cells, f"{100 * regret:+.1f}"])
-    header = ["data", "private records", "ε", *_TITLES.values(), "regret, points"]
+        found.setdefault((name, count), {})[epsilon] = means["recommended"], regret
+    asked = sorted({epsilon for cells in found.values() for epsilon in cells})
+    lines = [
+        [
+            _NAMES[name],
+            f"{count:,}",
+            *(f"{cells[epsilon][0]:.3f}" for epsilon in asked),
+            *(f"{100 * cells[epsilon][1]:+.1f}" for epsilon in asked),
+        ]
+        for (name, count), cells in found.items()
+    ]
+    header = ["data", "private records", *(f"ε = {epsilon:g}" for epsilon in asked)]
+    header += [f"regret, ε = {epsilon:g}" for epsilon in asked]
     summary = (
         f"Mean regret {100 * statistics.mean(regrets()):.1f} points, worst {100 * max(regrets()):.1f}, over "
-        f"{len(lines)} rows."
+        f"{len(regrets())} cells."
     )
     return f"{markdown(header, lines)}\n\n{summary}"
 

@@ -8,6 +8,7 @@ was measured.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -134,12 +135,16 @@ def comparisons() -> dict[str, list[Result]]:
     return {name: comparison(name) for name in names() if name.startswith("compare_")}
 
 
+#: ε of the tables; the plots show all.
+_SHOWN = (0.1, 0.5, 1.0, 2.0, math.inf)
+
+
 def compared() -> str:
     """Plots and tables of all comparisons."""
     parts = []
     for name, found in comparisons().items():
         picture = f"![test accuracy against ε: {name}]({name}.svg)"
-        parts += [picture, markdown_table(found)]
+        parts += [picture, markdown_table([result for result in found if result.target in _SHOWN])]
     return "\n\n".join(parts)
 
 
@@ -201,29 +206,6 @@ _SAME_QUERIES = (
     "fashion_mnist_private_knn_one_round_uda",
     "fashion_mnist_reverse_knn_random_queries",
 )
-_ATTRIBUTE_RUNS = {
-    "knn": "Private-kNN, τ = 3, 1,000 answers",
-    "pate": "PATE, 500 linear teachers, τ = 3, 200 answers",
-    "reverse_knn": "reverse kNN, r = 5, 200 clusters, one release",
-    "statistics": "released gradients, six releases, all images",
-    "nonprivate": "none: true attributes of 5,000 images",
-}
-
-
-def attribute_runs() -> str:
-    """Whole runs on attributes."""
-    found = {what: runs()[f"fashion_mnist_attributes_{name}"] for name, what in _ATTRIBUTE_RUNS.items()}
-    header = ["teacher", "ε", "mean attribute accuracy of labels", "of the student, on test images", "seeds"]
-    lines = [
-        [
-            what,
-            epsilon_of(seeds),
-            *(spread(s.get(key) for s in seeds) for key in ("label_accuracy", "test_accuracy")),
-            len(seeds),
-        ]
-        for what, seeds in found.items()
-    ]
-    return explained(markdown(header, lines), ((what, guarantee(seeds)) for what, seeds in found.items()))
 
 
 # -- teachers ----------------------------------------------------------------------------------------------------
@@ -244,21 +226,8 @@ def smoothing() -> str:
     return explained(markdown(["asked about", "counts", *header], lines), [("", whole)])
 
 
-def local() -> str:
-    """Label accuracy of reverse kNN without a curator."""
-    shown = ("0.1", "0.2", "0.4", "0.6", "1.0")
-    lines, found = [], results("reverse_knn_local")
-    whole = guarantee_of(found)
-    for clusters, curves in found["curves"].items():
-        for name, points in curves.items():
-            cells = [points] * len(shown) if isinstance(points, float) else [points[e]["mean"] for e in shown]
-            lines.append([clusters, name.replace("_", " "), *(f"{cell:.3f}" for cell in cells)])
-    table = markdown(["clusters", "protocol", *(f"ε {e}{mark(whole)}" for e in shown)], lines)
-    return explained(table, [("", whole)])
-
-
 def local_figure() -> Figure:
-    """The same against ε, a panel for each number of clusters."""
+    """Label accuracy of reverse kNN without a curator against ε, a panel for each number of clusters."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -280,12 +249,12 @@ def local_figure() -> Figure:
 
 
 def attribute_rules() -> str:
-    """Accuracies of rules for attributes, of 1,000 answers; the best shown of each line is bold."""
+    """Accuracies of rules for attributes, of 1,000 answers at two levels of noise; the best of each line is bold."""
     found = results("multilabel_rules")
     shown = ["half of k", "half of k·min(τ/2.8, 1), denoised", "learned (default)", "learned, 2.8 expected"]
     whole, lines = guarantee_of(found), []
     for row in found["rows"]:
-        if row["answers"] == 1000:
+        if row["answers"] == 1000 and row["noise_multiplier"] in (17.7, 50):
             cells = [f"{row['accuracy'][rule]:.3f}" for rule in shown]
             best = max(cells)
             head = [f"{row['tau']:g}", f"{row['noise_multiplier']:g}", f"{row['epsilon']:.2f}{mark(whole)}"]
@@ -316,38 +285,34 @@ def extractors() -> str:
             one["width"],
             f"{one['linear']:.3f}",
             f"{one['neighbors']:.3f}",
-            f"{one['seconds_to_learn']:.0f}",
             f"{one['images_per_second']:,}",
-            f"{one['load']:.0f}",
         ]
         for name, one in ((name, entry["results"]) for name, entry in entries("extractors").items())
     ]
-    header = ["features", "numbers", "linear model", "ten neighbours", "seconds to learn", "images a second"]
-    return markdown([*header, "load"], lines)
+    header = ["features", "numbers", "linear model", "ten neighbours", "images a second"]
+    return markdown(header, lines)
 
 
 def statistics_teacher() -> str:
     """Head, student and their mean; each with the number of its runs."""
-    rows: dict[tuple[bool, int, str, float], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for entry in entries("statistics").values():
         settings, found = entry["settings"], entry["results"]
         student = settings.get("student", "on pixels")
-        where = not settings.get("imagenet_weights"), settings["split_seed"], student, found["epsilon"]
-        rows.setdefault(where, []).append(found)
+        own = not settings.get("imagenet_weights")
+        if own and settings["split_seed"] == 0:  # those with ImageNet are in the comparison
+            rows.setdefault((student, found["epsilon"]), []).append(found)
     lines, named = [], []
-    for (own, split, student, epsilon), seeds in sorted(rows.items()):
-        if split != 0:  # the page states the second split's heads in words
-            continue
+    for (student, epsilon), seeds in sorted(rows.items()):
         weak = weakest(guarantee_of(one) for one in seeds)
         named.append((f"ε = {epsilon:g}", weak))
         cells = []
         for name in ("label_accuracy", "head", "student", "mean"):
             known = [one[name] for one in seeds if name in one]
             cells.append(f"{spread(known)} ({len(known)})" if known else "–")
-        features = "the public images" if own else "these and ImageNet"
-        lines.append([features, student, f"{epsilon:g}{mark(weak)}", *cells])
+        lines.append([student, f"{epsilon:g}{mark(weak)}", *cells])
     kinds = ["label accuracy (runs)", "head (runs)", "its accuracy (runs)", "mean with head (runs)"]
-    return explained(markdown(["features know", "student", "ε", *kinds], lines), named)
+    return explained(markdown(["student", "ε", *kinds], lines), named)
 
 
 # -- Ind-KNN -----------------------------------------------------------------------------------------------------
@@ -373,15 +338,6 @@ def ind_knn_rows() -> dict[tuple[str, int, float], dict[str, dict[str, Any]]]:
 def ind_knn_guarantee() -> Guarantee:
     """Guarantee of the ε of the accuracies."""
     return weakest(guarantee_of(entry["results"]) for entry in entries("ind_knn_accuracy").values())
-
-
-def ind_knn_accuracy() -> str:
-    """Accuracy of the three methods."""
-    whole, lines = ind_knn_guarantee(), []
-    for (features, queries, epsilon), rows in ind_knn_rows().items():
-        cells = [f"{rows[method]['mean']:.3f} ± {rows[method]['spread']:.3f}" for method in _METHODS]
-        lines.append([_FEATURES[features], f"{queries:,}", f"{epsilon:g}{mark(whole)}", *cells])
-    return explained(markdown(["features", "queries", "ε", *_METHODS.values()], lines), [("", whole)])
 
 
 def ind_knn_figure() -> Any:
@@ -417,12 +373,9 @@ def ind_knn_figure() -> Any:
 
 
 def ind_knn_speed() -> str:
-    """Milliseconds a query beside the bare product."""
-    form = (
-        "{records:,} × {dimension}|{batch:,}|{product_ms:.2f} ms|{exact_ms:.2f} ms|{exact_ratio:.2f}|"
-        "{hashing_ms:.2f} ms|{candidates:,.0f}|{recall:.2f}"
-    )
-    header = "records × dimensions|queries at once|product|Ind-KNN|ratio|with hashing|candidates|recall"
+    """Time of queries over that of the bare product."""
+    form = "{records:,} × {dimension}|{batch:,}|{exact_ratio:.2f}|{hashing_ratio:.2f}|{recall:.2f}"
+    header = "records × dimensions|queries at once|Ind-KNN|with hashing|recall"
     lines = [form.format(**row).split("|") for row in results("ind_knn_speed")["rows"]]
     return markdown(header.split("|"), lines)
 
@@ -448,34 +401,6 @@ def students(kind: str, header: str) -> str:
     return explained(table, ((who, guarantee_of(one)) for who, one in found.items()))
 
 
-def private_training() -> str:
-    """Settings of PrivateTraining; each with the number of its runs."""
-    rows: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for part, entry in entries("private_training").items():
-        if not part.startswith("speed"):
-            asked = float(part.rpartition(", seed")[0].rpartition("ε ")[2])
-            rows.setdefault((entry["settings"]["setting"], asked), []).append(entry["results"])
-    lines, named = [], []
-    for (name, asked), found in sorted(rows.items()):
-        weak = weakest(guarantee_of(one) for one in found)
-        named.append((f"{name}, ε = {asked:g}", weak))
-        lines.append(
-            [
-                name,
-                f"{asked:g}{mark(weak)}",
-                found[0]["steps"],
-                f"{found[0]['noise_multiplier']:.3g}",
-                *(
-                    spread(one[key] for one in found) if key in found[0] else "–"
-                    for key in ("public_accuracy", "test_accuracy")
-                ),
-                len(found),
-            ]
-        )
-    header = ["setting", "ε", "steps", "σ", "accuracy on public images", "test accuracy", "seeds"]
-    return explained(markdown(header, lines), named)
-
-
 # -- scale and speed ---------------------------------------------------------------------------------------------
 
 
@@ -485,7 +410,7 @@ def scaled() -> str:
 
     stored = entries("scale")
     settings = next(iter(stored.values()))["settings"]
-    d, m, share = settings["dimensions"], settings["queries"], RECORDS // PROCESSES
+    d, share = settings["dimensions"], RECORDS // PROCESSES
     lines = []
     for name, teacher in TEACHERS.items():
         found = stored[name]["results"]
@@ -496,14 +421,12 @@ def scaled() -> str:
                 f"`{name}`",
                 teacher.settings,
                 f"{4 * share * teacher.table(d) / 1e9:.1f}",
-                f"{share * products / 1e12:.3g}" if (products := teacher.products(d, m)) else "–",
                 f"{sent / 1e6:.3g} MB" if sent >= 1e6 else f"{sent / 1e3:.3g} kB",
                 f"{seconds / 3600:.2g}",
-                f"{1e6 * found['seconds_a_record']:.3g}, {found['seconds_a_round']:.2g}",
             ]
         )
-    header = ["teacher", "settings", "table, GB", "products, TFLOP", "sent a round"]
-    table = markdown([*header, "processor hours of a process", "µs a record, s a round"], lines)
+    header = ["teacher", "settings", "table, GB", "sent a round", "processor hours of a process"]
+    table = markdown(header, lines)
     merging = PROCESSES * stored["merging"]["results"]["seconds_a_query_and_shard"]
     return (
         f"{table}\n\nBeside that global rank 0 merges the candidates of `PrivateKNN`: "
@@ -532,11 +455,11 @@ def speeds() -> str:
 
     found = {name: one["results"] for name, one in entries("speed").items()}
     lines = [
-        [wanted.what, wanted.beside, wanted.aim, ratio(found[name]), f"{found[name]['load']:.0f}"]
+        [wanted.what, wanted.beside, wanted.aim, ratio(found[name])]
         for name, wanted in ROWS.items()
         if name in found
     ]
-    return markdown(["what", "beside", "aim", "ratio of processor seconds", "load"], lines)
+    return markdown(["what", "beside", "aim", "ratio of processor seconds"], lines)
 
 
 def ratio(found: dict[str, Any]) -> str:
@@ -555,20 +478,16 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/leaderboard.md", "leaderboard", leaderboard.table),
     ("docs/guides/own_data.md", "recipes", recipes.table),
-    ("docs/guides/private_training.md", "private training", private_training),
     ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
     ("docs/guides/text.md", "text", text.table),
-    ("docs/methods/ind_knn.md", "accuracy", ind_knn_accuracy),
     ("docs/methods/ind_knn.md", "speed", ind_knn_speed),
     ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),
     ("docs/methods/multilabel.md", "rules", attribute_rules),
     ("docs/methods/multilabel.md", "reverse", attribute_reverse),
-    ("docs/methods/multilabel.md", "runs", attribute_runs),
     ("docs/methods/pate.md", "same queries", partial(run_table, _SAME_QUERIES, [2, 3, 5, 6, 7, 8])),
     ("docs/methods/reverse_knn.md", "curator", curator),
     ("docs/methods/reverse_knn.md", "smoothing", smoothing),
-    ("docs/methods/reverse_knn.md", "local", local),
     ("docs/methods/statistics.md", "extractors", extractors),
     ("docs/methods/statistics.md", "statistics", statistics_teacher),
     ("docs/methods/students.md", "students", partial(students, "unlabeled", "student")),
