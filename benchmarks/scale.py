@@ -69,14 +69,11 @@ class Scaled(NamedTuple):
     Attributes:
         make: with few processes, and one or two teachers of PATE in each.
         settings: in words.
-        products: multiplications and additions of matrix products a record, from dimensions and queries; 0 where
-            they don't grow with the records.
         table: numbers of four bytes a record that lie in memory, from dimensions.
     """
 
     make: Callable[[], Labeler]
     settings: str
-    products: Callable[[int, int], float]
     table: Callable[[int], float] = lambda dimensions: dimensions
 
 
@@ -84,32 +81,20 @@ SUMS: dict[str, Any] = {"noise_multiplier": 1.0}
 #: All queries pass the screening here, which is most work.
 TEACHERS = {
     "PrivateKNN": Scaled(
-        lambda: PrivateKNN(K, RATE, Screening(1, 0.1), Gaussian(25.0)),
-        f"k {K}, γ {RATE}, screening",
-        lambda d, m: 2 * d * m,
+        lambda: PrivateKNN(K, RATE, Screening(1, 0.1), Gaussian(25.0)), f"k {K}, γ {RATE}, screening"
     ),
-    "ReverseKNN": Scaled(lambda: ReverseKNN(1, 1.0), "k 1", lambda d, m: 2 * d * m, lambda d: 0),
-    "SufficientStatistics": Scaled(
-        lambda: SufficientStatistics(**SUMS), "least squares", lambda d, m: 2 * d * CLASSES
-    ),
-    "PreconditionedGradients": Scaled(
-        lambda: PreconditionedGradients(**SUMS), "6 releases", lambda d, m: 6 * 4 * d * CLASSES
-    ),
-    "IndKNN": Scaled(
-        lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0),
-        f"τ {THRESHOLD}",
-        lambda d, m: 2 * d * m,
-    ),
+    "ReverseKNN": Scaled(lambda: ReverseKNN(1, 1.0), "k 1", lambda d: 0),
+    "SufficientStatistics": Scaled(lambda: SufficientStatistics(**SUMS), "least squares"),
+    "PreconditionedGradients": Scaled(lambda: PreconditionedGradients(**SUMS), "6 releases"),
+    "IndKNN": Scaled(lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0), f"τ {THRESHOLD}"),
     "NoisySGDTeacher": Scaled(
         lambda: NoisySGDTeacher(0.1, steps=STEPS, components=COMPONENTS, **SUMS),
         f"{STEPS} steps at rate 0.1, {COMPONENTS} components",
-        lambda d, m: 2 * d * COMPONENTS + 0.1 * STEPS * 4 * COMPONENTS * CLASSES,
         lambda d: d + COMPONENTS,
     ),
     "PATE": Scaled(
         lambda: PATE(2, LinearTeachers(STEPS), progress=False),
         f"two `LinearTeachers` a process, {STEPS} steps",
-        lambda d, m: 0,
     ),
 }  # fmt: skip
 
