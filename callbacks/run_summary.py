@@ -178,6 +178,7 @@ class RunReport(pl.Callback):
         if not self._find_folder(trainer, pl_module):
             return
         assert self.run_dir is not None
+        data = trainer.datamodule  # type: ignore[attr-defined]
         self.summary = {
             **_privacy(trainer, pl_module),
             "val_accuracy": _metric(trainer, "val/accuracy"),
@@ -186,7 +187,7 @@ class RunReport(pl.Callback):
             # Without the work on private records, which takes as long as there are many.
             "seconds": round(_public_seconds() - self._started, 3),
             "student": type(pl_module).__name__,
-            "data": type(trainer.datamodule).__name__,  # type: ignore[attr-defined]
+            "data": getattr(data, "name", None) or type(data).__name__,
             "versions": _versions(trainer),
         }
         self._ledger = getattr(spender_of(trainer, pl_module), "ledger", None)

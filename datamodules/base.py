@@ -73,6 +73,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             blank image stands in the public part then, from which nothing can be learned. Private training needs no
             more, nor does a teacher whose own model is released (``released: head``), as long as their features
             learn nothing from public images.
+        name: a name that people know, for reports and privacy cards; the class's name by default.
         train_on_truth: label the public images with their truth from the start: the bound without privacy that
             labelers are compared with. Leave the labeler out then.
         overlap: what to do when an image is both public and in the test set, which would make test accuracy
@@ -114,6 +115,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         persistent_workers: bool = True,
         seed: int = 0,
         public: str = "images",
+        name: str | None = None,
         train_on_truth: bool = False,
         overlap: Overlap = "error",
     ) -> None:
@@ -142,6 +144,9 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             raise ValueError(
                 'train_on_truth=True, and public="none" leaves nothing to train on; drop one of them'
             )
+        if name is not None and not (isinstance(name, str) and name.strip()):
+            raise ValueError(f"name={name!r}: want a text, or leave it out")
+        self.name = name
         self.train_on_truth = train_on_truth
         self.overlap = check_choice("overlap", overlap, _OVERLAP)
         self._private: LabeledImages | None = None

@@ -33,6 +33,7 @@ def _add_recommended(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="folder of images, tables or arrays, or an .npz file"
     )
+    parser.add_argument("--name", help="of the data in report and privacy card (the folder's name)")
     for column, what in (
         ("text", "texts, or of vectors (text)"),
         ("label", "labels (label)"),
@@ -77,6 +78,9 @@ def _recommended(parsed: argparse.Namespace) -> str:
     check_positive("--epsilon", parsed.epsilon)
     if parsed.num_classes is not None:
         check_int("--num-classes", parsed.num_classes, minimum=2)
+    name = _name(parsed.data) if parsed.name is None else parsed.name
+    if not name.strip():
+        raise ValueError(f"--name {name!r}: want a text, or leave it out for the folder's name")
     found = recommend(
         parsed.data,
         epsilon=parsed.epsilon,
@@ -87,6 +91,7 @@ def _recommended(parsed: argparse.Namespace) -> str:
         columns={name: value for name in _COLUMNS if (value := getattr(parsed, name)) is not None},
         progress=sys.stderr.isatty(),
     )
+    found.config["data"]["init_args"]["name"] = name
     if (parsed.unit or ("person" if parsed.person else "record")) == "person":
         found.config["labeling"]["budget"]["unit"] = "person"
     print(*found.reasons, sep="\n", flush=True)
@@ -108,7 +113,7 @@ def fit_words(words: list[str]) -> list[str]:
         raise ValueError("--private-records recommends a configuration; leave --config and --resume out")
     from pl_privknn.privacy.store import new_number
 
-    runs = Path("runs") / (Path(parsed.data).resolve().stem or "data")
+    runs = Path("runs") / _name(parsed.data)
     _check_writable("--run_dir", Path(parsed.run_dir) if parsed.run_dir else runs)
     text = _recommended(parsed)
     folder = Path(parsed.run_dir) if parsed.run_dir else new_number(runs)
@@ -116,6 +121,11 @@ def fit_words(words: list[str]) -> list[str]:
     config = folder / "recommended.yaml"
     config.write_text(text, encoding="utf-8")
     return ["fit", "--config", str(config), "--run_dir", str(folder), *others]
+
+
+def _name(path: str) -> str:
+    """Name of a folder or file of data."""
+    return Path(path).resolve().stem or "data"
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -46,7 +46,7 @@ def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "kind": "run",
         "title": _title(summary) or folder.name,
-        "data": summary.get("data", ""),
+        "data": _data(summary),
         "files": _files(folder),
         "promise": None,
         **(ledger_facts(ledger, exact) if ledger is not None else {}),
@@ -71,8 +71,12 @@ def _title(summary: dict[str, Any]) -> str:
         if isinstance(summary.get("test_accuracy"), float)
         else "",
     ]
-    data = str(summary.get("data", "")).removesuffix("DataModule")
-    return ", ".join(filter(None, [" by ".join(filter(None, [data, method])), *figures]))
+    return ", ".join(filter(None, [" by ".join(filter(None, [_data(summary), method])), *figures]))
+
+
+def _data(summary: dict[str, Any]) -> str:
+    """Name of the data set."""
+    return str(summary.get("data", "")).removesuffix("DataModule")
 
 
 def _files(folder: Path) -> list[dict[str, str]]:

@@ -48,7 +48,7 @@ def run(tmp_path_factory):
         ("test", range(770, 790), ""),
     ):
         write_part(folder / "data" / f"{part}.csv", numbers, secret)
-    columns = ["--text", "body", "--label", "topic", "--person", "sender"]
+    columns = ["--text", "body", "--label", "topic", "--person", "sender", "--name", "Staff mail"]
     sizes = ["--epsilon", "50", "--private-records", "60", "--delta", "1e-4"]
     config = str(folder / "run.yaml")
     assert main(["init", "--data", str(folder / "data"), *columns, *sizes, "--output", config]) == 0
@@ -67,6 +67,12 @@ def test_a_run_learns_from_texts(run):
     assert summary["unit"] == "person"  # owners are named
     assert summary["test_accuracy"] >= 0.9
     assert main(["audit", str(run)]) == 0
+
+
+def test_the_card_names_the_data_as_people_do(run):
+    card = (run / "privacy_card.md").read_text(encoding="utf-8")
+    assert "| data set | Staff mail |" in card
+    assert card.startswith("# Privacy card: Staff mail by ")
 
 
 def test_no_file_holds_a_private_text_or_person_and_public_ones_are_in_the_report_alone(run):

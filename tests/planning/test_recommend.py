@@ -160,6 +160,7 @@ def test_init_writes_what_costs_no_more_than_epsilon_and_reads_nothing_private(e
     assert main([*words, "one.yaml"]) == 0
     text = Path("one.yaml").read_text(encoding="utf-8")
     config = yaml.safe_load(text)
+    assert config["data"]["init_args"]["name"] == "own"
     stated = plan_of_config(config, "one.yaml")
     assert stated.delta == usual_delta(600) == 1e-4
     exact = account(stated.charges, delta=1e-4, adjacency="add_remove").epsilon
@@ -245,6 +246,7 @@ def test_bad_numbers_and_places_get_one_line(table, capsys):
     assert "--private-records" in refused(capsys, "--data", "own", "--private-records", "3")
     assert "fewer than 5 for each of 4" in refused(capsys, "--data", "own", "--private-records", "15")
     assert "--private-records" in refused(capsys, "--data", "own", "--private-records", str(10**12))
+    assert "want a text" in refused(capsys, "--data", "own", "--name", " ")
     Path("file").touch()
     assert "can be written to" in refused(capsys, "--data", "own", "--output", "file/x.yaml")
     np.save("own/public_truth.npy", np.zeros(120, dtype=np.int64))
