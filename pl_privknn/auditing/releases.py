@@ -31,7 +31,7 @@ from pl_privknn.labelers.base import (
 from pl_privknn.labelers.canaries import Canaries, Evidence, SampledEvidence
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
-from pl_privknn.labelers.pate_training import Partitioner, SklearnTeachers
+from pl_privknn.labelers.pate_training import Partitioner, Teachers, TrainedTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.accounting.accountant import TradeOff, account, merge_charges
@@ -601,10 +601,38 @@ class GivenParts(Partitioner):
     def _deal(
         self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
     ) -> Tensor:
-        return self._deal_units(len(labels), num_parts, noise)
+        return torch.nn.functional.pad(self.parts, (0, len(labels) - len(self.parts)))
 
-    def _deal_units(self, units: int, num_parts: int, noise: NoiseSource) -> Tensor:
-        return torch.nn.functional.pad(self.parts, (0, units - len(self.parts)))
+
+class NearestTeachers(Teachers):
+    """Teachers that answer with the label of their nearest record: one record decides the answers around it."""
+
+    def train(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        parts: Tensor,
+        num_classes: int,
+        num_teachers: int,
+        progress: Any,
+    ) -> TrainedTeachers:
+        """See :meth:`~pl_privknn.labelers.pate_training.Teachers.train`."""
+        empty = torch.bincount(parts, minlength=num_teachers) == 0
+        return _Nearest(empty, features, labels, parts)
+
+
+class _Nearest(TrainedTeachers):
+    def __init__(self, empty: Tensor, features: Tensor, labels: Tensor, parts: Tensor) -> None:
+        super().__init__(empty, torch.zeros_like(empty))
+        self._features, self._labels, self._parts = features, labels, parts
+
+    def predict(self, queries: Tensor) -> Tensor:
+        distances = torch.cdist(queries.double(), self._features.double())
+        votes = torch.full((len(queries), self.num_teachers), -1)
+        for teacher in torch.nonzero(~self.empty).flatten():
+            nearest = torch.where(self._parts == teacher, distances, torch.inf).argmin(dim=1)
+            votes[:, teacher] = self._labels[nearest]
+        return votes
 
 
 def _with_parts(target: Target, noise: NoiseSource) -> Target:
@@ -729,8 +757,7 @@ class IndependentCanaries:
 
 # ---------------------------------------------------------------------------- what to attack
 
-_NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
-_TEACHERS = {"num_teachers": 4, "teachers": _NEAREST, "progress": False}
+_TEACHERS = {"num_teachers": 4, "teachers": NearestTeachers(), "progress": False}
 _SCREENED = {
     "screening": Screening(1.5, 2.0),
     "noise": Gaussian(1e3),
@@ -829,11 +856,6 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         raise ConfigurationError(f"{path}: {error}") from error
     if labeling.labeler is None or data.task != "multiclass" or labeling.labeler.tasks != ("multiclass",):
         raise ValueError(f"{path}: labeling.labeler must answer one class an image to be attacked")
-    if isinstance(getattr(getattr(labeling.labeler, "teachers", None), "estimator", None), str):
-        raise ValueError(
-            f"{path}: labeling.labeler trains an estimator of another package, which is not run here; attack it in "
-            "Python"
-        )
     data.setup("fit")
     first = labeling.features[0]
     if first == STUDENT:

@@ -12,7 +12,6 @@ from pl_privknn.labelers.pate_training import (
     GuidedPartition,
     LinearTeachers,
     RandomPartition,
-    SklearnTeachers,
 )
 from pl_privknn.labelers.preconditioned_gradients import PreconditionedGradients
 from pl_privknn.labelers.private_knn import PrivateKNN, PrivateRadius, Screening
@@ -42,6 +41,5 @@ __all__ = [
     "Release",
     "ReverseKNN",
     "Screening",
-    "SklearnTeachers",
     "SufficientStatistics",
 ]

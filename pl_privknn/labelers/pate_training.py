@@ -7,11 +7,8 @@ of teachers trains one on each part.
 from __future__ import annotations
 
 import abc
-import copy
 import hashlib
-import importlib
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -26,7 +23,7 @@ from pl_privknn._checks import check_choice, check_int, check_non_negative, chec
 from pl_privknn.privacy.mechanisms import Conditional
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.redaction import silenced, terminal
+from pl_privknn.privacy.redaction import terminal
 
 #: Told how much of the training is done, as a fraction in [0, 1].
 TrainingProgress = Callable[[float], None]
@@ -36,9 +33,6 @@ _STEPS_DRAWN_AT_ONCE = 64
 # Queries of one block of predictions: 16 convolutional teachers' activations then take some 100 MB.
 _QUERIES_AT_ONCE = 512
 _ROWS_AT_ONCE = 8192
-_NAME_REMEDY = (
-    "give the dotted name of a class, like 'sklearn.linear_model.LogisticRegression', and its own arguments"
-)
 
 
 # ------------------------------------------------------------------ partitions
@@ -793,185 +787,6 @@ class ModuleTeachers(StackedTeachers):
         return self.factory(num_features, num_classes)
 
 
-# ------------------------------------------------------------------ estimators of scikit-learn
-
-
-@contextmanager
-def _quiet_estimators() -> Iterator[None]:
-    """Nothing that estimators say comes out; joblib's threads share this silence, its older processes may not."""
-    import joblib
-
-    with silenced(), joblib.parallel_config(backend="threading"):
-        yield
-
-
-class SklearnTeachers(Teachers):
-    """One scikit-learn style classifier a part, trained one after another.
-
-    A part with a single class gives a teacher that always votes for it. A teacher whose ``fit`` or
-    ``predict`` raises abstains; see :class:`~pl_privknn.labelers.pate.PATE` for making that an error. What
-    estimators print, log and warn of is dropped, since it names counts of classes; joblib works for them in threads.
-
-    Args:
-        estimator: an object with ``fit(X, y)`` and ``predict(X)``, or the dotted name of its class, for
-            instance ``"sklearn.linear_model.LogisticRegression"``. A name is imported when training begins.
-        params: arguments for the class, where a name is given.
-        seed: where the estimator, or one nested in it, has an unset ``random_state``, teacher t gets one made from
-            this and t. Global generators are seeded in the same way while a teacher trains or answers, and are as
-            they were afterwards: no teacher draws what another one left.
-
-    Raises:
-        ValueError: for an object without ``fit`` or ``predict``; at training, if the name can't be imported, or
-            for attributes.
-
-    Example:
-        >>> import torch
-        >>> from pl_privknn.labelers import PATE, SklearnTeachers
-        >>> teachers = SklearnTeachers("sklearn.tree.DecisionTreeClassifier")
-        >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
-        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
-        >>> teacher.votes(torch.rand(5, 4)).shape
-        torch.Size([5, 2])
-    """
-
-    def __init__(self, estimator: Any, params: dict[str, Any] | None = None, seed: int = 0) -> None:
-        self.params = dict(params or {})
-        if isinstance(estimator, str):
-            if "." not in estimator or not all(part.isidentifier() for part in estimator.split(".")):
-                raise ValueError(f"estimator={estimator!r} is no dotted name of a class; {_NAME_REMEDY}")
-        else:
-            if self.params:
-                raise ValueError(
-                    "params: only together with an estimator given by name; set them on the object"
-                )
-            _check_estimator(estimator, estimator)
-        self.estimator = estimator
-        self.seed = check_int("seed", seed, minimum=0)
-
-    @_quiet_estimators()
-    def train(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        parts: Tensor,
-        num_classes: int,
-        num_teachers: int,
-        progress: TrainingProgress,
-    ) -> TrainedTeachers:
-        """See :meth:`Teachers.train`.
-
-        Raises:
-            ValueError: if the estimator's name leads to nothing that can be made.
-        """
-        if labels.ndim != 1:
-            raise ValueError(
-                "teachers: SklearnTeachers answer with one class; use LinearTeachers for attributes"
-            )
-        from sklearn.dummy import DummyClassifier
-
-        prototype = self._prototype()
-        models: list[Any] = []
-        empty = torch.zeros(num_teachers, dtype=torch.bool)
-        failed = torch.zeros(num_teachers, dtype=torch.bool)
-        failures = set()
-        for teacher, rows in enumerate(rows_of_parts(parts, num_teachers)):
-            x, y = features[rows].numpy(), labels[rows].numpy()
-            model: Any = None
-            if len(rows) == 0:
-                empty[teacher] = True
-            elif (y == y[0]).all():
-                model = DummyClassifier().fit(x, y)
-            else:
-                try:
-                    with _own_generators(teacher_seed(self.seed, teacher, "fit")):
-                        model = self._fresh(prototype, teacher).fit(x, y)
-                except Exception as error:  # whatever a user's classifier raises; its text may hold records
-                    failed[teacher] = True
-                    failures.add(type(error).__name__)
-            models.append(model)
-            progress((teacher + 1) / num_teachers)
-        return _SklearnEnsemble(models, num_classes, empty, failed, frozenset(failures), self.seed)
-
-    def _prototype(self) -> Any:
-        if not isinstance(self.estimator, str):
-            return self.estimator
-        module, _, name = self.estimator.rpartition(".")
-        try:
-            made = getattr(importlib.import_module(module), name)(**self.params)
-        except Exception as error:  # whatever a module or a class raises; no record is in reach of either
-            raise ValueError(
-                f"estimator={self.estimator!r} with params={self.params!r} can't be made "
-                f"({type(error).__name__}: {error}); {_NAME_REMEDY}"
-            ) from None
-        return _check_estimator(made, self.estimator)
-
-    def _fresh(self, prototype: Any, teacher: int) -> Any:
-        from sklearn.base import clone
-
-        model = clone(prototype) if hasattr(prototype, "get_params") else copy.deepcopy(prototype)
-        if hasattr(model, "get_params"):
-            for name, value in sorted(model.get_params(deep=True).items()):
-                if value is None and name.rpartition("__")[2] == "random_state":
-                    nested = name.removesuffix("random_state")
-                    model.set_params(**{name: teacher_seed(self.seed, teacher, nested) % (1 << 32)})
-        return model
-
-
-@contextmanager
-def _own_generators(seed: int) -> Iterator[None]:
-    """Global generators of Python, numpy and torch, seeded for one teacher and afterwards as they were before."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - what estimators without a generator use
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed_all(seed)
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002
-
-
-class _SklearnEnsemble(TrainedTeachers):
-    def __init__(
-        self,
-        models: list[Any],
-        num_classes: int,
-        empty: Tensor,
-        failed: Tensor,
-        failures: frozenset[str],
-        seed: int,
-    ) -> None:
-        super().__init__(empty, failed, failures)
-        self._models, self._num_classes, self._seed = models, num_classes, seed
-
-    @_quiet_estimators()
-    def predict(self, queries: Tensor) -> Tensor:
-        votes = torch.full((len(queries), self.num_teachers), -1, dtype=torch.int64)
-        if len(queries) == 0:
-            return votes
-        x = queries.numpy()
-        for teacher, model in enumerate(self._models):
-            if model is None:
-                continue
-            try:
-                with _own_generators(teacher_seed(self._seed, teacher, "predict")):
-                    answers = np.asarray(model.predict(x))
-                if answers.shape != (len(queries),):
-                    continue
-                classes = torch.from_numpy(answers.astype(np.int64))
-                known = (
-                    torch.from_numpy(np.isfinite(answers)) & (classes >= 0) & (classes < self._num_classes)
-                )
-            except Exception:  # it abstains; its message may hold records
-                continue
-            votes[:, teacher] = torch.where(known, classes, -1)
-        return votes
-
-
 def rows_of_parts(parts: Tensor, num_parts: int) -> list[Tensor]:
     """Row numbers of each part in ascending order: ``num_parts`` tensors, int64."""
     order = parts.argsort(stable=True)
@@ -1013,9 +828,3 @@ def progress_bar(what: str, enabled: bool) -> Iterator[TrainingProgress]:
             yield lambda fraction: bar.update(task, completed=fraction)
         finally:
             bar.stop()
-
-
-def _check_estimator(made: Any, shown: Any) -> Any:
-    if isinstance(made, type) or not (hasattr(made, "fit") and hasattr(made, "predict")):
-        raise ValueError(f"estimator={shown!r} must be an object with fit(X, y) and predict(X)")
-    return made

@@ -123,8 +123,8 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             ``add_remove``, and ``replace_one`` without a curator.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         trust: ``"central"``, ``"local"`` or ``"shuffle"``.
-        randomizer: of a local message: ``"collision"``, ``"randomized_response"``, ``"separation"`` or
-            ``"concatenation"``; under ``"shuffle"`` also ``"shares"``, several messages a client.
+        randomizer: of a local message: ``"collision"`` or ``"randomized_response"``; under ``"shuffle"`` also
+            ``"shares"``, several messages a client.
         num_clients: under ``"shuffle"``, a public number of records that are sure to take part.
         delta: under ``"shuffle"``, δ of one round.
         attributes: labels are attributes and not classes; with a curator, and ``Laplace`` or ``Gaussian`` noise.

@@ -443,10 +443,6 @@ class StatisticsTeacher(
             releases: what was released, by number; some may be missing, not all.
         """
 
-    def drawn(self, release: int, mechanism: Gaussian, exact: Tensor, noise: NoiseSource) -> Tensor:
-        """Released sum in steps, float64 ``(c, p)``."""
-        return mechanism.add_noise_to_multiples(exact, self.step(release), noise)
-
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities from scores, float64 ``(n, c)``."""
         return self.targets.expected(scores)
@@ -702,7 +698,7 @@ class StatisticsTeacher(
             exact = self.whole_sum(number, weights)
             noise = self.charge_and_draw(ledger, mechanism, 1, "statistics")
             self._charged += 1
-            noisy = self.drawn(number, mechanism, exact, noise)
+            noisy = mechanism.add_noise_to_multiples(exact, self.step(number), noise)
             self._taken[number], self._sketch = Taken(noisy, weights), sketch
             if self._kept is not None:
                 write_release(self._kept, number, self._taken[number], sketch)

@@ -10,7 +10,6 @@ _HOMES = {
     "read_records": "accounting.accountant",
     "epsilon_for_delta": "accounting.accountant",
     "delta_for_epsilon": "accounting.accountant",
-    "epsilon_curve": "accounting.accountant",
     "PrivacyReport": "accounting.accountant",
     "Charge": "mechanisms",
     "Mechanism": "mechanisms",

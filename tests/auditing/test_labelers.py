@@ -20,7 +20,7 @@ from pl_privknn.auditing.bounds import (
     refutes_at_midpoint,
     refutes_epsilon,
 )
-from pl_privknn.auditing.releases import score_canaries, score_runs
+from pl_privknn.auditing.releases import NearestTeachers, score_canaries, score_runs
 from pl_privknn.auditing.releases import small_target as table
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import (
@@ -31,7 +31,6 @@ from pl_privknn.labelers import (
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
-    SklearnTeachers,
     SufficientStatistics,
 )
 from pl_privknn.labelers.canaries import Evidence
@@ -103,8 +102,7 @@ def test_runs_of_one_seed_have_noise_of_their_own(monkeypatch):
 
 
 def test_pate_with_the_other_parts_held():
-    teachers = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
-    subject = table(PATE(num_teachers=4, teachers=teachers, aggregator=GNMAX(12.0), progress=False))
+    subject = table(PATE(num_teachers=4, teachers=NearestTeachers(), aggregator=GNMAX(12.0), progress=False))
     honest = attacked(subject)
     assert not honest.violated
     assert honest.released == "counts"

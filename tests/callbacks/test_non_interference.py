@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from traces import released, report_traces, traces
 
+from pl_privknn.auditing.releases import NearestTeachers
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.comparison.results import write_json
 from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages
@@ -33,7 +34,6 @@ from pl_privknn.labelers import (
     RandomPartition,
     ReverseKNN,
     Screening,
-    SklearnTeachers,
     SufficientStatistics,
 )
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
@@ -196,7 +196,7 @@ RUNS = {
     ),
     "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5), noise_source=noise())),
     "pate confident": fit_teacher(
-        lambda: PATE(3, SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1}),
+        lambda: PATE(3, NearestTeachers(),
                      RandomPartition(), ConfidentGNMAX(2.0, 0.5, 0.5), noise_source=noise()),
         **REPLACED,
     ),

@@ -289,7 +289,10 @@ def told_or_made(make, arguments):
         (Screening, {"threshold": 10, "sigma": 5}),
         (ReverseKNN, {"k": 1, "epsilon": 1.0}),
         (IndKNN, {"epsilon": 2.0, "delta": 1e-4, "num_queries": 100, "threshold": 0.1, "sigma2": 0.6}),
-        (NoisySGDTeacher, {"sampling_rate": 0.2, "batch_size": 20, "steps": 3, "noise_multiplier": 2.0}),
+        (
+            NoisySGDTeacher,
+            {"sampling_rate": 0.2, "expected_batch_size": 20, "steps": 3, "noise_multiplier": 2.0},
+        ),
         (PreconditionedGradients, {"noise_multiplier": 2.0, "releases": 3}),
         (PATE, {"num_teachers": 10}),
         (GNMAX, {"sigma": 4.0}),

@@ -80,7 +80,7 @@ def test_what_is_refused_depends_on_no_label(tmp_path):
 def test_a_round_is_answered_once_and_no_message_can_be_had_twice(tmp_path):
     node = client(tmp_path, 0)
     node.answer(request())
-    for again in (request(), request(epsilon=0.5), request(randomizer="separation")):
+    for again in (request(), request(epsilon=0.5), request(randomizer="randomized_response")):
         with pytest.raises(Refused, match="answers a round once"):
             client(tmp_path, 0).answer(again)  # another process's object, the same file
     assert node.answered.spent == 1.0

@@ -17,8 +17,6 @@ ASKED = Request.about(
 WIDTHS = {  # a hash key takes 8 bytes, a hashed value or a bit one
     "randomized_response": 12,
     "collision": 9,
-    "separation": 18,
-    "concatenation": 9,
 }
 
 
@@ -108,7 +106,7 @@ def test_the_digest_is_about_every_field():
     others = {
         "round": "second",
         "trust": "shuffle",
-        "randomizer": "separation",
+        "randomizer": "randomized_response",
         "epsilon": 0.25,
         "k": 1,
         "num_classes": 4,

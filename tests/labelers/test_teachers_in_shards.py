@@ -7,7 +7,8 @@ import torch
 from shard_setup import by_row, in_order, members_of
 from statistics_setup import MADE, fitted, labels_for, table
 
-from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher, SklearnTeachers
+from pl_privknn.auditing.releases import NearestTeachers
+from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
@@ -204,7 +205,7 @@ def test_a_step_whose_sum_does_not_come_is_not_released():
 
 # ---------------------------------------------------------------------------- PATE
 
-NEAREST = SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1})
+NEAREST = NearestTeachers()
 #: A number for each record, which its part is made of.
 NUMBERS = SeededNoise(9).integers(COUNT, 1000)
 

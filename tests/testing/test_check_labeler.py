@@ -11,6 +11,7 @@ import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 
 import pl_privknn.testing.check
+from pl_privknn.auditing.releases import NearestTeachers
 from pl_privknn.labelers import (
     GNMAX,
     LNMAX,
@@ -27,7 +28,6 @@ from pl_privknn.labelers import (
     PrivateRadius,
     ReverseKNN,
     Screening,
-    SklearnTeachers,
     SufficientStatistics,
 )
 from pl_privknn.labelers.base import Labeler, Release, check_table
@@ -125,13 +125,10 @@ HONEST = {
         ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer="randomized_response"),
         {"randomized_response (answers)": 1.0},
     ),
-    **{
-        f"local {name}": (
-            ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer=name),
-            {"pure_dp (answers)": 1.0},
-        )
-        for name in ("collision", "separation", "concatenation")
-    },
+    "local collision": (
+        ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer="collision"),
+        {"pure_dp (answers)": 1.0},
+    ),
     "shuffled": (
         ReverseKNN(k=1, epsilon=8.0, trust="shuffle", num_clients=20, delta=0.01),
         {"shuffle_amplification (answers)": 1.0},
@@ -198,7 +195,7 @@ HONEST = {
     ),
     "pate by class": (
         PATE(
-            4, SklearnTeachers("sklearn.neighbors.KNeighborsClassifier", {"n_neighbors": 1}),
+            4, NearestTeachers(),
             ClassBalancedPartition(), ConfidentGNMAX(4, 1.0, 2.0), progress=False,
         ),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},

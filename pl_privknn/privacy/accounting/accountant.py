@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pl_privknn._checks import at_most, check_choice, check_int, check_non_negative, check_open_unit
+from pl_privknn._checks import at_most, check_choice, check_non_negative, check_open_unit
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.accounting.pld import Composition, Direction
 from pl_privknn.privacy.mechanisms.base import (
@@ -244,36 +244,6 @@ def delta_for_epsilon(
         )
     )
     return min(1.0, by_pld) if method == "pld" else min(by_rdp, by_pld)
-
-
-def epsilon_curve(
-    charges_per_query: Sequence[Charge],
-    counts: Sequence[int],
-    delta: float,
-    adjacency: Adjacency = "add_remove",
-) -> NDArray[np.float64]:
-    """ε after each number of queries, where every query costs ``charges_per_query``.
-
-    Args:
-        charges_per_query: charges of one query.
-        counts: numbers of queries, each at least 0.
-        delta: target δ.
-        adjacency: neighbouring relation.
-
-    Returns:
-        ε (better of RDP and PLD) for each count, float64, shape ``(len(counts),)``.
-
-    Example:
-        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_curve
-        >>> epsilon_curve([Charge(Gaussian(sigma=40.0))], [0, 100, 400], delta=1e-5).round(2).tolist()
-        [0.0, 0.93, 1.99]
-    """
-    curve = []
-    for place, count in enumerate(counts):
-        queries = check_int(f"counts[{place}]", count, minimum=0)
-        charges = [Charge(c.mechanism, c.count * queries) for c in charges_per_query] if queries else []
-        curve.append(epsilon_for_delta(charges, delta, adjacency))
-    return np.array(curve, dtype=np.float64)
 
 
 def total_rdp(charges: Sequence[Charge], adjacency: Adjacency) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_int, check_open_unit, check_positive
+from pl_privknn._checks import check_int, check_positive
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 
@@ -36,7 +36,7 @@ class ShuffleAmplification(Mechanism):
     C ~ Bin(n−1, e^{−ε₀}), A ~ Bin(C, ½), D ~ Bern(e^{ε₀}/(e^{ε₀}+1)) the shuffled messages randomise
     P = (A + D, C − A + 1 − D) or Q = (A + 1 − D, C − A + D) (Feldman, McMillan, Talwar 2021, Theorem 3.2).
     That pair is used itself, for PLD and RDP: it is tighter than the closed form of their Theorem 3.1
-    (:meth:`closed_form_epsilon`) and composes. More clones are a further randomisation, so values of C are
+    and composes. More clones are a further randomisation, so values of C are
     grouped downwards, and outcomes beyond 9 standard deviations get the largest possible loss, ε₀.
 
     The pair is that of a replaced record. It holds under ``add_remove`` too where an absent client still
@@ -61,19 +61,6 @@ class ShuffleAmplification(Mechanism):
     def __post_init__(self) -> None:
         object.__setattr__(self, "local_epsilon", check_positive("local_epsilon", self.local_epsilon))
         object.__setattr__(self, "num_clients", check_int("num_clients", self.num_clients, minimum=2))
-
-    def closed_form_epsilon(self, delta: float) -> float:
-        """ε of one release by Theorem 3.1; ε₀ itself outside the theorem's range.
-
-        log(1 + (e^{ε₀}−1)/(e^{ε₀}+1)·(8√(e^{ε₀}·log(4/δ)/n) + 8e^{ε₀}/n)) for ε₀ ≤ log(n/(16·log(2/δ))).
-        """
-        delta = check_open_unit("delta", delta)
-        local, clients = self.local_epsilon, self.num_clients
-        if local > math.log(clients / (16 * math.log(2 / delta))):
-            return local
-        ratio = math.exp(local) / clients
-        inner = 8 * math.sqrt(ratio * math.log(4 / delta)) + 8 * ratio
-        return min(local, math.log1p(math.tanh(local / 2) * inner))
 
     def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
         """RDP of the pair, from its connect-the-dots distribution on a fine grid (an upper bound)."""

@@ -32,7 +32,7 @@ class PureDP(DominatingPair):
     """Any release of which only ε-differential privacy is known.
 
     Randomised response with that ε, (e^ε, 1)/(1+e^ε) against (1, e^ε)/(1+e^ε), dominates every ε-DP pair
-    (Kairouz, Oh, Viswanath 2015, Theorem 3.4). It serves local randomisers such as Collision or Separation,
+    (Kairouz, Oh, Viswanath 2015, Theorem 3.4). It serves local randomisers such as Collision,
     whose message depends on one record alone, and noisy maxima with Laplace noise.
 
     Attributes:

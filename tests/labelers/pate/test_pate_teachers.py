@@ -1,6 +1,3 @@
-import random
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,8 +6,6 @@ from pl_privknn.labelers.pate_training import (
     CNNTeachers,
     LinearTeachers,
     ModuleTeachers,
-    SklearnTeachers,
-    rows_of_parts,
 )
 
 
@@ -174,73 +169,6 @@ def test_modules_that_do_not_fit_are_refused():
         CNNTeachers((28, 28))
 
 
-class Picky:
-    """Fails on parts that hold class 2, says so with a record in its message; votes 7 for one query."""
-
-    def fit(self, x, y):
-        if (y == 2).any():
-            raise ZeroDivisionError(f"bad record {x[0]}")
-        return self
-
-    def predict(self, x):
-        return np.where(np.arange(len(x)) == 1, 7, 1)
-
-
-def test_sklearn_teachers_vote_fail_and_stay_in_range():
-    features, labels = table()
-    parts = torch.where(labels == 2, 0, 1 + torch.arange(300) % 2)
-    parts[:3] = torch.tensor([3, 3, 3])
-    labels[:3] = torch.tensor([0, 2, 1])
-    trained = SklearnTeachers(Picky()).train(features, labels, parts, 3, 5, quiet)
-    assert trained.failed.tolist() == [False, False, False, True, False]
-    assert trained.empty.tolist() == [False, False, False, False, True]
-    assert trained.failures == {"ZeroDivisionError"}
-    votes = trained.predict(features[:4])
-    assert votes[:, 0].tolist() == [2, 2, 2, 2]  # one class: always that one
-    assert votes[:, 1].tolist() == [1, -1, 1, 1]  # 7 is no class
-    assert (votes[:, 3:] == -1).all()
-
-
-def test_sklearn_classifier_by_name_equals_fitting_each_part():
-    from sklearn.linear_model import LogisticRegression
-
-    features, labels = table()
-    parts = torch.arange(300) % 4
-    maker = SklearnTeachers("sklearn.linear_model.LogisticRegression", {"C": 0.5})
-    votes = maker.train(features, labels, parts, 3, 4, quiet).predict(features)
-    for teacher, rows in enumerate(rows_of_parts(parts, 4)):
-        model = LogisticRegression(C=0.5).fit(features[rows].numpy(), labels[rows].numpy())
-        assert (model.predict(features.numpy()) == votes[:, teacher].numpy()).all()
-    forest = SklearnTeachers("sklearn.ensemble.ExtraTreesClassifier", {"n_estimators": 3})
-    twice = [forest.train(features, labels, parts, 3, 4, quiet).predict(features) for _ in range(2)]
-    assert torch.equal(*twice)
-    with pytest.raises(ValueError, match="fit"):
-        SklearnTeachers(object())
-
-
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("sklearn.nothing.Here", {}),
-        ("sklearn.svm.Here", {}),
-        ("sklearn.svm.SVC", {"cost": 1}),
-        ("math.pi", {}),
-    ],
-)
-def test_a_name_is_resolved_when_training_begins_and_not_before(name, params):
-    maker = SklearnTeachers(name, params)
-    features, labels = table()
-    with pytest.raises(ValueError, match=f"estimator='{name}' with params=.*dotted name"):
-        maker.train(features, labels, torch.arange(300) % 4, 3, 4, quiet)
-
-
-def test_what_is_no_dotted_name_is_refused_at_once():
-    with pytest.raises(ValueError, match="estimator='SVC' is no dotted name"):
-        SklearnTeachers("SVC")
-    with pytest.raises(ValueError, match="params"):
-        SklearnTeachers(object(), {"C": 1})
-
-
 def test_progress_bar_also_inside_another_one(monkeypatch, capsys):
     from rich.progress import Progress
 
@@ -257,47 +185,3 @@ def test_progress_bar_also_inside_another_one(monkeypatch, capsys):
     with progress_bar("training 9 teachers", False) as progress:
         progress(1.0)
     assert "training 9 teachers" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "nested", ["pipeline", "one against the rest", "generator of its own", "global generators"]
-)
-def test_teachers_share_no_generator(nested):
-    """One record more in part 0 changes teacher 0 alone, and global generators are left as they were."""
-    from sklearn.ensemble import RandomForestClassifier
-    from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    class Draws:
-        def fit(self, x, y):
-            for _ in x:  # as many draws as records
-                self.drawn = random.random() + np.random.rand() + float(torch.rand(()))  # noqa: NPY002
-            return self
-
-        def predict(self, x):
-            return np.full(len(x), int(1e6 * self.drawn) % 3)
-
-    estimator = {
-        "pipeline": make_pipeline(StandardScaler(), RandomForestClassifier(3)),
-        "one against the rest": OneVsRestClassifier(RandomForestClassifier(3)),
-        "generator of its own": RandomForestClassifier(3, random_state=np.random.RandomState(0)),
-        "global generators": Draws(),
-    }[nested]
-    features, labels = table()
-    parts = torch.arange(300) % 7
-    extra = (
-        torch.cat([features, features[:1] + 1]),
-        torch.cat([labels, labels[:1]]),
-        torch.cat([parts, parts[:1]]),
-    )
-    found = []
-
-    def states():
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-
-    for given in ((features, labels, parts), extra):
-        before = states()
-        found.append(SklearnTeachers(estimator).train(*given, 3, 7, quiet).predict(features))
-        assert states() == before
-    assert torch.equal(found[0][:, 1:], found[1][:, 1:])

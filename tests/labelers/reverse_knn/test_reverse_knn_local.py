@@ -59,9 +59,8 @@ def test_randomised_response_is_private_for_the_whole_message():
     assert 4 * math.log(keep / (1 - keep)) == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize("name", ["collision", "separation", "concatenation"])
 @pytest.mark.parametrize("table", [Table(4, 3), Table(3, 3, k=2)], ids=["k1", "k2"])
-def test_hashed_messages_are_private_as_a_whole(name, table, monkeypatch):
+def test_hashed_messages_are_private_as_a_whole(table, monkeypatch):
     parts, original = [], Bloom.messages
 
     def noting(bloom, ones, noise):
@@ -69,7 +68,7 @@ def test_hashed_messages_are_private_as_a_whole(name, table, monkeypatch):
         return original(bloom, ones, noise)
 
     monkeypatch.setattr(Bloom, "messages", noting)
-    make_randomizer(name, 1.2, table).randomize(*clients(table, 3, 0), SeededNoise(0))
+    make_randomizer("collision", 1.2, table).randomize(*clients(table, 3, 0), SeededNoise(0))
     spent = 0.0
     for bloom, ones in parts:
         # Any two answers, under any hash: the parts of a message are independent of one another.
@@ -105,7 +104,7 @@ def test_estimates_are_unbiased(name, path, table):
             runs.append(randomizer.simulate(nearest, labels, noise))
     found = torch.stack(runs)
     error = found.std(dim=0) / math.sqrt(len(runs))
-    # Up to 20 cells in 16 cases: four standard errors each, an honest estimate fails once in 50 such test runs.
+    # Up to 20 cells in 8 cases: four standard errors each, an honest estimate fails once in 100 such test runs.
     assert ((found.mean(dim=0) - true).abs() < 4.2 * error).all()
 
 
@@ -139,7 +138,7 @@ def test_messages_and_simulation_have_the_same_distribution(name):
     simulated = [randomizer.simulate(nearest, labels, SeededNoise(10_000 + seed)) for seed in range(400)]
     for cell in ((0, 0), (2, 1)):
         a, b = ([float(run[cell]) for run in runs] for runs in (by_messages, simulated))
-        # Eight tests at 1e-4.
+        # Four tests at 1e-4.
         assert ks_2samp(a, b).pvalue > 1e-4
 
 
@@ -154,14 +153,6 @@ def test_collision_is_never_noisier_than_randomised_response_and_near_the_papers
             assert collision.bloom.length == pytest.approx(
                 2 * k - 1 + k * math.exp(epsilon), abs=1.01, rel=0.1
             )
-
-
-def test_one_message_on_the_whole_table_is_best_where_privacy_is_high():
-    # Figure 6 of the paper: apart, queries and labels cost ε⁴ instead of ε².
-    table = Table(10, 10)
-    for epsilon in (0.1, 0.5, 1.0, 2.0):
-        spread = {name: make_randomizer(name, epsilon, table).deviation(1) for name in RANDOMIZERS}
-        assert spread["collision"] < min(spread["separation"], spread["concatenation"])
 
 
 def test_a_million_clients_are_simulated():

@@ -122,8 +122,6 @@ def clusters():
     [
         {"trust": "local", "epsilon": 2.0},
         {"trust": "local", "epsilon": 2.0, "randomizer": "randomized_response"},
-        {"trust": "local", "epsilon": 9.0, "randomizer": "separation"},
-        {"trust": "local", "epsilon": 9.0, "randomizer": "concatenation"},
         {"trust": "shuffle", "epsilon": 1.0, "num_clients": 3000},
         {"trust": "shuffle", "epsilon": 1.0, "num_clients": 3000, "randomizer": "shares"},
     ],

@@ -59,10 +59,8 @@ def test_what_is_stated_holds_and_is_nearly_met(name, part):
     """With a part of the noise it does not. Seed 0; a true claim is called violated by one seed in a thousand."""
     teacher = TEACHERS[name]()
     teacher.fit_public(table(40, seed=7)[0])
-    drawn = teacher.drawn
-    teacher.drawn = lambda number, mechanism, exact, noise: drawn(
-        number, mechanism, exact, Scaled(noise, part)
-    )
+    paid = teacher.charge_and_draw
+    teacher.charge_and_draw = lambda *charge: Scaled(paid(*charge), part)
 
     def experiment(present, runs, noise):
         return outcomes(teacher, present, runs, noise)

@@ -16,7 +16,6 @@ from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.accountant import (
     account,
     delta_for_epsilon,
-    epsilon_curve,
     epsilon_for_delta,
     merge_charges,
     read_records,
@@ -224,16 +223,6 @@ def test_delta_and_epsilon_are_inverse(charges, method):
         eps = epsilon_for_delta(charges, delta, method=method)
         # ε comes from a finite list of orders or grid points, so the way back may only be a little lower.
         assert delta_for_epsilon(charges, eps, method=method) == pytest.approx(delta, rel=2e-2)
-
-
-def test_the_curve_over_queries_is_what_each_count_costs():
-    per_query = [Charge(SCREENING, 1), Charge(Gaussian(20, 1.0, 0.2), 2)]
-    curve = epsilon_curve(per_query, [0, 10, 500], 1e-5)
-    assert curve[0] == 0
-    assert curve[2] == epsilon_for_delta([Charge(SCREENING, 500), Charge(Gaussian(20, 1.0, 0.2), 1000)], 1e-5)
-    assert np.all(np.diff(curve) > 0)
-    with pytest.raises(ValueError, match=r"counts\[1\]"):
-        epsilon_curve(per_query, [1, -1], 1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
