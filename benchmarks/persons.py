@@ -24,13 +24,16 @@ from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
+    IndKNN,
     LinearTeachers,
+    NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
     SufficientStatistics,
 )
 from pl_privknn.labelers.base import Labeler, ProtectsPersons, UsesPublicFeatures
+from pl_privknn.labelers.ind_knn import IndKNNSwitches, PublicDensity
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -84,6 +87,17 @@ TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
     "Reverse kNN": lambda epsilon, delta, most: ReverseKNN(1, epsilon),
     "Reverse kNN, shuffled": lambda epsilon, delta, most: ReverseKNN(
         1, epsilon, trust="shuffle", randomizer="shares", num_clients=PERSONS, delta=delta
+    ),
+    "Ind-KNN": lambda epsilon, delta, most: IndKNN(
+        epsilon=epsilon,
+        delta=delta,
+        num_queries=QUERIES,
+        threshold=0.1,
+        sigma2=0.8,
+        switches=IndKNNSwitches(density=PublicDensity(neighbors=50 * most, records=PERSONS * most)),
+    ),
+    "Noisy SGD": lambda epsilon, delta, most: NoisySGDTeacher(
+        0.2, PERSONS * most // 5, steps=100, epsilon=epsilon, delta=delta
     ),
     "Class sums": lambda epsilon, delta, most: SufficientStatistics(
         epsilon, delta=delta, expected_records=PERSONS * most
@@ -184,7 +198,7 @@ def _accuracy(tables: dict[str, Tensor], teacher: Labeler, features: Tensor, lab
     """Share of right labels of public images, each of the query nearest to it where these are few."""
     public, truth = tables["public"], tables["truth"]
     reverse = isinstance(teacher, ReverseKNN)
-    sums = isinstance(teacher, UsesPublicFeatures)
+    sums = isinstance(teacher, UsesPublicFeatures) and not isinstance(teacher, IndKNN)
     if isinstance(teacher, UsesPublicFeatures):
         teacher.fit_public(public)
     teacher.fit(features, labels, _CLASSES)
