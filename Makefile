@@ -65,7 +65,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Static pages in build/site; a broken link, a missing anchor or a page outside the navigation is an error.
+# Static pages in build/site, with the gallery's outputs after `make notebooks`; a broken link, a missing anchor or a page outside the navigation is an error.
 docs: $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

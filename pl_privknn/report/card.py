@@ -14,24 +14,23 @@ from pl_privknn.report.promise import percent
 
 #: What a run lets out, in words.
 RELEASED = {
-    "labels": "labels of public images and everything that is computed from them, the student included",
+    "labels": "labels of public examples and everything that is computed from them, such as the trained model (the "
+    "student)",
     "statistics": "noisy statistics of the private records, the teacher's own model made of them, labels of public "
-    "images and everything that is computed from these, the student included",
+    "examples and everything that is computed from these, such as the trained model (the student)",
     "weights": "weights of a network that was trained on the private records by noisy steps, all of its checkpoints, "
     "and everything that is computed from them",
     "": "whatever the ledger's releases were used for",
 }
-_PUBLIC = "the choice of the public images, taken to be independent of the private records"
-_FLOATS = (
-    "rounding and noise in floating point, of weighted votes and of gradients (votes are noised exactly)"
-)
+_PUBLIC = "the choice of the public examples, taken to be independent of the private records"
+_FLOATS = "rounding of computer arithmetic in weighted votes and gradients (counted votes get exact noise)"
 _OWN: dict[str, tuple[str, ...]] = {
     "labels": (
         "running time and memory of the labelling: strangers must not measure them", _PUBLIC, _FLOATS,
     ),
     "statistics": (
         "running time and memory of the labelling: strangers must not measure them", _PUBLIC,
-        "features that were learned on other data than the public images of this run",
+        "features that were learned on other data than the public examples of this run",
     ),
     "weights": (
         "running time, memory and profiles of the training: strangers must not measure them", _FLOATS,
@@ -52,8 +51,9 @@ _STATEMENT = {
 }
 #: What no figure here covers, whatever was released; docs/methods/privacy.md has more on each.
 EXCLUSIONS = (
-    "settings that were chosen by looking at results on the same private records outside this ledger",
-    "whoever can rewrite the ledger's file with all its hashes, unless its head was noted elsewhere",
+    "settings that were chosen by looking at results on the same private records outside this ledger "
+    "(the file in which every release is booked)",
+    "whoever can rewrite the ledger with all its hashes, unless its last hash was noted elsewhere",
 )
 _LOCAL = {"randomized response"}
 _SHUFFLED = {"shuffle amplification", "negative binomial"}
