@@ -33,7 +33,10 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
 def _cell(cell: Any) -> str:
     if cell.cell_type != "code":
         return str(cell.source)
-    return "\n\n".join([f"```python\n{cell.source}\n```", *map(_output, cell.get("outputs", []))])
+    shown = [
+        output for output in cell.get("outputs", []) if output.get("name") != "stderr"
+    ]  # no tips of libraries
+    return "\n\n".join([f"```python\n{cell.source}\n```", *map(_output, shown)])
 
 
 def _output(output: Any) -> str:
