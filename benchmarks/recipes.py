@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 import logging
 import statistics
 import tempfile
@@ -27,16 +28,18 @@ from torch import Tensor
 
 from benchmarks.record import Measured, entries, markdown
 from pl_privknn import recommend
+from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import (
     ArraysDataModule,
     DigitsDataModule,
     EmbeddingsDataModule,
     FashionMNISTDataModule,
+    PrivatePublicDataModule,
 )
 from pl_privknn.features import PublicFeatures
 from pl_privknn.labelers import NoisySGDTeacher, SufficientStatistics
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.recommendation import CROSSING, Setting, Sizes, answers, narrowed, probe
+from pl_privknn.recommendation import CROSSING, Recommendation, Setting, Sizes, answers, narrowed, probe
 from pl_privknn.testing import FreeLedger
 
 DELTA = 1e-5
@@ -204,31 +207,33 @@ def _run(data: Records, private: Tensor, epsilon: float, seed: int) -> dict[str,
     kind = EmbeddingsDataModule if data.kind == "embeddings" else ArraysDataModule
     module = kind(**arrays, num_classes=int(data.labels.max()) + 1, batch_size=32, overlap="ignore")
     found = recommend(module, epsilon=epsilon, expected_records=len(private), delta=DELTA)
-    pl.seed_everything(seed, verbose=False)
-    student, labeling = found.build(module)
-    labeling.progress = False
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        trainer = pl.Trainer(
-            max_epochs=found.max_epochs,
-            callbacks=[labeling],
-            default_root_dir=folder,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-        )
-        trainer.fit(student, module)
-        trainer.test(student, module, verbose=False)
-        accuracies = trainer.callback_metrics
-        report = next(c for c in trainer.callbacks if type(c).__name__ == "RunReport").summary
-    accuracy = report.get(f"{labeling.released}_test_accuracy") or float(accuracies["test/accuracy"])
+    labeling, summary = run_of(found, module, seed)
     return {
         "teacher": found.setting.teacher,
         "width": found.setting.width,
         "epsilon": labeling.epsilon,
         "guarantee": labeling.guarantee,
-        "accuracy": round(accuracy, 4),
+        "accuracy": round(summary["test_accuracy"], 4),
     }
+
+
+def run_of(
+    found: Recommendation, data: PrivatePublicDataModule, seed: int
+) -> tuple[PrivateLabeler, dict[str, Any]]:
+    """Train and test what was recommended, and return its callback and summary; nothing of it stays on disk."""
+    pl.seed_everything(seed, verbose=False)
+    student, labeling = found.build(data)
+    labeling.progress = False
+    quiet = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        settings = {"max_epochs": found.max_epochs, "accelerator": "cpu", "default_root_dir": folder}
+        trainer = pl.Trainer(**settings, **quiet, callbacks=[labeling])  # type: ignore[arg-type]
+        trainer.fit(student, data)
+        trainer.test(student, data, verbose=False)
+        summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
+    return labeling, summary
 
 
 # ------------------------------------------------------------------------------- data sets

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import logging
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pytorch_lightning as pl
 import torch
 
+from benchmarks.recipes import run_of
 from benchmarks.record import Measured, entries, markdown, spread
 from pl_privknn import recommend
 from pl_privknn.comparison.results import guarantee_of, mark
@@ -72,24 +70,9 @@ def run(
         pyarrow.table({"text": [vectors[text] for text in part], "label": [topics[text] for text in part]})
         for part in parts
     )
-    pl.seed_everything(split, verbose=False)
     data = TextDataModule(private=private, public=public.drop(["label"]), test=test, batch_size=32)
     found = recommend(data, epsilon=epsilon, expected_records=PRIVATE)
-    student, labeling = found.build(data)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = pl.Trainer(
-            max_epochs=found.max_epochs,
-            callbacks=[labeling],
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-        )
-        trainer.fit(student, data)
-        trainer.test(student, data, verbose=False)
-        summary: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
+    _, summary = run_of(found, data, split)
     kept = ("epsilon", "delta", "adjacency", "unit", "guarantee", "labeler", "test_accuracy", "seconds")
     return {
         name: summary[name]

@@ -113,17 +113,10 @@ def read_epsilon(where: str, value: Any) -> float:
     Raises:
         ConfigurationError: otherwise.
     """
-    if isinstance(value, str) and value.strip().lower().lstrip(".") == "inf":
+    if str(value).strip().lower().lstrip(".") == "inf":
         return math.inf
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ConfigurationError(f"{where}: ε={value!r} must be a number above 0, or inf") from None
-    if isinstance(value, float) and value == math.inf:
-        return value
     try:
-        return check_positive("ε", value)
+        return check_positive("ε", float(value) if isinstance(value, str) else value)
     except ValueError:
         raise ConfigurationError(
             f"{where}: ε={value!r} must be a number above 0, or inf (no privacy)"

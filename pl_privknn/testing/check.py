@@ -87,7 +87,6 @@ class Pool:
     entered: list[Entered] = dataclasses.field(default_factory=list)
     rows: bool = True
     _by_rows: int = 0
-    _late: bool = False
 
     def take(self, entered: Entered) -> None:
         """One more draw.

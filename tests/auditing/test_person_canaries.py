@@ -1,43 +1,12 @@
 """Attacks whose canaries are persons with several records: ours keep their claims, what protects records does not."""
 
 import pytest
-import torch
+from broken_persons import EachRecordAdds, EachRecordCounts, EachRecordIsClipped, EachRecordVotes
 
 from pl_privknn.auditing.releases import attack_labeler, small_target
 from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN, SufficientStatistics
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-
-
-class EachRecordCounts(ReverseKNN):
-    """It draws none of a person's records."""
-
-    def drawn_records(self, num_records, most=1):
-        return torch.arange(num_records)
-
-
-class EachRecordAdds(SufficientStatistics):
-    """It draws none of a person's records."""
-
-    def drawn_records(self, num_records, most=1):
-        return torch.arange(num_records)
-
-
-class EachRecordIsClipped(PreconditionedGradients):
-    """It clips records, and not what they add together."""
-
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        self._persons = None
-
-
-class EachRecordVotes(PrivateKNN):
-    """Its neighbours are records."""
-
-    def _find(self, *table):
-        self._owners = None
-        return super()._find(*table)
-
 
 CASES = {
     "reverse knn": (ReverseKNN, EachRecordCounts, {"epsilon": 1.0}),

@@ -21,6 +21,7 @@ from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import LabelerCheckError, check_labeler
 
 FAULTS = {
@@ -199,14 +200,19 @@ def test_stream_with_a_fault_is_caught(monkeypatch, scales):
         check_labeler(stream())
 
 
+class OneRow:
+    """Noise whose first row serves all queries of a call."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    def normal(self, shape, scale):
+        return self.noise.normal(shape, scale)[:1].repeat(shape[0], 1)
+
+
 def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
-    original, first = ind_knn_engine.IndKNNEngine._answer_one, []
-
-    def one(self, query, answers, draws, *given):
-        first[:] = first if query else [draws]
-        original(self, query, answers, first[0], *given)
-
-    monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_answer_one", one)
+    pay_for = BudgetTable.pay_for
+    monkeypatch.setattr(BudgetTable, "pay_for", lambda *given: OneRow(pay_for(*given)))
     with pytest.raises(LabelerCheckError, match="every query needs a row of its own"):
         check_labeler(stream())
 

@@ -1,7 +1,7 @@
 """check_labeler with persons of several records: ours keep the promise, and what protects records alone is found."""
 
 import pytest
-import torch
+from broken_persons import EachRecordAdds, EachRecordCounts, EachRecordIsClipped, EachRecordVotes
 
 from pl_privknn import PrivateKNN
 from pl_privknn.labelers import (
@@ -59,36 +59,6 @@ def test_ours_protect_persons(name):
         for kind, move in seen.moves.items():
             # A person moves a release as far as it is paid for, or nearly so: the bound is no empty one.
             assert move.amount > 0.9 * min(move.allowed, records.moves[kind].amount)
-
-
-class EachRecordVotes(PrivateKNN):
-    """Its neighbours are records."""
-
-    def _find(self, *table):
-        self._owners = None
-        return super()._find(*table)
-
-
-class EachRecordCounts(ReverseKNN):
-    """It draws none of a person's records."""
-
-    def drawn_records(self, num_records, most=1):
-        return torch.arange(num_records)
-
-
-class EachRecordAdds(SufficientStatistics):
-    """It draws none of a person's records."""
-
-    def drawn_records(self, num_records, most=1):
-        return torch.arange(num_records)
-
-
-class EachRecordIsClipped(PreconditionedGradients):
-    """It clips records, and not what they add together."""
-
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        self._persons = None
 
 
 class EachRecordIsDealt(PATE):

@@ -162,11 +162,18 @@ class IndKNNEngine:
         answers = Answers(np.full(size[0], -1, np.int64), np.empty(size), np.empty(size[0]))
         around = torch.cat([known[0], vectors]) if self.switches.reuse else known[0]
         merged(("begin", vectors, thresholds))
+
+        def asked(count: float) -> Floats:
+            return merged(("votes", count)).numpy()
+
         for query, vector in enumerate(vectors):
             votes, number = self._public_votes(
                 around, known[1], answers.labels[:query], vector, thresholds[query]
             )
-            self._answer_one(query, answers, draws[query], merged, votes, number)
+            active = int(merged(("turn",)))
+            released = ask(self.parameters, active, asked, votes, number, draws[query])
+            answers.noisy[query], answers.counts[query] = released.noisy, released.count
+            answers.labels[query] = self._decide(released.noisy, released.count)
         mark = self.budgets.next_mark()
         merged(("pay", mark))
         self.budgets.vouch(ledger, mark)
@@ -177,27 +184,6 @@ class IndKNNEngine:
                 np.concatenate([known[1], answers.labels[kept]]),
             )
         return answers
-
-    def _answer_one(
-        self,
-        query: int,
-        answers: Answers,
-        draws: Floats,
-        merged: Callable[[Any], Tensor],
-        public_votes: Floats,
-        num_public: int,
-    ) -> None:
-        active = int(merged(("turn",)))
-        released = ask(
-            self.parameters,
-            active,
-            lambda count: merged(("votes", count)).numpy(),
-            public_votes,
-            num_public,
-            draws,
-        )
-        answers.noisy[query], answers.counts[query] = released.noisy, released.count
-        answers.labels[query] = self._decide(released.noisy, released.count)
 
     def _public_votes(
         self, around: Tensor, known: Ids, answered: Ids, vector: Tensor, threshold: float
