@@ -200,7 +200,7 @@ class SampledEvidence(Evidence):
 
     Example:
         >>> import torch
-        >>> from pl_privknn.labelers.sampled_evidence import SampledEvidence
+        >>> from pl_privknn.labelers.canaries import SampledEvidence
         >>> from pl_privknn.privacy import Gaussian
         >>> evidence = SampledEvidence(2, Gaussian(sigma=1.0, l2_sensitivity=1.0, sampling_rate=0.1))
         >>> evidence.add_step(torch.tensor([3.0, 0.0]), torch.ones(2))

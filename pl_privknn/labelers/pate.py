@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn._checks import check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.labelers.attributes import Attributes, check_attribute_table, clip_attributes
 from pl_privknn.labelers.base import (
     ChargesLedger,
@@ -201,6 +201,9 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
 
     **Persons.** Where the unit of privacy is a person, all of a person's records go to one teacher.
 
+    A teacher whose training breaks (its weights are not finite) never votes; that one broke is private, so the run
+    goes on. Where all break it stops.
+
     Teachers are private: kept in memory, left out of copies and pickles, and written nowhere. A resumed run trains
     them again, on a fresh partition; each batch of queries has its guarantee by itself, so that costs nothing.
 
@@ -213,8 +216,6 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
             threshold of 0.7, each times the number of teachers. Of attributes ``GNMAX`` or ``LNMAX``, by default
             ``GNMAX`` with σ = 0.2 times the number of teachers.
         attributes: labels are attributes and not classes.
-        on_failure: what a teacher does whose training breaks (an exception, weights that are not finite):
-            ``"abstain"`` never votes, ``"raise"`` stops the run. If all of them break the run stops anyway.
         progress: show a progress bar during training.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
 
@@ -242,7 +243,6 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
         aggregator: Aggregator | None = None,
         *,
         attributes: Attributes | None = None,
-        on_failure: str = "abstain",
         progress: bool = True,
         noise_source: NoiseSource | None = None,
     ) -> None:
@@ -257,7 +257,6 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
                 f"partitioner={type(self.partitioner).__name__} deals out single records by their classes; use "
                 "RandomPartition with attributes"
             )
-        self.on_failure = check_choice("on_failure", on_failure, ("abstain", "raise"))
         self.progress = progress
         if attributes is not None:
             self.aggregator = GNMAX(0.2 * count) if aggregator is None else aggregator
@@ -296,21 +295,16 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
 
         Raises:
             ValueError: also if there are fewer records (or persons) than teachers.
-            RuntimeError: if all teachers break, or one does and ``on_failure`` is ``"raise"``.
+            RuntimeError: if all teachers break.
         """
         (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
         owners = self.checked_owners(len(features))
         trained = self._train(features, labels, num_classes, owners)
-        kinds = ", ".join(sorted(trained.failures))
         if bool((trained.failed | trained.empty).all()):
+            kinds = ", ".join(sorted(trained.failures))
             raise RuntimeError(
                 f"every teacher of {type(self.teachers).__name__} failed ({kinds}); try its settings on "
                 "public data first"
-            )
-        if self.on_failure == "raise" and bool(trained.failed.any()):
-            raise RuntimeError(
-                f"teachers of {type(self.teachers).__name__} failed ({kinds}); try its settings on public "
-                "data, or set on_failure='abstain' to go on without their votes"
             )
         self._trained, self._num_classes = trained, num_classes
         self._fits += 1
