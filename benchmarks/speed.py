@@ -33,7 +33,7 @@ from benchmarks.record import ROOT, Measured
 from benchmarks.scale import CLASSES, TEACHERS
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.cli import keep_freed_memory
-from pl_privknn.features import HOG
+from pl_privknn.features import HOG, TimmFeatures
 from pl_privknn.labelers.base import ShardedLabeler
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
@@ -162,6 +162,33 @@ def _hog(options: argparse.Namespace, channels: int, side: int) -> dict[str, Any
     for name, other in (("ratio", "ratio"), ("ratio_min", "ratio_max"), ("ratio_max", "ratio_min")):
         kept[name] = round(times / ours[other], 2)
     return kept
+
+
+def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, Any]:
+    """Vectors of a frozen network with random weights, by our extractor and by its module in torch."""
+    import timm
+
+    images = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0))
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.pt"
+        torch.save(timm.create_model(name).state_dict(), weights)
+        extractor = TimmFeatures(name, weights=weights, image_size=side)
+        network = timm.create_model(name, num_classes=0).eval()
+
+        @torch.inference_mode()
+        def bare() -> None:
+            network(images)
+
+        found = _in_turns(bare, lambda: extractor(images), options.repeat)
+    return {"images_per_second": round(len(images) / found["bare_seconds"]), **_ratios(found)}
+
+
+def _extracting(name: str, side: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    return lambda options: _extraction(options, name, side)
+
+
+def _ratios(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
 
 
 class _Epoch(pl.Callback):
@@ -312,6 +339,17 @@ ROWS = {
         "≥ 25",
         lambda options: _hog(options, 3, 32),
     ),
+    **{
+        f"extraction, {name}": Row(
+            f"vectors of `{name}`, images of {side} x {side} a second", "torch, 64 at once", aim, _extracting(name, side)
+        )
+        for name, side, aim in (
+            ("tf_efficientnet_lite0", 224, "≥ 5"),
+            ("mobilenetv3_small_100", 224, "≥ 1"),
+            ("resnet50", 224, "≥ 1"),
+            ("vit_tiny_patch16_224", 224, "≥ 1"),
+        )
+    },
     "epoch": Row(
         "epochs a second of a student (`small_cnn`)",
         "a loop with the same objective",
