@@ -341,7 +341,10 @@ ROWS = {
     ),
     **{
         f"extraction, {name}": Row(
-            f"vectors of `{name}`, images of {side} x {side} a second", "torch, 64 at once", aim, _extracting(name, side)
+            f"vectors of `{name}`, images of {side} x {side} a second",
+            "torch, 64 at once",
+            aim,
+            _extracting(name, side),
         )
         for name, side, aim in (
             ("tf_efficientnet_lite0", 224, "≥ 5"),

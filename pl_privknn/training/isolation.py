@@ -835,7 +835,7 @@ def _put_back(value: Any) -> _Undo:
 
     By the methods of the container's base: a library's own may make something else of what they are given.
     """
-    base = next((one for one in _CONTAINERS if isinstance(value, one)), dict)
+    base: Any = next((one for one in _CONTAINERS if isinstance(value, one)), dict)
     held = value if isinstance(value, base) else value.__dict__
     if issubclass(base, dict):
         pairs = dict(base.items(held))
