@@ -1,4 +1,7 @@
-"""For the API reference: Sphinx roles in docstrings become links, or plain code where the page has no such name."""
+"""For the API reference: Sphinx roles in docstrings become links, or plain code where the page has no such name.
+
+``Example:`` becomes ``Examples:``, the heading under which mkdocstrings shows code as code.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,12 @@ class SphinxRoles(Extension):
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         """Rewrite the docstring of one module, class, function or attribute."""
         if obj.docstring is not None:
-            obj.docstring.value = ROLE.sub(
-                lambda match: _reference(obj, *match.groups()), obj.docstring.value
-            )
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = ROLE.sub(lambda match: _reference(obj, *match.groups()), text)
 
 
 def _reference(scope: Object, short: str, name: str) -> str:
-    shown = name.rpartition(".")[2] if short else name
+    shown = (name.rpartition(".")[2] if short else name).replace("_", "&#95;")  # no emphasis
     return f'<autoref optional identifier="{_full(scope, name)}"><code>{shown}</code></autoref>'
 
 
