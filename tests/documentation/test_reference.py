@@ -22,12 +22,12 @@ NAMED = sorted(
 
 
 def _shown():
-    """Classes that the pages' directives are about: themselves, or what a module exports."""
+    """Classes and functions of the pages' directives, and what their modules export."""
     for page in PAGES.glob("*.md"):
         for path in re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
             parent, _, name = path.rpartition(".")
             found = getattr(importlib.import_module(parent), name, None)
-            if isinstance(found, type):
+            if found is not None and not inspect.ismodule(found):
                 yield found
                 continue
             module = importlib.import_module(path)
