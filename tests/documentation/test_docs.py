@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import render
 from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.recommendation import data_section
 from pl_privknn.testing import FreeLedger, LabelerCheckError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,17 @@ def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):
     exec(code, {})
     # The exact worst case, as in the summary; privacy loss distributions alone give 2.463.
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(2.3764, abs=1e-3)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/first_run.md"])
+def test_the_pages_make_the_folder_that_their_commands_name(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for block in _blocks(page, "python") if "np.save" in block]
+    exec(code, {})
+    assert "--data digits" in (ROOT / page).read_text(encoding="utf-8")
+    section = data_section("digits")
+    assert section["class_path"] == "ArraysDataModule"
+    assert section["init_args"]["num_classes"] == 10
 
 
 @pytest.mark.long
