@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 NONE = "none"
 _QUERIES = 100
-_LABELER = "labeling.labeler.init_args"
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}
 #: Configuration, what is set to ε or found for it, and what else is changed.
 METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from pl_privknn.federated import Client, FederatedRound, Shuffler
+from pl_privknn.federated import Client, FederatedRound
 from pl_privknn.federated.apps import reply_to
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
@@ -63,7 +63,3 @@ class Wire:
             if self.nodes_[node] is not None:
                 replies.append((node, reply_to(action, lambda node=node: self.nodes_[node], fields)))
         return self.changed(action, replies)
-
-
-def mixing(folder, key):
-    return Shuffler(key, folder / "mixed.sqlite", SeededNoise(3))
