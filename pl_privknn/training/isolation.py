@@ -75,6 +75,9 @@ _ATOMS = (
 _PLAIN = {str, int, float, bool, type(None), bytes}
 _SINK_NAMES = frozenset({"SummaryWriter", "FileWriter", "RecordWriter", "Run", "RunDisabled", "Experiment"})
 _SINK_ROOMS = frozenset({"_thread", "_socket", "socket", "_sqlite3", "queue", "_io"})
+_TRAINERS = frozenset(("pytorch_lightning", "lightning", "lightning_fabric"))
+# Of Lightning's objects modules and these are copied; others, such as data modules and strategies, hold records.
+_ATTRIBUTES_OF_LIGHTNING = frozenset(("AttributeDict",))
 _SINKS = (io.IOBase, logging.Logger, logging.Handler, threading.Thread, threading.Event)
 # Larger arrays of numpy are lent out read-only; items of larger containers of a data set are copied as they are read.
 _ARRAY_BYTES, _CONTAINER = 1 << 20, 10_000
@@ -234,6 +237,7 @@ class Copier:
         self._trainer, self._seed, self._opens = trainer, seed, opens
         self.met: dict[int, Any] = {}
         self._ways: dict[type, Callable[[Any, Memo], Any] | None] = {}
+        self._roots: dict[type, Callable[[Any, Memo], Any]] = {}
         self._unshared: dict[int, tuple[Tensor, int, Tensor]] = {}
 
     def copy(self, value: Any, memo: Memo | None = None) -> Any:
@@ -245,6 +249,16 @@ class Copier:
                 copied is noted in it, so that further calls give the same copies.
         """
         return self._copy(value, {} if memo is None else memo)
+
+    def root(self, value: Any, memo: Memo) -> Any:
+        """A copy of an object whose own code runs: of a data module too, which no other object leads to."""
+        if isinstance(value, nn.Module) or not hasattr(value, "transfer_batch_to_device"):
+            return self._copy(value, memo)
+        kind = type(value)
+        if kind not in self._roots:
+            self._meet(kind, memo)
+            self._roots[kind] = self._instances(kind)
+        return self._roots[kind](value, memo)
 
     def _copy(self, value: Any, memo: Memo) -> Any:
         kind = type(value)
@@ -294,8 +308,11 @@ class Copier:
             )
         ):
             return lambda value, memo: Sink()
-        if name == "Trainer" and hasattr(kind, "fit_loop"):
+        lightning = [b.__name__ for b in kind.__mro__ if b.__module__.split(".")[0] in _TRAINERS]
+        if "Trainer" in lightning:
             return lambda value, memo: self._public(memo)
+        if lightning and not issubclass(kind, nn.Module) and not _ATTRIBUTES_OF_LIGHTNING & set(lightning):
+            return lambda value, memo: Unreachable(f"a {room}.{name}")
         if issubclass(kind, Dataset | DataLoader) and not self._opens:
             return lambda value, memo: Unreachable(f"a {name}")
         if issubclass(kind, types.GeneratorType | types.CoroutineType):
@@ -603,7 +620,7 @@ class Surroundings:
         undo: list[_Undo] = []
         make, place, known = self._copier._copy, 0, 0
         try:
-            copies = [make(root, memo) for root in roots]
+            copies = [self._copier.root(root, memo) for root in roots]
             while self._look() or place < len(self._places) or known < len(self._functions):
                 for hide in self._places[place:]:  # copies may meet further classes and functions
                     undo.append(hide(make, memo))
