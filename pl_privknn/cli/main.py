@@ -59,12 +59,12 @@ def _run_training(words: list[str]) -> int:
         if word in ("--help", "-h") and words[place + 1 : place + 2] != ["trainer"]:
             print(short_help(words[0]))
             raise SystemExit(0)
-    words = fit_words(words)
-    if not {"--help", "-h", "--help-all"} & {*words}:
-        check_words(words)
-    from pl_privknn.cli.train import run_training
+    with fit_words(words) as complete:
+        if not {"--help", "-h", "--help-all"} & {*complete}:
+            check_words(complete)
+        from pl_privknn.cli.train import run_training
 
-    return run_training(words)
+        return run_training(complete)
 
 
 def _run(words: list[str]) -> int:

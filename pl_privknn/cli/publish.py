@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,29 +99,43 @@ def _recommended(parsed: argparse.Namespace) -> str:
     return found.to_yaml()
 
 
-def fit_words(words: list[str]) -> list[str]:
+@contextlib.contextmanager
+def fit_words(words: list[str]) -> Iterator[list[str]]:
     """Words of ``fit``, where ``--data PATH --epsilon E --private-records N`` become the recommended configuration.
 
-    It is written into the run's folder.
+    It is written into the run's folder, and taken back where no run follows.
     """
     if words[0] != "fit" or not any(word.partition("=")[0] == "--private-records" for word in words):
-        return words
+        yield words
+        return
     parser = CommandParser(prog="privknn fit", add_help=False, allow_abbrev=False)
     _add_recommended(parser)
     parser.add_argument("--run_dir")
     parsed, others = parser.parse_known_args(words[1:])
     if any(word.partition("=")[0] in ("--config", "-c", "--resume") for word in others):
         raise ValueError("--private-records recommends a configuration; leave --config and --resume out")
-    from pl_privknn.privacy.store import new_number
+    from pl_privknn.privacy.store import LOCK, new_number
 
     runs = Path("runs") / _name(parsed.data)
-    _check_writable("--run_dir", Path(parsed.run_dir) if parsed.run_dir else runs)
+    wanted = Path(parsed.run_dir) if parsed.run_dir else runs
+    _check_writable("--run_dir", wanted)
     text = _recommended(parsed)
-    folder = Path(parsed.run_dir) if parsed.run_dir else new_number(runs)
+    missing = [place for place in (wanted, *wanted.parents) if not place.exists()]
+    folder = wanted if parsed.run_dir else new_number(runs)
     folder.mkdir(parents=True, exist_ok=True)
+    there = set(folder.iterdir())
     config = folder / "recommended.yaml"
     config.write_text(text, encoding="utf-8")
-    return ["fit", "--config", str(config), "--run_dir", str(folder), *others]
+    try:
+        yield ["fit", "--config", str(config), "--run_dir", str(folder), *others]
+    finally:
+        new = set(folder.iterdir()) - there
+        if config in new and {file.name for file in new} <= {config.name, LOCK}:
+            for file in new:
+                file.unlink()
+            with contextlib.suppress(OSError):  # others may have come by
+                for place in missing if parsed.run_dir else [folder, *missing]:
+                    place.rmdir()
 
 
 def _name(path: str) -> str:

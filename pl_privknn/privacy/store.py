@@ -49,6 +49,8 @@ _KILLED_WRITER = (
     "If a -journal file lies beside it, a writer was killed: copy both into a folder where you may write, and "
     "read the copy"
 )
+#: Name of the file in a run's folder that keeps a second run out.
+LOCK = "run.lock"
 #: Hash "before" the first row.
 GENESIS = "0" * 64
 _WAL_BYTE = 18  # of an SQLite file's header: 2 where the file is written ahead
@@ -659,7 +661,7 @@ class FolderLock:
         if self._is_run and self._folder in self._runs:
             raise in_use
         # One object for all locks of this process on the folder, which counts.
-        self._lock = FileLock(self._folder / "run.lock", is_singleton=True)
+        self._lock = FileLock(self._folder / LOCK, is_singleton=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:

@@ -242,6 +242,22 @@ def test_bad_folders_get_one_line(photos, capsys):
     assert "there are no images in public/" in refused(capsys, "--data", "own")
 
 
+@pytest.mark.parametrize("there", ["nothing", "other runs", "the folder"])
+def test_a_private_folder_that_does_not_fit_leaves_nothing_behind(photos, capsys, there):
+    images(photos / "private", {"strange": 1})
+    words = ["fit", "--data", "own", "--epsilon", "1", "--private-records", "1000"]
+    if there == "other runs":
+        Path("runs/own/0").mkdir(parents=True)
+    elif there == "the folder":
+        Path("mine").mkdir()
+        words += ["--run_dir", "mine"]
+    before = sorted(Path().rglob("*"))
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("privknn fit: own/private has 1 folders that aren't among the classes a, b")
+    assert sorted(Path().rglob("*")) == before
+
+
 def test_bad_numbers_and_places_get_one_line(table, capsys):
     assert "--private-records" in refused(capsys, "--data", "own", "--private-records", "3")
     assert "fewer than 5 for each of 4" in refused(capsys, "--data", "own", "--private-records", "15")
