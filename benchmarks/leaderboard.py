@@ -97,8 +97,8 @@ def _trained() -> Iterator[Row]:
     for setting, found in grouped.items():
         kept = {epsilon: here for epsilon, here in found.items() if epsilon in EPSILONS}
         public = {"head": _IMAGENET, "no public images": "none"}.get(setting, _IMAGES)
-        title = "linear on scattering" if public == "none" else setting
-        yield _row(f"PrivateTraining, {title}", kept, public, f"train: {setting}")
+        method = f"PrivateTraining, {setting}" if public != "none" else "NoisySGD, linear on scattering and HOG"
+        yield _row(method, kept, public, f"train: {setting}")
 
 
 def _published() -> Iterator[Row]:
