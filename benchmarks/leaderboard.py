@@ -97,7 +97,9 @@ def _trained() -> Iterator[Row]:
     for setting, found in grouped.items():
         kept = {epsilon: here for epsilon, here in found.items() if epsilon in EPSILONS}
         public = {"head": _IMAGENET, "no public images": "none"}.get(setting, _IMAGES)
-        method = f"PrivateTraining, {setting}" if public != "none" else "NoisySGD, linear on scattering and HOG"
+        method = (
+            f"PrivateTraining, {setting}" if public != "none" else "NoisySGD, linear on scattering and HOG"
+        )
         yield _row(method, kept, public, f"train: {setting}")
 
 

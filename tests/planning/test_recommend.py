@@ -287,8 +287,8 @@ def accuracy(records, epsilon):
     return summary.get("mean_test_accuracy") or summary["test_accuracy"]
 
 
-# Ten runs gave 0.9532 on average with a deviation of 0.0063, by their noise: by Student's t one run in 990 stays below
-# the bound.
+# Ten runs gave 0.9532 on average with a deviation of 0.0063, by their noise: by Student's t one run in 990 stays
+# below the bound.
 @pytest.mark.long
 def test_recommendations_on_real_digits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
