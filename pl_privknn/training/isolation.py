@@ -309,9 +309,10 @@ class Copier:
         ):
             return lambda value, memo: Sink()
         lightning = [b.__name__ for b in kind.__mro__ if b.__module__.split(".")[0] in _TRAINERS]
+        copied = nn.Module | Dataset | DataLoader  # or each with a rule of its own, below
         if "Trainer" in lightning:
             return lambda value, memo: self._public(memo)
-        if lightning and not issubclass(kind, nn.Module) and not _ATTRIBUTES_OF_LIGHTNING & set(lightning):
+        if lightning and not issubclass(kind, copied) and not _ATTRIBUTES_OF_LIGHTNING & set(lightning):
             return lambda value, memo: Unreachable(f"a {room}.{name}")
         if issubclass(kind, Dataset | DataLoader) and not self._opens:
             return lambda value, memo: Unreachable(f"a {name}")
