@@ -211,7 +211,7 @@ def test_an_export_has_a_card_of_its_own_and_is_bound(runs, run, capsys):
     card = json.loads((made.parent / "privacy_card.json").read_text())
     stated = json.loads((run / "summary.json").read_text())["epsilon"]
     assert card["epsilon"] == pytest.approx(stated)
-    assert card["what_is_released"].startswith("labels of public images")
+    assert card["what_is_released"].startswith("labels of public examples")
     assert any("labelling" in line for line in card["known_exclusions"])
     assert "stale" not in (made.parent / "privacy_card.md").read_text()
     assert main(["audit", str(run)]) == 0
