@@ -260,7 +260,9 @@ class IsolatedGradients:
         for stack, count in self._chunks(places, alone):
             try:
                 rows = self._rows(stack, batch_idx)
-            except Exception:
+            except BaseException as error:
+                if _is_from_the_user(error):
+                    raise
                 alone += [unstacked(stack, place) for place in range(count)]
             else:
                 total.add(rows, count)

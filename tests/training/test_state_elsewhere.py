@@ -280,6 +280,35 @@ def test_state_elsewhere_reaches_no_other_record(make, tmp_path, monkeypatch):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+@torch.library.custom_op("privknn_tests::looks", mutates_args=())
+def looks(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+looks.register_autograd(lambda context, gradient: gradient)
+
+
+@looks.register_vmap
+def _look_at_all(info, in_dims, x):
+    rows = x.flatten(1)
+    if bool((rows[:, None] == IMAGES[ENDING].flatten(1)).all(2).any()):
+        raise KeyboardInterrupt
+    return x.clone(), 0
+
+
+class InterruptsAChunk(Lit):
+    """Interrupts where an operator's own rule for vmap sees one of some private records."""
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.logits(torch.ops.privknn_tests.looks(x)), y)
+
+
+def test_an_interrupt_of_a_chunk_tells_of_no_record():
+    rows = range(len(LABELS))
+    whole = clipped_sum(InterruptsAChunk(), PLAIN, rows)
+    torch.testing.assert_close(whole, clipped_sum(Lit(), PLAIN, rows), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [Ends, Interrupts, Signals, OfItsOwnKind, EndsAtOnce])
 def test_a_record_whose_step_ends_the_process_counts_as_none(make):
     others = [place for place in range(len(LABELS)) if place not in ENDING]

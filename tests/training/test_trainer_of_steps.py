@@ -1,4 +1,4 @@
-"""What a private step sees of its trainer: public facts, and nothing that holds records."""
+"""A private step's trainer holds public facts, and nothing that leads to records."""
 
 import pytest
 import pytorch_lightning as pl
