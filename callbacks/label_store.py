@@ -22,7 +22,7 @@ from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.mechanisms.base import guarantee_rank
-from pl_privknn.privacy.store import FolderLock, transaction
+from pl_privknn.privacy.store import FolderLock, refuse_wal, transaction
 from pl_privknn.privacy.units import Unit
 
 if TYPE_CHECKING:
@@ -360,12 +360,14 @@ class StoredLabels(LabelStore):
     Raises:
         FileNotFoundError: if there is none.
         LabelStoreError: if it is no label store.
+        LedgerCorrupt: if it is written ahead, so that a part of it may lie elsewhere.
     """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path}")
         self.path = path
+        refuse_wal(path)
         self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
             with _readable(path):
@@ -377,8 +379,13 @@ class StoredLabels(LabelStore):
     def digest(self) -> str:
         """SHA-256 of what the file says, whatever its own bytes are."""
         found = hashlib.sha256()
-        for table, order in (("meta", "key"), ("rounds", "round"), ("queries", "round, rowid")):
-            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY {order}"):
+        for what in (
+            "type, name, sql FROM sqlite_master ORDER BY name",
+            "* FROM meta ORDER BY key",
+            "* FROM rounds ORDER BY round",
+            "* FROM queries ORDER BY round, rowid",
+        ):
+            for row in self._db.execute(f"SELECT {what}"):
                 found.update(repr(row).encode())
         return found.hexdigest()
 

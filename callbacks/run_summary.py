@@ -41,7 +41,7 @@ from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import replaced_durably, write_durably
-from pl_privknn.privacy.ledger import Ledger, LedgerRun, files_topic
+from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, files_topic
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.training.private_training import PrivateTraining
 
@@ -99,7 +99,7 @@ def digests_of(folder: Path) -> dict[str, str]:
     Of labels it is that of what they say; files that are not there are left out.
     """
     paths = [*(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES)), *folder.glob("*.ckpt")]
-    paths += (folder / "checkpoints").glob("*.ckpt")
+    paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
     found = {
         path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(paths) if path.is_file()
     }
@@ -118,10 +118,10 @@ def file_digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def note_files(ledger_path: Path, run: str, digests: dict[str, str], *, exported: bool = False) -> None:
-    """Write into a run's ledger what its final files are, so that none can be exchanged unseen."""
+def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Place = "files") -> None:
+    """Write into a run's ledger what the files in a place are, so that none can be exchanged unseen."""
     with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
-        LedgerRun(ledger, run).note(files_topic(run, exported), json.dumps(digests, sort_keys=True))
+        LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))
 
 
 class RunReport(pl.Callback):
@@ -194,6 +194,11 @@ class RunReport(pl.Callback):
         self._finish(trainer, "val")
         with result_stands("the log of the queries"):
             log_queries(trainer, self.run_dir)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note what a logger added, where a validation comes after the run's end."""
+        if trainer.validating and self.summary and trainer.is_global_zero:
+            self._bind(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the run's folder, write there what the run is, and tell the loggers."""
@@ -273,10 +278,9 @@ class RunReport(pl.Callback):
             self._write()
         with result_stands("pictures for the report"):
             self._keep_pictures(trainer)
-        with result_stands("the ledger's note of the run's files"):
-            self._bind()
         with result_stands("a logger"):
             self._log_results(trainer, part)
+        self._bind(trainer)
         if self.show:
             self.print_table()
 
@@ -352,10 +356,13 @@ class RunReport(pl.Callback):
             table.add_row(name, value)
         Console().print(table)
 
-    def _bind(self) -> None:
+    def _bind(self, trainer: pl.Trainer) -> None:
         """Note in the ledger which files the run ends with."""
-        if self._ledger is not None and self.run_dir is not None and self.summary.get("run"):
-            note_files(self._ledger.path, self.summary["run"], digests_of(self.run_dir))
+        with result_stands("the ledger's note of the run's files"):
+            for logger in trainer.loggers:
+                logger.save()  # a table of metrics is written now and then
+            if self._ledger is not None and self.run_dir is not None and self.summary.get("run"):
+                note_files(self._ledger.path, self.summary["run"], digests_of(self.run_dir))
 
     def _write(self) -> None:
         assert self.path is not None

@@ -171,8 +171,10 @@ def _print_checks(checks: list[dict[str, Any]], what: str) -> None:
     print(f"\n{what.removeprefix('the '):21} {'stated':>14}  {'ledger':>14}")
     for check in checks:
         words = {True: "agrees", False: "DIFFERS", None: "not in the ledger"}
-        name, stated = check["name"], _short(check["name"], check["stated"])
-        found = "–" if check["agrees"] is None else _short(name, check["found"])
+        name = check["name"]
+        stated, found = (
+            "–" if check[side] is None else _short(name, check[side]) for side in ("stated", "found")
+        )
         print(f"{printable(name):21} {stated:>14}  {found:>14}  {words[check['agrees']]}")
     wrong = [check["name"] for check in checks if check["agrees"] is False]
     if wrong:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pl_privknn import __version__
 from pl_privknn._checks import check_int, check_open_unit, check_positive
@@ -750,9 +750,13 @@ def counts_topic(run_id: str) -> str:
     return f"{COUNTS} {run_id}"
 
 
-def files_topic(run_id: str, exported: bool = False) -> str:
-    """Topic of a run's note of its final files: digests of all that leaves it, or of an exported model."""
-    return f"{'exported' if exported else 'files'} {run_id}"
+#: Where files lie whose digests a run notes: those that it ends with, a report, an export, and one elsewhere.
+Place = Literal["files", "report", "export", "elsewhere"]
+
+
+def files_topic(run_id: str, place: Place) -> str:
+    """Topic of a run's note of the files in one place: their digests, by their names in the run's folder."""
+    return f"{place} {run_id}"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

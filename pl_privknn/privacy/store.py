@@ -158,7 +158,7 @@ class RowStore:
                 raise LedgerCorrupt(
                     f"{self.path} was moved, deleted or replaced while it was open; put it back and open it again"
                 )
-            _refuse_wal(self.path)
+            refuse_wal(self.path)
             with _translated(self.path, "written", "Nothing was charged."), transaction(self._db):
                 self._appended = None
                 yield
@@ -243,7 +243,7 @@ class RowStore:
         self._thread = threading.RLock()
         self._lock = FileLock(f"{self.path}.lock")
         self._file = _identity(self.path)
-        _refuse_wal(self.path)
+        refuse_wal(self.path)
         self._connect("ro" if self.readonly else "rw")
 
     def _start_after_fork(self) -> None:
@@ -315,13 +315,17 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         store.close()
 
 
-def _refuse_wal(path: Path) -> None:
-    """Refuse a file whose newest rows may lie in another one beside it, so that a copy of it would forget charges."""
+def refuse_wal(path: Path) -> None:
+    """Refuse a file whose newest rows may lie in another one beside it, so that a copy of it would forget them.
+
+    Raises:
+        LedgerCorrupt: where another program turned it to write-ahead logging, or a log lies beside it.
+    """
     with path.open("rb") as file:
         version = file.read(_WAL_BYTE + 1)[_WAL_BYTE:]
-    if version == b"\x02":
+    if version == b"\x02" or Path(f"{path}-wal").exists():
         raise LedgerCorrupt(
-            f"{path} was turned to write-ahead logging by another program, and its newest charges may lie in "
+            f"{path} was turned to write-ahead logging by another program, and its newest rows may lie in "
             f"{path.name}-wal; where that file still lies beside it, run: sqlite3 {path.name} 'PRAGMA "
             "journal_mode=DELETE'. A copy that was made without it is not to be used"
         )

@@ -10,15 +10,18 @@ from typing import Any
 
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digest
-from pl_privknn.config import read_document
-from pl_privknn.privacy.ledger import counts_topic, files_topic
+from pl_privknn.config import known_classes, read_document
+from pl_privknn.privacy.ledger import Place, counts_topic, files_topic
 from pl_privknn.privacy.mechanisms.base import Adjacency
 from pl_privknn.privacy.store import read_rows
 from pl_privknn.privacy.units import Unit
 from pl_privknn.privacy.verification import audit_ledger, check_summary
+from pl_privknn.training import NoisySGD, PrivateTraining
 
 #: Where ``privknn export`` puts its files, in a run's folder.
 EXPORT = "export"
+#: What ``privknn report`` writes into a run's folder.
+REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json", "registry.yaml")
 #: What no audit of files can tell.
 NOT_CHECKED = (
     "a ledger that was rewritten with all its hashes, and everything else to fit it; a head that was noted elsewhere "
@@ -28,6 +31,7 @@ NOT_CHECKED = (
     "the private records: their number, their owners, and runs on them that are charged in other ledgers",
 )
 _MOST_NOTED = 1 << 16
+_MOST_NAMED = 20
 # Figures of a summary that the exact worst case has a part in.
 _EXACT = ("epsilon", "tpr_at_fpr", "advantage", "gaussian_dp_mu")
 
@@ -78,7 +82,7 @@ def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
         FileNotFoundError: where the named one is missing.
     """
     own = folder / "ledger.sqlite"
-    for named in _named_ledgers(settings):
+    for named in _values(settings, "ledger_path"):
         for path in (Path(named), folder / Path(named).name):
             if path.is_file():
                 return path
@@ -88,15 +92,16 @@ def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
     return own if own.is_file() else None
 
 
-def _named_ledgers(settings: Any, depth: int = 0) -> Iterator[str]:
+def _values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
+    """Texts under a name, wherever it stands in settings."""
     if depth > 12:
         return
     if isinstance(settings, Mapping):
-        if isinstance(named := settings.get("ledger_path"), str):
-            yield named
+        if isinstance(found := settings.get(name), str):
+            yield found
         settings = list(settings.values())
     for part in settings if isinstance(settings, list) else []:
-        yield from _named_ledgers(part, depth + 1)
+        yield from _values(part, name, depth + 1)
 
 
 def audit_run(
@@ -107,6 +112,7 @@ def audit_run(
     exact: bool = True,
     adjacency: Adjacency | None = None,
     unit: Unit | None = None,
+    writing: Place | None = None,
 ) -> dict[str, Any]:
     """Recompute ε of a run from its ledger, and compare everything that leaves the run with what the ledger noted.
 
@@ -117,6 +123,7 @@ def audit_run(
         exact: see there.
         adjacency: see there.
         unit: see there.
+        writing: a place whose files are about to be written anew, and so are left out.
 
     Returns:
         What :func:`~pl_privknn.privacy.verification.audit_ledger` returns; ``ledger``, its path; ``run``; ``checks``,
@@ -146,8 +153,11 @@ def audit_run(
         run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
         if run not in report["runs"]:
             checks.append(_check("run", run, None, False))
-        checks += [*_labels(folder, rows, run, bool(summary)), *_files(folder, rows, str(run), bool(summary))]
-        names = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".lock"}
+        checks += _labels(folder, rows, run, bool(summary))
+        for place in ("files", "export", "report"):
+            if place != writing:
+                checks += _files(folder, rows, str(run), place, bool(summary))
+        names = {name for name in files_in(folder) if not name.endswith(".lock")}
         unbound = sorted(names - {check["name"] for check in checks} - {ledger.name})
         missing = [check["name"] for check in checks if check["agrees"] is None]
     return {
@@ -157,28 +167,35 @@ def audit_run(
         "checks": checks,
         "not_checked": [
             *([f"missing here, or not noted: {', '.join(missing)}"] if missing else []),
-            *([f"files that the ledger does not note: {', '.join(unbound[:20])}"] if unbound else []),
+            *([f"files that the ledger does not note: {_named(unbound)}"] if unbound else []),
             *NOT_CHECKED,
         ],
         "violated": report["within_budget"] is False or any(check["agrees"] is False for check in checks),
     }
 
 
-def audited(folder: Path, exact: bool = False) -> dict[str, Any] | None:
+def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> dict[str, Any] | None:
     """The audit of a run that is to be shown or exported; None of one that used no private record.
+
+    Args:
+        folder: of the run.
+        exact: see :func:`audit_run`.
+        writing: see there.
 
     Raises:
         NotARun: where the audit finds something; and as :func:`audit_run`.
     """
     with reading(folder):
         summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
-        private = summary.get("epsilon") is not None or "labeling" in settings or (folder / LABELS).exists()
+        private = (
+            summary.get("epsilon") is not None or has_teacher(folder, settings) or _trains_privately(settings)
+        )
         if not private and ledger_of(folder, settings) is None:
             return None
-    found = audit_run(folder, exact=exact)
+    found = audit_run(folder, exact=exact, writing=writing)
     wrong = [check["name"] for check in found["checks"] if check["agrees"] is False]
     if found["violated"]:
-        what = f"{', '.join(wrong[:8])} is not what the ledger says" if wrong else "the budget is passed"
+        what = f"{_named(wrong)} not what the ledger says" if wrong else "the budget is passed"
         raise NotARun(f"{folder}: the audit fails: {what}; `privknn audit` of the folder says more")
     return found
 
@@ -187,9 +204,21 @@ def _check(name: str, stated: Any, found: Any, agrees: bool | None) -> dict[str,
     return {"name": name, "stated": stated, "found": found, "agrees": agrees}
 
 
-def _notes(rows: list[dict[str, Any]], topic: str) -> list[str]:
-    texts = [row["text"] for row in rows if row["kind"] == "note" and row["topic"] == topic]
-    return [text for text in texts if isinstance(text, str) and len(text) <= _MOST_NOTED]
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    )
+
+
+def _note(rows: list[dict[str, Any]], topic: str) -> tuple[int, str]:
+    """Position and text of the last note on a topic; 0 and no text where there is none."""
+    noted = [
+        (row["position"], row["text"]) for row in rows if row["kind"] == "note" and row["topic"] == topic
+    ]
+    position, text = noted[-1] if noted else (0, "")
+    if not isinstance(text, str) or len(text) > _MOST_NOTED:
+        raise NotARun(f"row {position} of the ledger is no note that a run writes")
+    return position, text
 
 
 def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) -> Iterator[dict[str, Any]]:
@@ -202,25 +231,50 @@ def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) 
     if head is not None:
         known = any(row["hash"] == head for row in rows)
         yield _check("labels: ledger head", head, head if known else None, known)
-    if finished and (noted := _notes(rows, counts_topic(str(run)))):
-        wanted = json.loads(noted[-1].partition(":")[2])
+    _, noted = _note(rows, counts_topic(str(run)))
+    if finished and noted:
+        wanted = json.loads(noted.partition(":")[2])
         yield _check(
             "labels: counts", counts, wanted, all(counts.get(name) == wanted[name] for name in wanted)
         )
 
 
-def _files(folder: Path, rows: list[dict[str, Any]], run: str, finished: bool) -> Iterator[dict[str, Any]]:
-    """Digests of the folder's files, against those that the run noted when each was final."""
-    noted, exported = (_notes(rows, files_topic(run, flag)) for flag in (False, True))
-    here = digests_of(folder)
-    there = json.loads(noted[-1]) if noted else {}
-    if finished or noted:
-        for name in sorted({*here, *there}):
-            agrees = None if name not in here else here[name] == there.get(name)
-            yield _check(name, here.get(name), there.get(name), agrees)
-    wanted = {name: digest for text in exported for name, digest in json.loads(text).items()}
-    for path in sorted(each for each in (folder / EXPORT).glob("*") if each.is_file()):
-        if path.name not in wanted and not path.name.startswith(("model.", "privacy_card.")):
-            continue
-        found = file_digest(path)
-        yield _check(f"{EXPORT}/{path.name}", found, wanted.get(path.name), found == wanted.get(path.name))
+def _files(
+    folder: Path, rows: list[dict[str, Any]], run: str, place: Place, finished: bool
+) -> Iterator[dict[str, Any]]:
+    """Digests of the files in a place, against those that the run noted there last."""
+    position, text = _note(rows, files_topic(run, place))
+    there: dict[str, str] = json.loads(text or "{}")
+    if place == "files":
+        here = digests_of(folder) if finished or text else {}
+    else:
+        names = (
+            {f"{EXPORT}/{name}" for name in files_in(folder / EXPORT)}
+            if place == "export"
+            else {*REPORT, *there}
+        )
+        here = {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
+        there = there if here else {}  # taken away as a whole, it misleads nobody
+        if any(row["kind"] == "charge" and row["run"] == run for row in rows[position:]):
+            there = dict.fromkeys(here, "older than the run's last charge")
+    for name in sorted({*here, *there}):
+        yield _check(name, here.get(name), there.get(name), here.get(name) == there.get(name))
+
+
+def files_in(folder: Path) -> list[str]:
+    """Names of all files in a folder and the folders in it."""
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def has_teacher(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether a run released labels, or is to do so."""
+    section = settings.get("labeling")
+    # Python alone may know the teacher; a command writes null where there is none.
+    named = isinstance(section, Mapping) and section.get("labeler", "known to Python") is not None
+    return named or (folder / LABELS).is_file()
+
+
+def _trains_privately(settings: Mapping[str, Any]) -> bool:
+    """Whether a configuration names what pays for private records in a training."""
+    found = (known_classes().get(name) for name in _values(settings, "class_path"))
+    return any(issubclass(kind, PrivateTraining | NoisySGD) for kind in found if kind is not None)

@@ -21,7 +21,7 @@ from pl_privknn.callbacks.private_labeler import lasting_extractor
 from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest, note_files
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features import WordLlamaFeatures
-from pl_privknn.report.audit import EXPORT, audited, mapping_of, reading
+from pl_privknn.report.audit import EXPORT, REPORT, audited, files_in, has_teacher, mapping_of, reading
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
 
@@ -56,11 +56,15 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
     """
     if kind == "onnx" and (lacking := [name for name in _ONNX if importlib.util.find_spec(name) is None]):
         raise RuntimeError(f"--format onnx needs {' and '.join(lacking)}; pip install 'pl-privknn[onnx]'")
+    if output.resolve() == run.resolve():
+        raise ValueError(
+            f"--output {output} is the run's own folder; give another, or leave it out for {EXPORT} in it"
+        )
     with reading(run):
         checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
         audit = audited(run)
         card = None if audit is None else privacy_card(run)
-        student, labeling = _student(checkpoint, settings), settings.get("labeling") or {}
+        student, labeling = _student(run, checkpoint, settings), settings.get("labeling") or {}
         summary = mapping_of(run / "summary.json")
         released = str(summary.get("released") or labeling.get("released") or "student")
         head = None if student is None or released == "student" else _head(run, labeling)
@@ -75,9 +79,11 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
     if audit is not None and card is not None:
         write_card(card, output, Path(audit["ledger"]))
         with contextlib.suppress(OSError):  # a run that was mounted for reading keeps no note of it
-            where = "" if output.resolve() == (run / EXPORT).resolve() else "elsewhere/"
-            files = {where + each.name: file_digest(each) for each in output.iterdir() if each.is_file()}
-            note_files(Path(audit["ledger"]), audit["run"], files, exported=True)
+            inside = output.resolve() == (run / EXPORT).resolve()
+            start = f"{EXPORT}/" if inside else ""
+            names = files_in(output) if inside else [path.name, "summary.json", *REPORT]
+            files = {start + name: file_digest(output / name) for name in names if (output / name).is_file()}
+            note_files(Path(audit["ledger"]), audit["run"], files, "export" if inside else "elsewhere")
     return path
 
 
@@ -101,12 +107,12 @@ def _weights(checkpoint: Path, output: Path) -> Path:
     return output / "model.pt"
 
 
-def _student(checkpoint: Path, settings: dict[str, Any]) -> Any:
+def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
     """The student of a run, from its configuration and last checkpoint; None of a network that is none."""
     model = settings.get("model") or {}
     found = known_classes().get(str(model.get("class_path")))
     if found is None or not issubclass(found, Student):
-        if "labeling" not in settings:
+        if not has_teacher(run, settings):
             return None
         raise ValueError(f"model.class_path={model.get('class_path')} is none of the project's students")
     section = (model.get("init_args") or {}).get("extractor")

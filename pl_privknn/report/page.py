@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -11,12 +12,13 @@ import yaml
 
 from pl_privknn import __version__
 from pl_privknn._checks import at_most
+from pl_privknn.callbacks.run_summary import file_digest, note_files
 from pl_privknn.comparison.plot import colour_variables, figure_of, themed_svg
 from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.verification import releases_of
-from pl_privknn.report.audit import ledger_of, mapping_of, reading
+from pl_privknn.report.audit import REPORT, audited, reading
 from pl_privknn.report.card import card_markdown, card_of
 from pl_privknn.report.charts import attacker_chart, line_chart
 from pl_privknn.report.comparison_facts import comparison_facts
@@ -61,7 +63,7 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         ('ledger.report.html', True)
     """
     path = Path(path)
-    facts, results = _facts_and_results(path, exact)
+    facts, results, audit = _facts_of(path, exact)
     if output is None:
         output = path / "report.html" if path.is_dir() else path.with_suffix(".report.html")
     output = Path(output)
@@ -70,12 +72,15 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
     output.parent.mkdir(parents=True, exist_ok=True)
     write_durably(output, render(facts, results))
     if facts.get("promise") is not None:
-        ledger = path if path.is_file() else ledger_of(path, mapping_of(path / "config.yaml"))
-        write_card(card_of(facts), output.parent, ledger)
+        write_card(card_of(facts), output.parent, path if audit is None else Path(audit["ledger"]))
+    if audit is not None and output.parent.resolve() == path.resolve():
+        files = {name: file_digest(path / name) for name in {*REPORT, output.name} if (path / name).is_file()}
+        with contextlib.suppress(OSError):  # a ledger that was mounted for reading keeps no note of it
+            note_files(Path(audit["ledger"]), audit["run"], files, "report")
     return output
 
 
-def write_card(card: dict[str, Any], output: Path, ledger: Path | None) -> None:
+def write_card(card: dict[str, Any], output: Path, ledger: Path) -> None:
     """Write a privacy card into a folder, for programs and for people, with its certificate and registry entry.
 
     Args:
@@ -83,7 +88,7 @@ def write_card(card: dict[str, Any], output: Path, ledger: Path | None) -> None:
         output: the folder.
         ledger: whose planned releases the certificate is about.
     """
-    charges = [] if ledger is None else list(releases_of(ledger).charges)
+    charges = list(releases_of(ledger).charges)
     try:
         found = certify(charges, delta=card["delta"], adjacency=card["adjacency"], report=card)
         write_durably(output / "certificate.json", json.dumps(found) + "\n")
@@ -115,11 +120,13 @@ def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
 
     The template sees nothing else, and :mod:`pl_privknn.privacy.redaction` declares of each key what it is made of.
     """
-    return _facts_and_results(Path(path), exact)[0]
+    return _facts_of(Path(path), exact)[0]
 
 
-def _facts_and_results(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result]]:
+def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], dict[str, Any] | None]:
+    """Facts, the results of a comparison, and the audit of a run that used private records."""
     results: list[Result] = []
+    audit = None
     if path.is_file():
         facts = {"kind": "ledger", "title": path.name, **ledger_facts(path, exact)}
     elif not path.is_dir():
@@ -128,14 +135,15 @@ def _facts_and_results(path: Path, exact: bool) -> tuple[dict[str, Any], list[Re
         )
     elif is_run(path):
         with reading(path):
-            facts = run_facts(path, exact)
+            audit = audited(path, exact, writing="report")
+            facts = run_facts(path, audit, exact)
     else:
         try:
             facts, results = comparison_facts(path)
         except ValueError as error:
             raise ValueError(f"{error}; nor is it a run's folder (summary.json, ledger.sqlite)") from None
     check_declared(facts, "report")
-    return plain(facts), results
+    return plain(facts), results, audit
 
 
 def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:

@@ -21,7 +21,7 @@ from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest
 from pl_privknn.comparison.results import RESULTS, read_results, without_places
 from pl_privknn.config import write_yaml
-from pl_privknn.report.audit import audited, ledger_of, mapping_of
+from pl_privknn.report.audit import has_teacher, mapping_of
 from pl_privknn.report.ledger_facts import ledger_facts
 
 #: Of metrics.csv, which may have columns of the user's own.
@@ -32,16 +32,18 @@ _CURVES = (
 _MODELS = {"student": "the student", "head": "the teacher's own model", "mean": "the mean of both"}
 
 
-def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
+def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) -> dict[str, Any]:
     """Facts of a run, from the files in its folder alone.
 
+    Args:
+        folder: of the run.
+        audit: see :func:`~pl_privknn.report.audit.audited`.
+        exact: also compute the exact worst case (seconds).
+
     Raises:
-        ValueError: if a file in it can't be read as what it is, or the audit finds something.
-        LedgerCorrupt: if the ledger's rows do not fit.
+        ValueError: if a file in it can't be read as what it is.
     """
-    audit = audited(folder, exact)
     summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / "config.yaml")
-    ledger = None if audit is None else ledger_of(folder, settings)
     pictures = PublicPictures.read(folder)
     facts: dict[str, Any] = {
         "kind": "run",
@@ -49,7 +51,7 @@ def run_facts(folder: Path, exact: bool = True) -> dict[str, Any]:
         "data": _data(summary),
         "files": _files(folder),
         "promise": None,
-        **(ledger_facts(ledger, exact) if ledger is not None else {}),
+        **(ledger_facts(Path(audit["ledger"]), exact) if audit is not None else {}),
         "checks": [] if audit is None else audit["checks"],
         "released": released_kind(folder, audit, settings),
         "answers": _answers(folder, pictures),
@@ -91,7 +93,7 @@ def released_kind(folder: Path, audit: dict[str, Any] | None, settings: dict[str
         return ""
     if (folder / HEAD).is_file():
         return "statistics"
-    return "labels" if (folder / LABELS).is_file() or "labeling" in settings else "weights"
+    return "labels" if has_teacher(folder, settings) else "weights"
 
 
 def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | None:

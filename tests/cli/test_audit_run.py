@@ -18,17 +18,10 @@ from pl_privknn.cli.main import main
 from pl_privknn.privacy import Ledger
 from pl_privknn.privacy.store import canonical, seal
 
+QUIET = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]
 FIT = [
-    *("fit", "--config", "configs/digits_reverse_knn.yaml", "--trainer.max_epochs", "1"),
-    *(
-        "--labeling.rounds",
-        "1",
-        "--labeling.queries_per_round",
-        "20",
-        "--trainer.enable_progress_bar",
-        "false",
-    ),
-    *("--labeling.progress", "false"),
+    *("fit", "--config", "configs/digits_reverse_knn.yaml", "--trainer.max_epochs", "1", *QUIET),
+    *("--labeling.rounds", "1", "--labeling.queries_per_round", "20"),
 ]
 
 
@@ -137,6 +130,36 @@ def weights_changed(run, other):
     torch.save(state, path)
 
 
+def without(name):
+    return lambda run, other: (run / name).unlink()
+
+
+def with_file(name, content=b"x"):
+    def add(run, other):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(content)
+
+    return add
+
+
+def log_beside(name):
+    return lambda run, other: shutil.copyfile(run / name, run / f"{name}-wal")
+
+
+def nothing_private_left(run, other):
+    (run / "ledger.sqlite").unlink()
+    (run / "labels.sqlite").unlink(missing_ok=True)
+    change_json(run / "summary.json", epsilon=None, run=None)
+
+
+def after(command, change):
+    def do(run, other):
+        assert main([*command, str(run)]) == 0
+        change(run, other)
+
+    return do
+
+
 #: What is changed in a run's folder. Of the table of an auditor's readings, and further ones.
 TAMPERINGS = {
     "ledger and summary of another run": ledger_and_summary,
@@ -175,7 +198,31 @@ TAMPERINGS = {
     "weights in the checkpoint": weights_changed,
     "one more checkpoint": lambda run, other: shutil.copy(other / "checkpoints/last.ckpt", run / "best.ckpt"),
     "pictures of another run": another("pictures.npz"),
+    "no configuration": without("config.yaml"),
+    "no summary": without("summary.json"),
+    "no labels": without("labels.sqlite"),
+    "no checkpoint": without("checkpoints/last.ckpt"),
+    "no pictures": without("pictures.npz"),
+    "no curves": without("metrics.csv"),
+    "curves of another run": with_file("metrics.csv", b"epoch,val/accuracy\n0,0.9\n1,0.99\n"),
+    "nothing private left": nothing_private_left,
+    "a log beside the ledger": log_beside("ledger.sqlite"),
+    "a log beside the labels": log_beside("labels.sqlite"),
+    "a ledger that is written ahead": of_ledger("PRAGMA journal_mode=WAL"),
+    "a table more in the labels": of_labels("CREATE TABLE more (a)"),
+    "a file more in the export": with_file("export/weights.bin"),
+    "no card in the export": after(["export"], without("export/privacy_card.md")),
 }  # fmt: skip
+#: Of what a report writes, and writes anew.
+CARDS = {
+    "a card that nobody wrote": with_file("privacy_card.md", b"| epsilon | 0.1 |"),
+    "figures of the card": after(
+        ["report", "--fast"], lambda run, other: change_json(run / "privacy_card.json", epsilon=0.1)
+    ),
+    "no card": after(["report", "--fast"], without("privacy_card.md")),
+}
+#: Configurations of other releases, and epochs.
+KINDS = {"digits_noisy_sgd": 2, "digits_ind_knn": 1, "digits_statistics": 1}
 
 
 def test_a_run_passes_wherever_it_lies(runs, run, capsys):
@@ -193,18 +240,64 @@ def test_a_run_passes_wherever_it_lies(runs, run, capsys):
 @pytest.mark.parametrize("name", TAMPERINGS)
 def test_tampering_is_found(runs, run, name, capsys):
     TAMPERINGS[name](run, runs[1])
+    check_found(run, capsys)
+
+
+def check_found(run, capsys, commands=("export", "report")):
+    before = {path: path.read_bytes() for folder in (run, run / "export") for path in folder.glob("*.*")}
     assert main(["audit", str(run)]) in (1, 2)
     capsys.readouterr()
-    for command in ("export", "report"):
+    for command in commands:
         assert main([command, str(run)]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-    assert not (run / "export").exists()
-    assert not (run / "report.html").exists()
+        assert capsys.readouterr().err.count("\n") == 1
+    assert before == {
+        path: path.read_bytes() for folder in (run, run / "export") for path in folder.glob("*.*")
+    }
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_found_and_written_anew(runs, run, name, capsys):
+    CARDS[name](run, runs[1])
+    check_found(run, capsys, ["export"])
+    assert main(["report", "--fast", str(run)]) == 0
+    assert main(["audit", str(run)]) == 0
+
+
+def test_a_card_of_before_the_last_charge_is_found(run, capsys):
+    assert main(["report", "--fast", str(run)]) == 0
+    with contextlib.closing(Ledger.reopen(run / "ledger.sqlite")) as ledger:
+        (name,) = ledger.runs
+        ledger.run(name).charge(next(iter(ledger.run_report(name).charged)).mechanism)
+    check_found(run, capsys)
+    assert main(["audit", str(run)]) == 1
+    assert re.search(r"privacy_card.md .*older than.*DIFFERS", capsys.readouterr().out)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_tampering_of_other_releases_is_found(tmp_path, capsys, kind):
+    words = ["--trainer.max_epochs", str(KINDS[kind])]
+    for name in ("first", "other"):
+        place = ["--run_dir", str(tmp_path / name), "--seed_everything", str(len(name))]
+        assert main(["fit", "--config", f"configs/{kind}.yaml", *words, *QUIET, *place]) == 0
+    for command in ("export", "report", "audit"):
+        shutil.copytree(tmp_path / "first", run := tmp_path / command)
+        assert main([command, str(run)]) == 0
+        assert main(["audit", str(run)]) == 0
+    tried = 0
+    for number, (name, change) in enumerate(TAMPERINGS.items()):
+        shutil.copytree(tmp_path / "first", run := tmp_path / str(number))
+        try:
+            change(run, tmp_path / "other")
+        except (FileNotFoundError, sqlite3.OperationalError, TypeError):  # it has no labels, or no teacher
+            continue
+        if name != "noise in the ledger":  # another parameter here
+            check_found(run, capsys)
+            tried += 1
+    assert tried > 30
 
 
 def test_an_export_has_a_card_of_its_own_and_is_bound(runs, run, capsys):
-    (run / "privacy_card.md").write_text("stale")
     words = ["export", str(run), "--format", "torch"]
     assert main(words) == 0
     made = Path(capsys.readouterr().out.strip())
@@ -213,7 +306,6 @@ def test_an_export_has_a_card_of_its_own_and_is_bound(runs, run, capsys):
     assert card["epsilon"] == pytest.approx(stated)
     assert card["what_is_released"].startswith("labels of public examples")
     assert any("labelling" in line for line in card["known_exclusions"])
-    assert "stale" not in (made.parent / "privacy_card.md").read_text()
     assert main(["audit", str(run)]) == 0
     told = capsys.readouterr().out
     assert "export/model.pt2" in told
