@@ -5,8 +5,8 @@ gradients is held against a literal loop: for each record a deep copy of the unt
 batch of one, the gradient, clipped in double precision. Networks of images are compared on permuted memory (channels
 last) too. Random numbers in both follow from a record's index.
 
-Packages that are not dependencies are looked for, or installed with ``--install`` into the folder ``--packages``; a
-row says where one is missing.
+Packages that are not dependencies (lightly, peft, torchgeo, transformers) are looked for; a row says where one is
+missing.
 
 Speed is a ratio of examples per processor second of one thread; both sides take turns within one run. Hooks are those
 of Opacus 1.6 (``GradSampleModule``) with the same clipping; the plain loop is a forward and backward pass, clipping,
@@ -21,13 +21,10 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-import json
 import multiprocessing
 import os
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +39,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from benchmarks.faulty import dealt
-from benchmarks.record import Measured, entries, markdown
+from benchmarks.record import Measured, entries, listed, markdown, rows_of
 from benchmarks.speed import _in_turns
 from pl_privknn._lightning import TRAINS_ALONE, Callback
 from pl_privknn.comparison.results import SEEDED, stated
@@ -56,7 +53,6 @@ from pl_privknn.training.private_data import PrivateData
 EPSILON, DELTA, RECORDS, BATCH, CLASSES, SIDE = 4.0, 1e-3, 8, 4, 3, 32
 #: Records whose clipped gradients are compared.
 COMPARED = 4
-_FOREIGN = ("lightly", "peft", "torchgeo", "transformers")
 
 
 class Case(NamedTuple):
@@ -401,41 +397,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=["modules", "speed", *CASES, *SPEEDS], default=["modules", "speed"]
     )
-    parser.add_argument("--install", action="store_true", help="install what is missing into --packages")
-    parser.add_argument("--packages", type=Path, help="folder for packages that are no dependencies")
     parser.add_argument("--repeat", type=int, default=5, help="turns of a comparison of speed")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """One part a module, and one a comparison of speed."""
     torch.set_num_threads(1)
-    if options.install and options.packages is None:
-        raise SystemExit("--install: say into which folder by --packages")
-    if options.install and str(options.packages.resolve()) not in sys.path:
-        install(options.packages)
-    if options.packages is not None and str(options.packages.resolve()) not in sys.path:
-        # Anew, since it is decided at the import which packages of Lightning there are.
-        paths = [str(options.packages.resolve()), os.environ.get("PYTHONPATH", "")]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
     for name, case in CASES.items():
         if {"modules", name} & set(options.only):
             yield Measured(_told(case), [0], name, {"epsilon": EPSILON, "delta": DELTA, "records": RECORDS})
     for name, compare in SPEEDS.items():
         if {"speed", name} & set(options.only):
             yield Measured(compare(options.repeat), [0], name, {"repeat": options.repeat})
-
-
-def install(folder: Path) -> None:
-    """Install what foreign packages need beyond what is there, so that nothing is installed twice."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    with tempfile.TemporaryDirectory() as place:
-        report = Path(place) / "report.json"
-        subprocess.run([*pip, "--dry-run", "--report", str(report), *_FOREIGN], check=True)
-        missing = [one["metadata"] for one in json.loads(report.read_text(encoding="utf-8"))["install"]]
-    wanted = [f"{one['name']}=={one['version']}" for one in missing]
-    if wanted:
-        subprocess.run([*pip, "--no-deps", "--target", str(folder), *wanted], check=True)
 
 
 def _told(case: Case) -> dict[str, Any]:
@@ -750,20 +723,14 @@ def table() -> str:
 
 def speed_table() -> str:
     """Speed and peak memory."""
-    rows = []
-    for name, entry in entries("foreign_modules").items():
-        if name in SPEEDS:
-            found = entry["results"]
-            rows.append(
-                [
-                    name.removeprefix("speed: "),
-                    found["way"],
-                    f"{found['examples_per_second']:.0f}",
-                    f"{found['beside_per_second']:.0f}",
-                    f"{found['ratio']:.2f}",
-                    f"{found['peak_mb']:.0f}",
-                    f"{found['beside_peak_mb']:.0f}",
-                ]
-            )
-    header = ("", "way", "records/s", "of the other", "ratio", "peak MB", "of the other")
-    return markdown(header, rows)
+    columns = {
+        "comparison": "{part}",
+        "way": "{way}",
+        "records/s": "{examples_per_second:.0f}",
+        "of the other": "{beside_per_second:.0f}",
+        "ratio": "{ratio:.2f}",
+        "peak MB": "{peak_mb:.0f}",
+        "peak MB of the other": "{beside_peak_mb:.0f}",
+    }
+    rows = ({**row, "part": row["part"].removeprefix("speed: ")} for row in rows_of("foreign_modules"))
+    return listed(columns, (row for row in rows if "peak_mb" in row))

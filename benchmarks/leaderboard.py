@@ -6,12 +6,11 @@ them again. Published rows are what their papers print; none was run here.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from statistics import mean
 from typing import Any, NamedTuple
 
-from benchmarks.record import Measured, entries, explained, markdown, spread
+from benchmarks.record import entries, explained, markdown, spread
 from pl_privknn.comparison.results import guarantee_of, mark
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
 
@@ -33,16 +32,6 @@ class Row(NamedTuple):
     accuracies: dict[float, tuple[float, str]]
     cells: tuple[object, ...]
     named: list[tuple[str, Guarantee]]
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """None: everything is stored."""
-
-
-def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """Print the table, and store nothing."""
-    print(table())
-    yield from ()
 
 
 def table() -> str:

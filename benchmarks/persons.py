@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measured, entries, markdown, spread
+from benchmarks.record import Measured, entries, markdown, rows_of, spread
 from pl_privknn.comparison.results import stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
@@ -39,9 +39,6 @@ from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.testing import FreeLedger
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PERSONS, DELTA = 12_000, 1e-5
 #: Queries of teachers that answer one by one, and places at which reverse kNN counts.
@@ -211,49 +208,12 @@ def _accuracy(tables: dict[str, Tensor], teacher: Labeler, features: Tensor, lab
 
 def table() -> str:
     """What the documentation shows."""
-    rows = []
-    for part, entry in entries("persons").items():
-        found = entry["results"]
-        ways = ("record", "person, five each", "group, five each", "person, unequal", "group, unequal")
-        rows.append([part, *(spread(found[way]) for way in ways)])
-    header = (
-        "teacher",
-        "a record a person",
-        "five each",
-        "… by group privacy",
-        "1 to 4,816",
-        "… by group privacy",
-    )
-    return markdown(header, rows)
-
-
-def figure() -> Figure:
-    """A table in which a person owns five records, and its neighbour for each of the two units."""
-    import matplotlib.pyplot as plt
-
-    owners = ["Ann", "Ben", "Ann", "Cem", "Ann", "Ann", "Dua", "Ann"]
-    colors = {"Ann": "#d95f02", "Ben": "#1b9e77", "Cem": "#7570b3", "Dua": "#666666"}
-    gone = {"the private table": [], "unit: record": [2], "unit: person": [0, 2, 4, 5, 7]}
-    made, panels = plt.subplots(1, 3, figsize=(7.5, 3.2), sharey=True)
-    for panel, (title, missing) in zip(panels, gone.items(), strict=True):
-        panel.set_title(title, fontsize=10)
-        for row, owner in enumerate(owners):
-            here = row not in missing
-            style = {"facecolor": colors[owner]} if here else {"facecolor": "none", "linestyle": "--"}
-            panel.add_patch(plt.Rectangle((0, -row), 1, 0.8, edgecolor=colors[owner], **style))
-            panel.text(
-                0.5,
-                0.4 - row,
-                f"{owner}, record {owners[: row + 1].count(owner)}" if here else "not there",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if here else colors[owner],
-            )
-        panel.set(xlim=(-0.1, 1.1), ylim=(-len(owners) + 0.8, 1))
-        panel.axis("off")
-    made.text(
-        0.665, 0.02, "neighbouring tables: what ε compares the private table with", ha="center", fontsize=9
-    )
-    made.tight_layout(rect=(0, 0.05, 1, 1))
-    return made
+    ways = {
+        "a record a person": "record",
+        "five each": "person, five each",
+        "… by group privacy": "group, five each",
+        "1 to 4,816": "person, unequal",
+        "… of these by group privacy": "group, unequal",
+    }
+    lines = [[row["part"], *(spread(row[way]) for way in ways.values())] for row in rows_of("persons")]
+    return markdown(["teacher", *ways], lines)

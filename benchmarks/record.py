@@ -18,7 +18,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +82,16 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
     titles = list(header)
     rows = [titles, ["---"] * len(titles), *lines]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in rows)
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Settings and figures of each stored measurement, beside the name of its ``part``."""
+    return [{"part": part, **one["settings"], **one["results"]} for part, one in entries(name).items()]
+
+
+def listed(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table of Markdown, one line a row; the cells of a column are its format string, filled in."""
+    return markdown(columns, ([cell.format_map(row) for cell in columns.values()] for row in rows))
 
 
 def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:

@@ -33,16 +33,18 @@ from benchmarks.record import (
     epsilon_of,
     explained,
     guarantee,
+    listed,
     markdown,
     names,
     results,
+    rows_of,
     runs,
     spread,
 )
 from pl_privknn.comparison import markdown_table
-from pl_privknn.comparison.plot import MARKERS, digest_of, draw, explain, styles
-from pl_privknn.comparison.results import Result, footnotes, guarantee_of, in_order, mark, result_from
-from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
+from pl_privknn.comparison.plot import digest_of, draw
+from pl_privknn.comparison.results import Result, guarantee_of, in_order, mark, result_from
+from pl_privknn.privacy.mechanisms.base import weakest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,9 +76,6 @@ def render(options: argparse.Namespace) -> int:
         (PLOTS / "attack.svg", attacks.figure()),
         (PLOTS / "membership.svg", membership.figure()),
         (PLOTS / "recipes.svg", recipes.figure()),
-        (DOCS / "methods" / "reverse_knn_local.png", local_figure()),
-        (DOCS / "methods" / "ind_knn_accuracy.png", ind_knn_figure()),
-        (DOCS / "methods" / "unit_of_privacy.svg", persons.figure()),
         (DOCS / "reference" / "accountants.svg", accountants.figure()),
     ):
         _save(figure, place)
@@ -226,28 +225,6 @@ def smoothing() -> str:
     return explained(markdown(["asked about", "counts", *header], lines), [("", whole)])
 
 
-def local_figure() -> Figure:
-    """Label accuracy of reverse kNN without a curator against ε, a panel for each number of clusters."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    found = results("reverse_knn_local")
-    whole = guarantee_of(found)
-    explain(figure, footnotes([("", whole)]))
-    for axes, (title, curves) in zip(figure.subplots(1, 2), found["curves"].items(), strict=True):
-        for (name, points), marker in zip(curves.items(), MARKERS, strict=False):
-            if isinstance(points, float):
-                axes.axhline(points, color="gray", linestyle="--", label=name)
-                continue
-            x = [float(epsilon) for epsilon in points]
-            axes.plot(
-                x, [point["mean"] for point in points.values()], marker=marker, markersize=4, label=name
-            )
-        axes.set(xlabel=f"ε{mark(whole)}", ylabel="label accuracy", title=f"{title}, k = 1")
-        axes.legend(fontsize="small")
-    return figure
-
-
 def attribute_rules() -> str:
     """Accuracies of rules for attributes, of 1,000 answers at two levels of noise; the best of each line is bold."""
     found = results("multilabel_rules")
@@ -279,18 +256,14 @@ def attribute_reverse() -> str:
 
 def extractors() -> str:
     """Accuracy and speed of features."""
-    lines = [
-        [
-            name,
-            one["width"],
-            f"{one['linear']:.3f}",
-            f"{one['neighbors']:.3f}",
-            f"{one['images_per_second']:,}",
-        ]
-        for name, one in ((name, entry["results"]) for name, entry in entries("extractors").items())
-    ]
-    header = ["features", "numbers", "linear model", "ten neighbours", "images a second"]
-    return markdown(header, lines)
+    columns = {
+        "features": "{part}",
+        "numbers": "{width}",
+        "linear model": "{linear:.3f}",
+        "ten neighbours": "{neighbors:.3f}",
+        "images a second": "{images_per_second:,}",
+    }
+    return listed(columns, rows_of("extractors"))
 
 
 def statistics_teacher() -> str:
@@ -317,67 +290,17 @@ def statistics_teacher() -> str:
 
 # -- Ind-KNN -----------------------------------------------------------------------------------------------------
 
-_FEATURES = {"hog": "HOG", "efficientnet": "EfficientNet-Lite0"}
-_METHODS = {
-    "density": "Ind-KNN, density",
-    "fixed": "Ind-KNN, one τ",
-    "private_knn": "Private-kNN, in hindsight",
-}
-
-
-def ind_knn_rows() -> dict[tuple[str, int, float], dict[str, dict[str, Any]]]:
-    """Stored rows by features, queries and ε, in the order of the table, and of each by method."""
-    found: dict[tuple[str, int, float], dict[str, dict[str, Any]]] = {}
-    for features in _FEATURES:
-        for row in entries("ind_knn_accuracy")[features]["results"]["rows"]:
-            if row["accounting"] in ("gdp", "smaller of rdp and pld"):
-                found.setdefault((features, row["queries"], row["epsilon"]), {})[row["method"]] = row
-    return {case: found[case] for case in sorted(found, key=lambda case: (*_FEATURES,).index(case[0]))}
-
-
-def ind_knn_guarantee() -> Guarantee:
-    """Guarantee of the ε of the accuracies."""
-    return weakest(guarantee_of(entry["results"]) for entry in entries("ind_knn_accuracy").values())
-
-
-def ind_knn_figure() -> Any:
-    """Accuracy against ε, one panel for each features and number of queries."""
-    from matplotlib import pyplot
-
-    rows = ind_knn_rows()
-    panels, colours = list(dict.fromkeys(case[:2] for case in rows)), styles(["ind_knn", "private_knn"])
-    drawn, axes = pyplot.subplots(
-        2, len(panels) // 2, figsize=(8, 6.5), sharex=True, sharey=True, layout="constrained"
-    )
-    for axis, panel in zip(axes.flat, panels, strict=True):
-        for (method, name), marker in zip(_METHODS.items(), "os^", strict=True):
-            own = {case[2]: row[method] for case, row in rows.items() if case[:2] == panel}
-            means, spreads = ([row[value] for row in own.values()] for value in ("mean", "spread"))
-            colour = colours["private_knn" if method == "private_knn" else "ind_knn"][0]
-            line = "--" if method == "fixed" else "-"
-            axis.errorbar(
-                list(own), means, spreads, color=colour, marker=marker, linestyle=line, label=name, capsize=3
-            )
-        axis.set_title(f"{_FEATURES[panel[0]]}, {panel[1]:,} queries", fontsize=10)
-        axis.set_xscale("log")
-        axis.set_xticks(list(own), [f"{epsilon:g}" for epsilon in own])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    for axis in axes[-1]:
-        axis.set_xlabel(f"ε{mark(ind_knn_guarantee())} at δ = 1e-5 (add/remove)")
-    for row in axes:
-        row[0].set_ylabel("accuracy of the answers")
-    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
-    explain(drawn, footnotes([("", ind_knn_guarantee())]))
-    return drawn
-
 
 def ind_knn_speed() -> str:
     """Time of queries over that of the bare product."""
-    form = "{records:,} × {dimension}|{batch:,}|{exact_ratio:.2f}|{hashing_ratio:.2f}|{recall:.2f}"
-    header = "records × dimensions|queries at once|Ind-KNN|with hashing|recall"
-    lines = [form.format(**row).split("|") for row in results("ind_knn_speed")["rows"]]
-    return markdown(header.split("|"), lines)
+    columns = {
+        "records × dimensions": "{records:,} × {dimension}",
+        "queries at once": "{batch:,}",
+        "Ind-KNN": "{exact_ratio:.2f}",
+        "with hashing": "{hashing_ratio:.2f}",
+        "recall": "{recall:.2f}",
+    }
+    return listed(columns, results("ind_knn_speed")["rows"])
 
 
 # -- students and training ---------------------------------------------------------------------------------------
@@ -436,17 +359,14 @@ def scaled() -> str:
 
 def memory() -> str:
     """Table of the memory of a labelling round, beside the table of features."""
-    lines = [
-        [
-            f"`{name}`",
-            f"{one['settings']['records']:,} x {one['settings']['dimensions']:,}",
-            f"{one['results']['table_mb']:,} MB",
-            one["settings"]["queries"],
-            f"{one['results']['peak_mb_of_its_own']:,} MB",
-        ]
-        for name, one in entries("table_memory").items()
-    ]
-    return markdown(["teacher", "private features", "their table", "queries", "peak of its own"], lines)
+    columns = {
+        "teacher": "`{part}`",
+        "private features": "{records:,} x {dimensions:,}",
+        "their table": "{table_mb:,} MB",
+        "queries": "{queries}",
+        "peak of its own": "{peak_mb_of_its_own:,} MB",
+    }
+    return listed(columns, rows_of("table_memory"))
 
 
 def speeds() -> str:
