@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, VERDICT, Audit, Bools, Floats, Scores, judge, refutes_above
+from pl_privknn.auditing.bounds import CONFIDENCE, VERDICT, Audit, Floats, IndependentCanaries, Scores, judge
 from pl_privknn.labelers.base import (
     HasCanaries,
     Labeler,
@@ -28,23 +28,21 @@ from pl_privknn.labelers.base import (
     canaries_of,
     check_protects,
 )
-from pl_privknn.labelers.canaries import Canaries, Evidence, SampledEvidence
+from pl_privknn.labelers.canaries import Canaries, Evidence
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
 from pl_privknn.labelers.pate_training import Partitioner, Teachers, TrainedTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn import ReverseKNN
-from pl_privknn.privacy.accounting.accountant import TradeOff, account, merge_charges
+from pl_privknn.privacy.accounting.accountant import account, merge_charges
 from pl_privknn.privacy.accounting.rdp import sampled_loss
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Adjacency,
     Charge,
-    Conditional,
     ExponentialArgmax,
     Gaussian,
     Laplace,
-    Mechanism,
     NoisyScreening,
     RandomizedResponse,
 )
@@ -160,7 +158,7 @@ def audit_records(
     rows, drawn = [], []
     for charge in merge_charges(charges):
         mechanism = charge.mechanism
-        if _draw.dispatch(type(_inner(mechanism))) is _draw.dispatch(object):
+        if _draw.dispatch(type(mechanism.bare)) is _draw.dispatch(object):
             reason = f"{mechanism.kind} stands for a total or a bound and draws nothing"
             stated = {"subject": mechanism.label, "releases": 0, "recorded": charge.count, "delta": delta}
             epsilon = account([charge], exact=False, **options).epsilon
@@ -189,7 +187,7 @@ def experiment_of(
     def experiment(present: bool, runs: int, noise: NoiseSource) -> Floats:
         scores = np.zeros(runs)
         for number, charge in enumerate(merged):
-            source, mechanism = noise.stream(number), _inner(charge.mechanism)
+            source, mechanism = noise.stream(number), charge.mechanism.bare
             rate = float(getattr(charge.mechanism, "sampling_rate", 1.0))
             step = max(1, _AT_A_TIME // charge.count)
             for start in range(0, runs, step):
@@ -203,10 +201,6 @@ def experiment_of(
         return scores if digits is None else scores.round(digits)
 
     return experiment
-
-
-def _inner(mechanism: Mechanism) -> Mechanism:
-    return mechanism.inner if isinstance(mechanism, Conditional) else mechanism
 
 
 @functools.singledispatch
@@ -691,68 +685,6 @@ def _about(values: Tensor, canaries: Canaries, swaps: bool) -> Tensor:
     rows = values.nan_to_num(0.0)[canaries.about]
     own = rows.gather(1, canaries.labels[:, None])[:, 0]
     return own - rows.gather(1, canaries.others[:, None])[:, 0] if swaps else own
-
-
-# Log-likelihood ratios of so much of the stated ε say "there", by the stated noise and by half of it: in simulations
-# these find most of more draws and steps, and of too little noise.
-_LEVELS, _LARGEST = (0.05, 0.2), 50.0
-
-
-@dataclasses.dataclass(frozen=True)
-class IndependentCanaries:
-    """Canaries of noisy steps with disjoint directions: log-likelihood ratios, and what they are made of.
-
-    Attributes:
-        mechanism: the release of one step, as it is stated.
-        lengths: of what each canary would have added to each step, float32 ``(steps, m)``.
-        scores: by the stated noise, shape ``(m,)``.
-        suspected: by half of it, shape ``(m,)``.
-    """
-
-    mechanism: Gaussian
-    lengths: Tensor
-    scores: Floats
-    suspected: Floats
-
-    @classmethod
-    def of(cls, runs: Sequence[Sequence[Evidence]]) -> IndependentCanaries | None:
-        """Of all runs' rounds; None where their evidence is of another kind."""
-        parts = [[each for each in rounds if isinstance(each, SampledEvidence)] for rounds in runs]
-        if not parts or not all(parts):
-            return None
-        lengths = torch.cat([torch.cat([each.lengths for each in rounds]) for rounds in parts], dim=1)
-        scores = torch.cat([torch.stack([each.scores() for each in rounds]).sum(dim=0) for rounds in parts])
-        half = torch.cat([torch.stack([each.suspected() for each in rounds]).sum(dim=0) for rounds in parts])
-        return cls(parts[0][0].mechanism, lengths, scores.numpy(), half.numpy())
-
-    def again(self, factor: float, random: np.random.Generator) -> tuple[IndependentCanaries, Bools]:
-        """Canaries like these of noise that is so many times too small, and their coins."""
-        count = self.lengths.shape[1]
-        present = torch.from_numpy(random.random(count) < 0.5)
-        evidence = SampledEvidence(count, self.mechanism)
-        for length in self.lengths:
-            drawn = torch.from_numpy(random.random(count) < self.mechanism.sampling_rate) & present
-            noise = torch.from_numpy(random.standard_normal(count)) * (self.mechanism.sigma / factor)
-            evidence.add_step(drawn * length + noise, length)
-        scores, half = evidence.scores().numpy(), evidence.suspected().numpy()
-        return IndependentCanaries(self.mechanism, self.lengths, scores, half), present.numpy()
-
-    def refutes(self, present: Bools, epsilon: float, claim: TradeOff, *, confidence: float) -> bool:
-        """Whether canaries that were there are told from others more often than was stated.
-
-        Args:
-            present: the coins, shape ``(m,)``.
-            epsilon: stated; says from which score on a canary is taken to be there.
-            claim: what was stated.
-            confidence: a true claim is refuted with probability at most 1 − confidence.
-        """
-        each = 1 - (1 - confidence) / len(_LEVELS)
-        return any(
-            refutes_above(
-                scores[present], scores[~present], level * min(epsilon, _LARGEST), claim, confidence=each
-            )
-            for scores, level in zip((self.scores, self.suspected), _LEVELS, strict=True)
-        )
 
 
 # ---------------------------------------------------------------------------- what to attack

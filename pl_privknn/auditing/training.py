@@ -22,8 +22,8 @@ from torch import Tensor
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, judge
-from pl_privknn.auditing.releases import CANARIES, IndependentCanaries
+from pl_privknn.auditing.bounds import CONFIDENCE, Audit, IndependentCanaries, Scores, judge
+from pl_privknn.auditing.releases import CANARIES
 from pl_privknn.config import ConfigurationError, get
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages, LabeledImages
@@ -120,7 +120,7 @@ def score_training(
 
 def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[Tensor, _Planting]:
     module, training = target.make()
-    training.session.noise_source = noise.stream("owner")
+    training.noise_source = noise.stream("owner")
     size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     # Half of the weights at most, those on which the other records depend least.
     count = max(2, min(canaries, size // 2))
@@ -181,9 +181,9 @@ class _Planting(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the place of what sums up, and of what adds noise; note what is stated."""
         self._gradients = self._owner._gradients
-        self._sum, self._release = self._gradients.sum, self._owner.session.release
-        self._gradients.sum, self._owner.session.release = self._summed, self._released  # type: ignore[method-assign]
-        run = self._owner.session.run
+        self._sum, self._release = self._gradients.sum, self._owner.release
+        self._gradients.sum, self._owner.release = self._summed, self._released  # type: ignore[method-assign]
+        run = self._owner.run
         assert isinstance(run, TrainingRun)
         self.statement = [Charge(run.mechanism, run.planned)], run.plan.delta
         self.evidence = SampledEvidence(self._count, run.mechanism)
@@ -194,7 +194,7 @@ class _Planting(pl.Callback):
         The attacker knows whom else the step drew, which the guarantee allows. So nothing but noise and a canary's
         own draws is in its direction.
         """
-        private = self._owner.session.private
+        private = self._owner.private
         assert private is not None
         assert private.images is not None
         numbers = private.images.labels[places].reshape(len(places), -1)[:, :1].flatten()
@@ -227,8 +227,7 @@ class _Planting(pl.Callback):
         noisy = self._release(total)
         assert self._places is not None
         assert self.evidence is not None
-        session = self._owner.session
-        rest = (noisy.cpu().double() * session.expected_batch_size - self._others)[self._places]
+        rest = (noisy.cpu().double() * self._owner.expected_batch_size - self._others)[self._places]
         length = self.evidence.mechanism.l2_sensitivity
         self.evidence.add_step(rest, torch.full((self._count,), length))
         return noisy

@@ -323,7 +323,7 @@ class TuningRun:
         document = self.tuning.candidate(self.tuning.settings[state["drawn"][place]])
         module, callback = made_training(document, data, "a candidate")
         callback.run_dir = folder
-        callback.session.noise_source = self.noise.stream("candidate", place)
+        callback.noise_source = self.noise.stream("candidate", place)
         callbacks = [] if isinstance(module, NoisySGD) else [callback]
         trainer = pl.package_of(module, data).Trainer(
             **{**document["trainer"], "callbacks": callbacks}, default_root_dir=folder, **TRAINS_ALONE

@@ -346,7 +346,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Set the learning rate by what is left of the plan."""
-        run, size = self.private_training.session.run, self.private_training.session.expected_batch_size
+        run, size = self.private_training.run, self.private_training.expected_batch_size
         rate = self.optimization.lr
         if run is not None:  # the step has been released and counts as done
             left = (run.steps.left + 1) / run.planned
@@ -396,6 +396,6 @@ class _OfClassifier(PrivateTraining):
         super().setup(trainer, pl_module, stage)
 
     def _before_gradients(self, module: Any, data: PrivateData) -> None:
-        module._takes_vectors = module.extractor is not None and self.session.private is not None
+        module._takes_vectors = module.extractor is not None and self.private is not None
         if module._takes_vectors:
             redacted(data.prepare, module.inputs)

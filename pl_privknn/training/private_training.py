@@ -15,13 +15,12 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import guarantee_rank
-from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.privacy.units import Unit
+from pl_privknn.privacy.units import check_unit
 from pl_privknn.training.gradients import (
     CLIPPING,
     DECLARED,
@@ -55,7 +54,7 @@ def leave_report(trainer: Any) -> None:
         trainer.callbacks.append(RunReport())
 
 
-class PrivateTraining(HasInitArguments, pl.Callback):
+class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     """Trains any LightningModule on private records by noisy SGD (Abadi et al. 2016), by its own training_step.
 
     At each step every private record is drawn with probability ``expected_batch_size / expected_records``,
@@ -144,6 +143,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         steps_per_charge: int = 20,
         noise_source: NoiseSource | None = None,
     ) -> None:
+        super().__init__()
         if groups is not None:
             epsilon = groups.largest(epsilon)
         if epsilon is None and noise_multiplier is None:
@@ -179,21 +179,22 @@ class PrivateTraining(HasInitArguments, pl.Callback):
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
-        self.session = PrivateSession(
-            type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining",
-            epsilon=epsilon,
-            delta=check_open_unit("delta", delta),
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=check_positive("max_grad_norm", max_grad_norm),
-            expected_batch_size=expected_batch_size,
-            sampling_rate=expected_batch_size / expected_records,
-            groups=groups,
-            files=as_group("files", files, RunFiles()).within(run_dir),
-            steps_per_charge=steps_per_charge,
-            noise_source=noise_source,
-            unit=unit,
-            records_per_person=records_per_person,
-        )
+        self.unit, self.groups = check_unit(unit), groups
+        if self.unit == "person" and groups is not None:
+            raise ValueError(
+                "unit='person': groups give records an ε of their own; leave groups out, or use unit='record'"
+            )
+        self.records_per_person = check_int("records_per_person", records_per_person)
+        self.kind = type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining"
+        self.epsilon_asked, self.noise_multiplier = epsilon, noise_multiplier
+        self.delta = check_open_unit("delta", delta)
+        self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
+        self.expected_batch_size = expected_batch_size
+        self.sampling_rate = expected_batch_size / expected_records
+        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        self.noise_source = noise_source if noise_source is not None else default_noise()
+        self.files = as_group("files", files, RunFiles()).within(run_dir)
+        self.run_dir = self.files.run_dir
         self._gradients: IsolatedGradients | None = None
         self._undo: list[Callable[[], None]] = []
         self._made_up: PrivateData | None = None
@@ -202,89 +203,44 @@ class PrivateTraining(HasInitArguments, pl.Callback):
     # ------------------------------------------------------------------ what it costs
 
     @property
-    def max_grad_norm(self) -> float:
-        """L2 bound of each record's gradient."""
-        return self.session.max_grad_norm
-
-    @property
     def steps_per_epoch(self) -> int:
         """Steps of one of the trainer's epochs; it depends on public constants alone."""
-        return steps_per_epoch(self.session.sampling_rate)
-
-    def noise_for(self, steps: int) -> float:
-        """The noise multiplier with which so many steps are trained.
-
-        Args:
-            steps: of the whole training.
-        """
-        return self.session.noise_for(steps)
-
-    def plan(self, steps: int) -> list[Charge]:
-        """The most that a training of so many steps can cost; see :meth:`Labeler.plan`.
-
-        Args:
-            steps: of the whole training.
-        """
-        return self.session.plan(steps)
-
-    @property
-    def delta(self) -> float:
-        """δ of the guarantee."""
-        return self.session.delta
-
-    @property
-    def unit(self) -> Unit:
-        """Unit of privacy."""
-        return self.session.unit
-
-    @property
-    def noise_source(self) -> NoiseSource:
-        """The source of coins and noise."""
-        return self.session.noise_source
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The run's folder, as it was asked for; may be set until the fit."""
-        return self.session.run_dir
-
-    @run_dir.setter
-    def run_dir(self, folder: str | Path) -> None:
-        self.session.run_dir = Path(folder)
+        return steps_per_epoch(self.sampling_rate)
 
     @property
     def epsilon(self) -> float:
         """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
-        return 0.0 if self.session.run is None else self.session.run.reports()[0].epsilon
+        return 0.0 if self.run is None else self.run.reports()[0].epsilon
 
     @property
     def epsilon_spent(self) -> float:
         """ε of the steps that were paid for so far; for information."""
-        return 0.0 if self.session.run is None else self.session.run.reports()[1].epsilon
+        return 0.0 if self.run is None else self.run.reports()[1].epsilon
 
     @property
     def ledger(self) -> Ledger | None:
         """The ledger, once the fit has started."""
-        return None if self.session.run is None else self.session.run.ledger
+        return None if self.run is None else self.run.ledger
 
     @property
     def folder(self) -> Path | None:
         """The run's folder, once the fit has started."""
-        return None if self.session.run is None else self.session.run.folder
+        return None if self.run is None else self.run.folder
 
     @property
     def planned_steps(self) -> int:
         """Number of steps that the guarantee covers; 0 before the fit."""
-        return 0 if self.session.run is None else self.session.run.planned
+        return 0 if self.run is None else self.run.planned
 
     def privacy_summary(self) -> dict[str, Any] | None:
         """Privacy figures of the run for a summary, in plain types; None before the fit."""
-        return None if self.session.run is None else self.session.run.summary()
+        return None if self.run is None else self.run.summary()
 
     def privacy_metrics(self) -> dict[str, float]:
         """Logged privacy figures: declared names and values; nothing before the fit."""
-        if self.session.run is None:
+        if self.run is None:
             return {}
-        guarantee, spent = self.session.run.reports()
+        guarantee, spent = self.run.reports()
         return {
             "privacy/epsilon": guarantee.epsilon,
             "privacy/epsilon_spent": spent.epsilon,
@@ -299,7 +255,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         if stage != "fit":
             return
         self._leave()  # what a training that an error ended may have left
-        self.session.run = None
+        self.run = None
         check_trainer(trainer, self, self.clipping)
         check_module(pl_module)
         leave_report(trainer)
@@ -310,28 +266,28 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         records = _records_of(trainer, source)
         if trainer.fast_dev_run:
             pl.rank_zero_info("fast_dev_run: no private record is touched; the steps are of made-up ones")
-            self.session.private = None
+            self.private = None
             self._made_up = PrivateData(_made_up_records(records))
         else:
-            self.session.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
+            self.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
         kept = source.instance, source.name
         source.instance, source.name = Steps(self.steps_per_epoch).loader(), ""
         self._undo.append(lambda: source.__dict__.update(instance=kept[0], name=kept[1]))
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Remember the run that a checkpoint belongs to."""
-        self.session.loaded = checkpoint.get(_KEY)
+        self.loaded = checkpoint.get(_KEY)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save where the run's folder is and how far it came; charges stay in the ledger."""
-        if self.session.run is not None:
-            checkpoint[_KEY] = self.session.run.state()
+        if self.run is not None:
+            checkpoint[_KEY] = self.run.state()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Try the module on made-up records, then state the plan and take the place of its training_step."""
         check_optimizers(trainer)
         check_layers(pl_module, "replace_batch_norm=True")
-        data = self.session.private if self.session.private is not None else self._made_up
+        data = self.private if self.private is not None else self._made_up
         assert data is not None
         self._before_gradients(pl_module, data)
         gradients = redacted(
@@ -341,7 +297,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
                 self.max_grad_norm,
                 clipping=self.clipping,
                 physical_batch_size=self.physical_batch_size,
-                expected_batch_size=self.session.expected_batch_size,
+                expected_batch_size=self.expected_batch_size,
                 augment=self.augment,
                 views=self.views,
                 trainer=trainer,
@@ -350,10 +306,10 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         )
         redacted(gradients.choose_way)
         check_readers(trainer, gradients.logged)
-        self.session.condition = None if gradients.isolated else DECLARED
+        self.condition = None if gradients.isolated else DECLARED
         self._check_first_run(trainer, pl_module)
-        self.session.open(trainer)
-        if (run := self.session.run) is not None:
+        self.open(trainer)
+        if (run := self.run) is not None:
             ledger = None if run.ledger is None else str(run.ledger.path.resolve())
             setattr(pl_module, _MARK, (getattr(run, "run_id", ""), ledger))
         self._gradients, self._logged = gradients, (-1, {})
@@ -363,7 +319,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """End the training where the plan ends."""
-        if self.session.ended(trainer):
+        if self.ended(trainer):
             trainer.fit_loop.epoch_loop.batch_progress.increment_processed()
             raise StopIteration
 
@@ -371,9 +327,9 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log ε on the axis of steps."""
-        if self.session.run is None:
+        if self.run is None:
             return
-        row = self.session.run.steps.row
+        row = self.run.steps.row
         if row != self._logged[0]:  # what was spent grows by rows
             self._logged = (row, self.privacy_metrics())
         for name, value in self._logged[1].items():
@@ -392,7 +348,7 @@ class PrivateTraining(HasInitArguments, pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in a fit."""
-        return {**self.__dict__, "_gradients": None, "_undo": [], "_made_up": None}
+        return {**super().__getstate__(), "_gradients": None, "_undo": [], "_made_up": None}
 
     def _before_gradients(self, module: Any, data: PrivateData) -> None:
         """Preparation of the private records before the first step."""
@@ -401,16 +357,16 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         while self._undo:
             self._undo.pop()()
         self._gradients = self._made_up = None
-        self.session.leave()
+        self.leave()
 
     def _check_first_run(self, trainer: Any, module: Any) -> None:
         """Refuse weights that another ledger's training has made: their ε would not compose with this one."""
         known = getattr(module, _MARK, None)
-        if known is None or self.session.private is None:
+        if known is None or self.private is None:
             return
-        path = self.session.ledger_path
-        same = path is not None and str(path.resolve()) == known[1]
-        resumed = (self.session.loaded or {}).get("run_id") if trainer.ckpt_path is not None else None
+        path = self.files.ledger_path
+        same = path is not None and str(Path(path).resolve()) == known[1]
+        resumed = (self.loaded or {}).get("run_id") if trainer.ckpt_path is not None else None
         if not same and resumed != known[0]:
             raise ValueError(
                 f"{type(module).__name__}: was trained privately before, and ε of both trainings must compose; pass "
@@ -455,15 +411,15 @@ class PrivateTraining(HasInitArguments, pl.Callback):
                 "requires_grad: other parameters are trained now than when the fit began; freeze before trainer.fit, "
                 "and leave callbacks out that unfreeze"
             )
-        if self.session.run is None:
-            count = min(2, self.session.expected_batch_size)
+        if self.run is None:
+            count = min(2, self.expected_batch_size)
             return gradients.surrogate(redacted(gradients.made_up_sum, count))
-        places = redacted(self.session.sample)
-        persons = self.session.persons(places)
+        places = redacted(self.sample)
+        persons = self.persons(places)
         total = redacted(
             gradients.sum, places.tolist(), batch_idx, None if persons is None else persons.tolist()
         )
-        return gradients.surrogate(self.session.release(total))
+        return gradients.surrogate(self.release(total))
 
 
 def _without(place: Any, names: Sequence[str]) -> None:

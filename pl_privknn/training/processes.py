@@ -86,6 +86,7 @@ class FollowedSteps:
     row: int = 0
 
 
+@dataclasses.dataclass
 class FollowedRun:
     """Facts of a training that the first process, which has the ledger, tells the others.
 
@@ -95,33 +96,27 @@ class FollowedRun:
         num_charges: rows that the run had paid when this process joined it.
         lost: paid steps that are not in the weights.
         steps: how far it is.
+        last_reports: the guarantee and what was spent, as they were told last.
     """
 
-    ledger = folder = None
+    planned: int
+    noise_multiplier: float
+    num_charges: int
+    lost: int
+    steps: FollowedSteps
+    last_reports: tuple[PrivacyReport, PrivacyReport]
 
-    def __init__(
-        self,
-        planned: int,
-        noise_multiplier: float,
-        num_charges: int,
-        lost: int,
-        left: int,
-        reports: tuple[PrivacyReport, PrivacyReport],
-    ) -> None:
-        self.planned, self.noise_multiplier = planned, noise_multiplier
-        self.num_charges, self.lost = num_charges, lost
-        self.steps = FollowedSteps(left)
-        self._reports = reports
+    ledger = folder = None
 
     def hear(self, left: int, row: int, reports: tuple[PrivacyReport, PrivacyReport] | None) -> None:
         """Something was released; ``reports`` where a row was paid for it."""
         self.steps.left, self.steps.row = left, row
         if reports is not None:
-            self._reports = reports
+            self.last_reports = reports
 
     def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
         """The guarantee stated beforehand and what was spent, as the first process tells them."""
-        return self._reports
+        return self.last_reports
 
     def summary(self) -> None:
         """Only the first process has the ledger that a summary is made of."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from pl_privknn._checks import check_int
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.mechanisms import Charge
-from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (
     noise_for_steps,
     poisson_persons,
@@ -23,91 +24,73 @@ from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.privacy.store import trainers_folder
-from pl_privknn.privacy.units import check_unit
+from pl_privknn.privacy.units import Unit
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes
 from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarantee_of, run_folder
 
+# Of a fit alone: a copy holds none of them.
+_OF_A_FIT = dict.fromkeys(("run", "private", "_processes", "_groups", "_owners"))
+
 
 class PrivateSession:
-    """One private training in a trainer, whoever computes its gradients.
+    """One private training in a trainer, whoever computes its gradients: the base of what trains.
 
     With several processes each draws samples of its own share of the records; the first one sums up what they
     clipped, pays, and draws the noise once. ε is that of one process.
 
-    Args:
+    Attributes:
         kind: what trains, for messages and the ledger: a class's name.
-        epsilon: what all steps may cost together; with ``noise_multiplier``, training ends before it is passed.
+        epsilon_asked: what all steps may cost together; with ``noise_multiplier``, training ends before it is passed.
         delta: δ of the guarantee.
-        noise_multiplier: noise over the clipping norm; None where ``epsilon`` decides.
+        noise_multiplier: noise over the clipping norm; None where ε decides.
         max_grad_norm: bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by.
         sampling_rate: Poisson rate of a step.
         groups: of records, each with an ε of its own, or None.
         files: the run's folder and its ledger.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
-        noise_source: of coins and noise; the operating system's generator by default.
+        noise_source: of coins and noise.
         unit: unit of privacy, ``"record"`` or ``"person"``.
         records_per_person: most records of a person in a step, where the unit is a person.
-
-    Attributes:
+        run_dir: the run's folder, as it was asked for; may be set until the fit.
         run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
         private: the records, during the fit; None in a ``fast_dev_run``.
         condition: what the guarantee rests on, or None.
         loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        *,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        max_grad_norm: float,
-        expected_batch_size: int,
-        sampling_rate: float,
-        groups: PrivacyGroups | None,
-        files: RunFiles,
-        steps_per_charge: int,
-        noise_source: NoiseSource | None,
-        unit: str = "record",
-        records_per_person: int = 1,
-    ) -> None:
-        self.unit, self.records_per_person = (
-            check_unit(unit),
-            check_int("records_per_person", records_per_person),
-        )
-        if self.unit == "person" and groups is not None:
-            raise ValueError(
-                "unit='person': groups give records an ε of their own; leave groups out, or use unit='record'"
-            )
-        self.kind, self.epsilon, self.delta, self.groups = kind, epsilon, delta, groups
-        self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
-        self.expected_batch_size, self.sampling_rate = expected_batch_size, sampling_rate
-        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
-        self.noise_source = noise_source if noise_source is not None else default_noise()
-        self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
+    kind: str
+    epsilon_asked: float | None
+    delta: float
+    noise_multiplier: float | None
+    max_grad_norm: float
+    expected_batch_size: int
+    sampling_rate: float
+    groups: PrivacyGroups | None
+    files: RunFiles
+    steps_per_charge: int
+    noise_source: NoiseSource
+    unit: Unit
+    records_per_person: int
+    run_dir: str | Path | None
+
+    def __init__(self) -> None:
         self.condition: str | None = None
-        self.run: TrainingRun | FollowedRun | None = None
-        self.private: PrivateData | None = None
         self.loaded: dict[str, Any] | None = None
-        self._processes: Processes | None = None
-        self._groups: tuple[Tensor, list[float]] | None = None
-        self._owners: Tensor | None = None  # of this process's records, where the unit is a person
+        self.__dict__.update(_OF_A_FIT)
         self._told_row = 0  # the last row that other processes were told of
+
+    run: TrainingRun | FollowedRun | None
+    private: PrivateData | None
+    _processes: Processes | None
+    _groups: tuple[Tensor, list[float]] | None
+    _owners: Tensor | None  # of this process's records, where the unit is a person
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds no private record and no open ledger."""
-        return {
-            **self.__dict__,
-            "private": None,
-            "run": None,
-            "_processes": None,
-            "_groups": None,
-            "_owners": None,
-        }
+        return {**self.__dict__, **_OF_A_FIT}
 
     def draw_from(self, source: Any, trainer: Any, owners: Tensor | None = None) -> None:
         """Take the private records, or this process's share of them.
@@ -157,7 +140,7 @@ class PrivateSession:
         new = self.run_dir is None and resumed is None
         opened: list[TrainingRun] = []
 
-        def open_run() -> dict[str, Any]:
+        def open_run() -> FollowedRun:
             name = type(trainer.lightning_module).__name__
             default = trainers_folder(trainer, place, name) if new else place
             run = TrainingRun(
@@ -166,11 +149,10 @@ class PrivateSession:
                 kind=self.kind,
                 max_epsilon=self._limit,
                 stop_at_budget=self.groups is None,
-                ledger_path=self.ledger_path,
+                files=self.files,
                 steps_per_charge=self.steps_per_charge,
                 checkpoint=resumed,
                 noise=self.noise_source,
-                ledger_head_path=self.ledger_head_path,
             )
             opened.append(run)
             rank_zero_info(f"run: {run.folder}")
@@ -184,7 +166,7 @@ class PrivateSession:
             return run.told()
 
         told = self._processes.from_first(open_run)
-        self.run = opened[0] if opened else FollowedRun(**told)
+        self.run = opened[0] if opened else told
         if self.run.lost:
             rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
 
@@ -198,8 +180,8 @@ class PrivateSession:
             return self.noise_multiplier
         if self.groups is not None:
             return self.groups.noise_for(self.sampling_rate, self.delta, steps)
-        assert self.epsilon is not None
-        return noise_for_steps(self.epsilon, self.delta, self.sampling_rate, steps)
+        assert self.epsilon_asked is not None
+        return noise_for_steps(self.epsilon_asked, self.delta, self.sampling_rate, steps)
 
     def plan(self, steps: int) -> list[Charge]:
         """The most that a training of so many steps can cost, by public numbers alone, before there is a run.
@@ -287,7 +269,7 @@ class PrivateSession:
     @property
     def _limit(self) -> float | None:
         """Budget of the ledger: where the noise is given, training ends before ε is passed."""
-        return self.epsilon if self.noise_multiplier is not None else None
+        return self.epsilon_asked if self.noise_multiplier is not None else None
 
     def _plan(self, trainer: Any) -> TrainingPlan:
         steps = trainer.estimated_stepping_batches
@@ -297,7 +279,7 @@ class PrivateSession:
                 "max_steps of the trainer"
             )
         count = check_int("steps", steps)
-        rate, noise, target = self.sampling_rate, self.noise_multiplier, self.epsilon
+        rate, noise, target = self.sampling_rate, self.noise_multiplier, self.epsilon_asked
         rates: list[float] | None = None
         if self.groups is not None:
             assert self.private is not None

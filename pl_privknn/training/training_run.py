@@ -18,8 +18,10 @@ from pl_privknn.privacy.mechanisms.base import Guarantee, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs
+from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.privacy.store import FolderLock, HeadFile, resumed_folder
 from pl_privknn.privacy.units import Unit
+from pl_privknn.training.processes import FollowedRun, FollowedSteps
 
 _FILE = "private_training.json"
 
@@ -60,7 +62,10 @@ class TrainingPlan:
 
 
 def run_folder(
-    chosen: Path | None, resumed: dict[str, Any] | None, checkpoint: str | Path | None, default: str | Path
+    chosen: str | Path | None,
+    resumed: dict[str, Any] | None,
+    checkpoint: str | Path | None,
+    default: str | Path,
 ) -> Path:
     """The run's folder: the chosen one, that of the checkpoint which is being resumed, or the default.
 
@@ -74,7 +79,7 @@ def run_folder(
         FileNotFoundError: if the checkpoint's folder is gone.
     """
     if chosen is not None or resumed is None:
-        return chosen if chosen is not None else Path(default)
+        return Path(default if chosen is None else chosen)
     return resumed_folder(
         Path(resumed["run_dir"]),
         checkpoint,
@@ -99,11 +104,10 @@ class TrainingRun:
         kind: what trains: a class's name.
         max_epsilon: budget of the ledger, or None.
         stop_at_budget: where the plan does not fit the budget, plan as many steps as do fit.
-        ledger_path: a ledger that several runs share, or None for the run's own.
+        files: says whether the run has a ledger of its own, and where the ledger's head is noted.
         steps_per_charge: steps that are paid by one row.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
         noise: the source that will draw; the plan says whether it is cryptographic.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
 
     Raises:
         BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
@@ -122,23 +126,26 @@ class TrainingRun:
         kind: str,
         max_epsilon: float | None,
         stop_at_budget: bool,
-        ledger_path: Path | None,
+        files: RunFiles,
         steps_per_charge: int,
         checkpoint: dict[str, Any] | None,
         noise: NoiseSource,
-        ledger_head_path: Path | None = None,
     ) -> None:
         self.folder, self.plan, self.kind = folder, plan, kind
         self._file = folder / _FILE
         self._mark = guarantee_of(plan.condition, noise)
         self._lock = FolderLock(folder)
         try:
-            self._open(
-                max_epsilon, stop_at_budget, ledger_path, ledger_head_path, steps_per_charge, checkpoint
-            )
+            self._open(max_epsilon, stop_at_budget, files, checkpoint)
+            before = self.charged
+            self._check_progress(checkpoint, before)
         except BaseException:
             self.close()
             raise
+        left = max(0, self.planned - before)
+        self.steps = PaidSteps(self._run, self.mechanism, left, steps_per_charge, plan.unit)
+        #: Steps that were paid for and are not in the weights that training starts from.
+        self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
     def close(self) -> None:
         """Let another run use the folder; the ledger stays readable for reports."""
@@ -148,14 +155,12 @@ class TrainingRun:
         self,
         max_epsilon: float | None,
         stop_at_budget: bool,
-        ledger_path: Path | None,
-        ledger_head_path: Path | None,
-        steps_per_charge: int,
+        files: RunFiles,
         checkpoint: dict[str, Any] | None,
     ) -> None:
         folder, plan = self.folder, self.plan
         found = self._read(checkpoint)
-        path = ledger_path or folder / "ledger.sqlite"
+        path = Path(files.ledger_path or folder / "ledger.sqlite")
         self._stated = bool(found.get("stated"))
         if self._stated and not path.exists():
             raise FileNotFoundError(
@@ -168,7 +173,7 @@ class TrainingRun:
             self.noise_multiplier, plan.max_grad_norm, plan.sampling_rate
         )
         self.ledger = Ledger(
-            path, delta=plan.delta, max_epsilon=max_epsilon, head_path=ledger_head_path, unit=plan.unit
+            path, delta=plan.delta, max_epsilon=max_epsilon, head_path=files.ledger_head_path, unit=plan.unit
         )
         noted = HeadFile(folder / "ledger.head")
         if self._stated and noted.head is not None:
@@ -189,12 +194,6 @@ class TrainingRun:
             self._stated = True
             self._write()
         self._run = self.ledger.run(self.run_id)
-        before = self.charged
-        self._check_progress(checkpoint, before)
-        left = max(0, self.planned - before)
-        self.steps = PaidSteps(self._run, self.mechanism, left, steps_per_charge, plan.unit)
-        #: Steps that were paid for and are not in the weights that training starts from.
-        self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
     @property
     def charged(self) -> int:
@@ -216,16 +215,12 @@ class TrainingRun:
             "done": self.planned - self.steps.left - self.lost,
         }
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> FollowedRun:
         """Facts that other processes of the same training need."""
-        return {
-            "planned": self.planned,
-            "noise_multiplier": self.noise_multiplier,
-            "num_charges": self.num_charges,
-            "lost": self.lost,
-            "left": self.steps.left,
-            "reports": self.reports(),
-        }
+        steps = FollowedSteps(self.steps.left)
+        return FollowedRun(
+            self.planned, self.noise_multiplier, self.num_charges, self.lost, steps, self.reports()
+        )
 
     def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
         """The guarantee stated beforehand and what was spent, of the whole ledger at this run's δ."""

@@ -5,8 +5,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from pl_privknn.auditing.bounds import refutes_at_midpoint, refutes_event
-from pl_privknn.auditing.releases import IndependentCanaries
+from pl_privknn.auditing.bounds import IndependentCanaries, refutes_at_midpoint, refutes_event
 from pl_privknn.labelers.canaries import SampledEvidence
 from pl_privknn.privacy import Charge, trade_off
 from pl_privknn.privacy.accounting.accountant import account

@@ -81,7 +81,7 @@ def test_the_noise_is_found_for_the_whole_search():
     one, training = made_training(
         tuning.candidate(tuning.settings[1]), made_data(tuning.document["data"]), "x"
     )
-    assert training.session.noise_multiplier == tuning.noise_multiplier
+    assert training.noise_multiplier == tuning.noise_multiplier
     assert one.optimization.lr == 0.5
 
 

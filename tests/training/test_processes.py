@@ -18,10 +18,8 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.training import PrivacyGroups
+from pl_privknn.training import PrivacyGroups, PrivateTraining
 from pl_privknn.training.private_data import PrivateData
-from pl_privknn.training.session import PrivateSession
 
 DDP = {"strategy": "ddp"}
 
@@ -217,10 +215,7 @@ def test_a_file_of_each_process_is_drawn_from_whole():
     trainer = types.SimpleNamespace(global_rank=1, world_size=2, strategy=alike)
     data = make_data()
     data.setup("fit")
-    session = PrivateSession(
-        "Test", epsilon=None, delta=1e-5, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=2,
-        sampling_rate=0.25, groups=None, files=RunFiles(), steps_per_charge=1, noise_source=None,
-    )  # fmt: skip
+    session = PrivateTraining(noise_multiplier=1.0, expected_batch_size=2, expected_records=8)
     for in_shards, wanted in ((True, PRIVATE), (False, PRIVATE // 2)):
         data.private_in_shards = in_shards
         session.draw_from(data, trainer)
