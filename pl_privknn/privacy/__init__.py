@@ -5,38 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOMES = {
-    "account": "accounting.accountant",
-    "read_records": "accounting.accountant",
-    "epsilon_for_delta": "accounting.accountant",
-    "delta_for_epsilon": "accounting.accountant",
-    "PrivacyReport": "accounting.accountant",
-    "Charge": "mechanisms",
-    "Mechanism": "mechanisms",
-    "Gaussian": "mechanisms",
-    "NoisyScreening": "mechanisms",
-    "Laplace": "mechanisms",
-    "ExponentialArgmax": "mechanisms",
-    "RandomizedResponse": "mechanisms",
-    "RepeatAndSelect": "mechanisms",
-    "PureDP": "mechanisms",
-    "ShuffleAmplification": "mechanisms",
-    "GaussianDPStream": "mechanisms",
-    "Conditional": "mechanisms",
-    "DataDependent": "mechanisms",
-    "Ledger": "ledger",
-    "BudgetExceeded": "ledger",
-    "NoiseSource": "noise",
-    "SeededNoise": "noise",
-    "SystemNoise": "noise",
-    "default_noise": "noise",
-    "exact_epsilon": "accounting.exact",
-    "epsilon_lower": "accounting.lower_bound",
-    "certify": "accounting.certificate",
-    "write_certificate": "accounting.certificate",
-    "trade_off": "accounting.accountant",
-    "TradeOff": "accounting.accountant",
-}
+_MODULES = {
+    "accounting.accountant": (
+        "PrivacyReport", "TradeOff", "account", "delta_for_epsilon", "epsilon_for_delta", "read_records", "trade_off",
+    ),
+    "accounting.certificate": ("certify", "write_certificate"),
+    "accounting.exact": ("exact_epsilon",),
+    "accounting.lower_bound": ("epsilon_lower",),
+    "ledger": ("BudgetExceeded", "Ledger"),
+    "mechanisms": (
+        "Charge", "Conditional", "DataDependent", "ExponentialArgmax", "Gaussian", "GaussianDPStream", "Laplace",
+        "Mechanism", "NoisyScreening", "PureDP", "RandomizedResponse", "RepeatAndSelect", "ShuffleAmplification",
+    ),
+    "noise": ("NoiseSource", "SeededNoise", "SystemNoise", "default_noise"),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted(_HOMES)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_open_unit, check_positive
+from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
 from pl_privknn.privacy.mechanisms import Mechanism
@@ -79,20 +80,7 @@ def epsilon_of_budget(budget: float, delta: float, conversion: Conversion = "gdp
         return budget + 2 * math.sqrt(-budget * math.log(delta))
     if conversion == "rdp":
         return _epsilon_rdp(budget, delta)
-    mu = math.sqrt(2 * budget)
-    if _gdp_delta(mu, 0.0) <= delta:
-        return 0.0
-    too_small = _largest(lambda trial: _gdp_delta(mu, trial) > delta)
-    return too_small * (1 + 1e-12)
-
-
-def _gdp_delta(mu: float, epsilon: float) -> float:
-    from scipy.special import log_ndtr
-
-    first = float(log_ndtr(mu / 2 - epsilon / mu))
-    # The difference of two nearly equal terms is taken as e^a (1 − e^(b − a)), which keeps its digits.
-    gap = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)) - first
-    return -math.exp(first) * math.expm1(gap) if gap < 0 else 0.0
+    return pld.gaussian_epsilon(math.sqrt(2 * budget), delta) * (1 + 1e-12)
 
 
 def _epsilon_rdp(budget: float, delta: float) -> float:

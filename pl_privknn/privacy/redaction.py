@@ -234,47 +234,44 @@ _CHARGES = "charges; how many there are follows from released answers"
 _ANSWERS = "released answers"
 _JUDGED = "released answers or weights, on public examples with their truth"
 
-_LISTS: dict[Where, dict[str, str]] = {
+#: By what it is made of, each figure that may leave.
+_MADE_OF: dict[Where, dict[str, str]] = {
     # What PrivateLabeler and NoisySGD log.
     "metrics": {
-        **dict.fromkeys(("privacy/delta", "labels/queried"), _PUBLIC),
-        **dict.fromkeys(("privacy/epsilon", "privacy/guarantee"), _PLAN),
-        "privacy/epsilon_spent": _CHARGES,
-        **dict.fromkeys(("labels/answered", "labels/labelled"), _ANSWERS),
-        **dict.fromkeys(("labels/accuracy", "labels/accuracy_last_round"), _JUDGED),
-        **dict.fromkeys(("val/accuracy", "val/loss", "test/accuracy", "test/loss"), _JUDGED),
-        "tradeoff/epsilon": _PLAN,
-        "tradeoff/epsilon_spent": _CHARGES,
-        **dict.fromkeys(("tradeoff/val_accuracy", "tradeoff/test_accuracy"), _JUDGED),
+        _PUBLIC: "privacy/delta labels/queried",
+        _PLAN: "privacy/epsilon privacy/guarantee tradeoff/epsilon",
+        _CHARGES: "privacy/epsilon_spent tradeoff/epsilon_spent",
+        _ANSWERS: "labels/answered labels/labelled",
+        _JUDGED: "labels/accuracy labels/accuracy_last_round val/accuracy val/loss test/accuracy test/loss "
+        "tradeoff/val_accuracy tradeoff/test_accuracy",
     },
     # Keys of summary.json.
     "summary": {
-        **dict.fromkeys(("delta", "adjacency", "unit", "max_epsilon", "queried", "labeler"), _PUBLIC),
-        **dict.fromkeys(("epochs", "student", "data", "versions", "seconds"), _PUBLIC),
-        **dict.fromkeys(("sampling_rate", "expected_batch_size", "max_grad_norm"), _PUBLIC),
-        **dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld"), _PLAN),
-        **dict.fromkeys(("epsilon_exact", "guarantee", "reason", "conditional"), _PLAN),
-        **dict.fromkeys(("tpr_at_fpr_0.001", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1"), _PLAN),
-        **dict.fromkeys(("advantage", "gaussian_dp_mu"), _PLAN),
-        **dict.fromkeys(("noise_multiplier", "steps_planned", "epsilon_of_groups", "rate_of_groups"), _PLAN),
-        **dict.fromkeys(("epsilon_spent", "steps", "ledger_head"), _CHARGES),
-        **dict.fromkeys(("answered", "refused", "lost"), _ANSWERS),
-        **dict.fromkeys(("label_accuracy", "label_accuracy_last_round"), _JUDGED),
-        **dict.fromkeys(("val_accuracy", "test_accuracy"), _JUDGED),
-        **dict.fromkeys((f"{name}_test_accuracy" for name in ("student", "head", "mean")), _JUDGED),
-        **dict.fromkeys(("released", "run"), _PUBLIC),
+        _PUBLIC: "delta adjacency unit max_epsilon queried labeler epochs student data versions seconds released run "
+        "sampling_rate expected_batch_size max_grad_norm",
+        _PLAN: "epsilon epsilon_rdp epsilon_rdp_classic epsilon_pld epsilon_exact guarantee reason conditional "
+        "tpr_at_fpr_0.001 tpr_at_fpr_0.01 tpr_at_fpr_0.1 advantage gaussian_dp_mu "
+        "noise_multiplier steps_planned epsilon_of_groups rate_of_groups",
+        _CHARGES: "epsilon_spent steps ledger_head",
+        _ANSWERS: "answered refused lost",
+        _JUDGED: "label_accuracy label_accuracy_last_round val_accuracy test_accuracy student_test_accuracy "
+        "head_test_accuracy mean_test_accuracy",
     },
     # Parts of a report, of which the page and the privacy card are made.
     "report": {
-        **dict.fromkeys(("kind", "title", "settings", "versions", "released", "data", "files"), _PUBLIC),
-        **dict.fromkeys(("promise", "planned"), _PLAN),
-        **dict.fromkeys(("spent", "kept"), _CHARGES),
-        "checks": "the summary's and the ledger's figures",
-        "answers": "released answers, with pictures or texts, and truth, of public examples",
-        **dict.fromkeys(("student", "curves"), _JUDGED),
-        "without_privacy": "accuracy of runs without a promise, which other files of the comparison hold",
-        "comparison": "results of runs, each from its summary and its ledger",
+        _PUBLIC: "kind title settings versions released data files",
+        _PLAN: "promise planned",
+        _CHARGES: "spent kept",
+        _JUDGED: "student curves",
+        "the summary's and the ledger's figures": "checks",
+        "released answers, with pictures or texts, and truth, of public examples": "answers",
+        "accuracy of runs without a promise, which other files of the comparison hold": "without_privacy",
+        "results of runs, each from its summary and its ledger": "comparison",
     },
+}
+_LISTS = {
+    where: {name: made_of for made_of, names in origins.items() for name in names.split()}
+    for where, origins in _MADE_OF.items()
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -105,12 +106,9 @@ def epsilon_of_file(
         delta = check_open_unit("delta", delta)
     if not is_ledger(path):
         return total([(path, read_releases(path))], delta, adjacency, exact, unit)
-    ledger = Ledger.open_readonly(path)
-    try:
+    with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         _check_ledger(ledger, adjacency=adjacency, unit=unit)
         return _of_ledger(ledger, ledger.report(delta, exact=exact))
-    finally:
-        ledger.close()
 
 
 def epsilon_of_files(
@@ -215,8 +213,7 @@ def audit_ledger(
     path = _existing(path)
     if delta is not None:
         delta = check_open_unit("delta", delta)
-    ledger = Ledger.open_readonly(path)
-    try:
+    with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         _check_ledger(ledger, adjacency=adjacency, unit=unit)
         if delta is not None and delta != ledger.delta:
             raise ValueError(
@@ -237,8 +234,6 @@ def audit_ledger(
             if row["kind"] == "charge"
         ]
         return {**_of_ledger(ledger, report), "within_budget": ledger.within_budget(), "charges": charges}
-    finally:
-        ledger.close()
 
 
 def _of_ledger(ledger: Ledger, whole: LedgerReport) -> dict[str, Any]:
@@ -305,14 +300,11 @@ def releases_of(path: str | Path) -> Releases:
     path = _existing(path)
     if not is_ledger(path):
         return read_releases(path)
-    ledger = Ledger.open_readonly(path)
-    try:
+    with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         charges = [
             charge for name in ledger.runs for charge in ledger.run_report(name, exact=False).guaranteed
         ]
         return Releases(tuple(charges), ledger.delta, ledger.adjacency, ledger.unit)
-    finally:
-        ledger.close()
 
 
 def parameters_text(record: dict[str, Any]) -> str:

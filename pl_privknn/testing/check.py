@@ -120,11 +120,6 @@ def pools(events: Sequence[Any]) -> list[Pool]:
     return list(found.values())
 
 
-def inner(mechanism: Mechanism) -> Mechanism:
-    """Mechanism that draws: a conditional mechanism's inner one."""
-    return mechanism.inner if isinstance(mechanism, Conditional) else mechanism
-
-
 def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
     """Distance between the releases of two tables at equal answers.
 
@@ -154,7 +149,7 @@ def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
 
 
 def _open(found: dict[Mechanism, Pool], charge: Charge) -> None:
-    drawn = inner(charge.mechanism)
+    drawn = charge.mechanism.bare
     pool = found.setdefault(drawn, Pool(drawn))
     pool.charged += charge.count
     if isinstance(charge.mechanism, Conditional):
@@ -305,7 +300,7 @@ def check_payments(run: Run) -> str:
             paid_here = stream
         elif isinstance(event, Paid):
             paid_here, charged = True, charged + 1
-            stream = stream or isinstance(inner(event.charge.mechanism), GaussianDPStream)
+            stream = stream or isinstance(event.charge.mechanism.bare, GaussianDPStream)
             _check_stated(run, event)
         elif isinstance(event, Draw) and event.place == "label" and not paid_here:
             raise LabelerCheckError(
@@ -535,7 +530,7 @@ def check_samples(subject: Subject, table: Table, instead: Table) -> str:
 
 def sampling_rate(charge: Charge) -> float:
     """Poisson rate of a charge; 1 where it has none."""
-    return float(getattr(inner(charge.mechanism), "sampling_rate", 1.0))
+    return float(getattr(charge.mechanism.bare, "sampling_rate", 1.0))
 
 
 @dataclasses.dataclass

@@ -38,7 +38,7 @@ from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax, cells
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacency
 from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
 from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
-from pl_privknn.privacy.mechanisms.stated import Conditional, PureDP
+from pl_privknn.privacy.mechanisms.stated import PureDP
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -96,11 +96,7 @@ def certify(
         '0.926 0.926'
     """
     delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
-    bare = [
-        Charge(c.mechanism.inner if isinstance(c.mechanism, Conditional) else c.mechanism, c.count)
-        for c in charges
-    ]
-    releases = merge_charges(bare)
+    releases = merge_charges(Charge(c.mechanism.bare, c.count) for c in charges)
     for charge in releases:
         if charge.mechanism.kind not in CHECKED:
             raise ValueError(

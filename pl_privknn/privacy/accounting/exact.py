@@ -93,6 +93,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -259,8 +260,7 @@ def _unbeaten(table: Floats, low: float, high: float) -> tuple[int, int]:
 _TILE = 128
 
 
-@dataclasses.dataclass(frozen=True)
-class InterpolationGrid:
+class InterpolationGrid(NamedTuple):
     """Interpolation weights of every outcome of every pair, and what (r − 1)₊ contributes beside U.
 
     Attributes:
@@ -325,17 +325,13 @@ class InterpolationGrid:
             pieces.append(piece)
         lengths = stops - starts
         near, far = mass * (1 - weight), mass * weight
-        return cls(
-            shifts,
-            near,
-            far,
-            starts,
-            stops,
+        offsets, direct, pad = (
             np.cumsum(lengths) - lengths,
             np.concatenate(pieces),
             int(np.max(np.abs(shifts))) + 2,
-            gains(shifts, near, far, spacing),
         )
+        table = gains(shifts, near, far, spacing)
+        return cls(shifts, near, far, starts, stops, offsets, direct, pad, table)
 
     def run(self, slack: Floats, left: Ints, right: Ints, wanted: Ints, spacing: float) -> Floats:
         """U after each wanted number of releases, on the largest range.
@@ -350,31 +346,21 @@ class InterpolationGrid:
         Returns:
             Shape ``(len(wanted), len(slack))``.
         """
-        moves = (self.shifts, self.near, self.far)
-        direct = (self.starts, self.stops, self.offsets, self.direct)
         decay = np.exp(-spacing * np.arange(len(slack) + self.pad + 1))
-        growth = math.exp(spacing)
-        return _run(*moves, *direct, slack, left, right, decay, self.pad, wanted, self.gains, growth)
+        return _run(self, slack, left, right, decay, wanted, math.exp(spacing))
 
 
 @compiled(error_model="numpy")
 def _run(
-    shifts: Ints,
-    near: Floats,
-    far: Floats,
-    starts: Ints,
-    stops: Ints,
-    offsets: Ints,
-    direct: Floats,
+    grid: InterpolationGrid,
     slack: Floats,
     left: Ints,
     right: Ints,
     decay: Floats,
-    pad: int,
     wanted: Ints,
-    table: Floats,
     growth: float,
 ) -> Floats:
+    shifts, near, far, starts, stops, offsets, direct, pad, table = grid
     pairs, outcomes = shifts.shape
     # The leading pairs are tried where they may be the best, the others everywhere.
     leading, reach = table.shape[0], table.shape[1] // 2

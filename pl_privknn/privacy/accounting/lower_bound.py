@@ -23,7 +23,6 @@ from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, DominatingPair, Mechanism, check_adjacency
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
-from pl_privknn.privacy.mechanisms.stated import Conditional
 
 Floats = NDArray[np.float64]
 
@@ -60,11 +59,7 @@ def epsilon_lower(charges: Sequence[Charge], *, delta: float, adjacency: Adjacen
         '0.823 0.823'
     """
     delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
-    bare = [
-        Charge(c.mechanism.inner if isinstance(c.mechanism, Conditional) else c.mechanism, c.count)
-        for c in charges
-    ]
-    merged = merge_charges(bare)
+    merged = merge_charges(Charge(c.mechanism.bare, c.count) for c in charges)
     coins, families = [], []
     for charge in merged:
         if (pairs := _pairs(charge.mechanism, adjacency)) is not None:

@@ -177,6 +177,11 @@ class Mechanism(abc.ABC):
         """Name for reports: what is released."""
         return self.kind
 
+    @property
+    def bare(self) -> Mechanism:
+        """The mechanism that draws, without a condition that is put around it."""
+        return self
+
     @abc.abstractmethod
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
         """Rényi differential privacy of one release.

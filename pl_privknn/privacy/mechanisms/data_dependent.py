@@ -87,11 +87,7 @@ def screening_rdp(mechanism: NoisyScreening, max_votes: NDArray[np.int64], order
     Raises:
         ValueError: for a sampled screening; amplifying a data-dependent cost by sampling is wrong.
     """
-    if mechanism.sampling_rate < 1:
-        raise ValueError(
-            f"sampling_rate={mechanism.sampling_rate!r}: a data-dependent cost is not amplified by sampling; "
-            "use the data-independent one"
-        )
+    _refuse_sampling(mechanism.sampling_rate)
     counts, place = np.unique(np.asarray(max_votes, dtype=np.int64), return_inverse=True)
     curves = np.empty((len(counts), len(orders)))
     for i, count in enumerate(counts):
@@ -300,7 +296,6 @@ class DataDependent(Mechanism):
         Raises:
             ValueError: for a sampled mechanism: amplifying a data-dependent bound is not valid.
         """
-        _refuse_sampling(mechanism.sampling_rate)
         counts = np.asarray(max_votes)
         if counts.ndim != 1 or not len(counts) or counts.dtype.kind not in "iu":
             raise ValueError(

@@ -105,6 +105,11 @@ class Conditional(Mechanism):
         object.__setattr__(self, "reason", self.condition)
 
     @property
+    def bare(self) -> Mechanism:
+        """``inner``."""
+        return self.inner
+
+    @property
     def label(self) -> str:
         """Name of the inner mechanism: the condition speaks for itself."""
         return self.inner.label
