@@ -275,6 +275,7 @@ class Cost:
             if not places:
                 raise ConfigurationError(_NOTHING)
             training = self._made(document, places[0])
+            training = getattr(training, "private_training", training)  # of a NoisySGD
             steps = planned_steps(document.get("trainer") or {}, training.steps_per_epoch)
             return Releases(tuple(training.plan(steps)), training.delta, "add_remove", training.unit)
         except ConfigurationError as error:

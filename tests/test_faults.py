@@ -21,13 +21,12 @@ from scipy import stats
 
 from pl_privknn import neighbors
 from pl_privknn.auditing import bounds
-from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN, ReverseKNN
+from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN, ReverseKNN, pate
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.neighbors import poisson, search
 from pl_privknn.privacy import ledger, mechanisms, noise, store
 from pl_privknn.privacy.accounting import accountant, pld, rdp
 from pl_privknn.privacy.mechanisms import base
-from pl_privknn.privacy.mechanisms.data_dependent import DataDependent
 from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.testing import LabelerCheckError, check_labeler
 
@@ -86,10 +85,7 @@ half_scale = argument(2, lambda scale: scale / 2)
 nothing = instead(lambda *args, **kwargs: None)
 _NOISE = "privacy/test_noise.py"
 _MECHANISMS, _PLDS = "privacy/mechanisms/test_mechanisms.py", "privacy/mechanisms/test_mechanism_plds.py"
-_LOCAL, _FURTHER = (
-    "privacy/mechanisms/test_local_mechanisms.py",
-    "privacy/mechanisms/test_further_mechanisms.py",
-)
+_LOCAL = "privacy/mechanisms/test_local_mechanisms.py"
 _ACCOUNTANT, _LEDGER = "privacy/accounting/test_accountant.py", "privacy/ledger/test_ledger.py"
 _STORE, _GUARANTEE = "privacy/ledger/test_ledger_store.py", "privacy/accounting/test_guarantee.py"
 _SCALE = f"{_PLDS}::test_drawn_noise_has_the_accounted_scale_and_leaves_the_values_alone"
@@ -339,10 +335,10 @@ FAULTS = {
         f"{_GUARANTEE}::test_plans_say_what_their_noise_leaves_of_them",
     ),
     "a data-dependent cost without its condition": Fault(
-        DataDependent,
-        "reason",
-        lambda honest: "",
-        f"{_FURTHER}::test_data_dependent_costs_are_lower_where_votes_agree_and_always_conditional",
+        pate,
+        "REASON",
+        lambda honest: "the weather",
+        "labelers/pate/test_pate_report.py::test_data_dependent_report_is_conditional_and_below_the_independent_figure",
     ),
     "a condition that its charge forgets": Fault(
         base.Charge,

@@ -711,14 +711,14 @@ SETTINGS: dict[type[Labeler], dict[str, dict[str, Any]]] = {
 _QUERIES, _CLASSES, _RECORDS = 20, 5, 60
 
 
-def small_target(labeler: Labeler, delta: float = 1e-5, rounds: int = 1, unit: Unit = "record") -> Target:
+def small_target(labeler: Labeler, delta: float = 1e-5, unit: Unit = "record") -> Target:
     """A labeler with a small table: random records, and public examples along the axes."""
     generator = torch.Generator().manual_seed(3)
     public = torch.eye(_QUERIES) + 0.01 * torch.randn(_QUERIES, _QUERIES, generator=generator)
     features = torch.randn(_RECORDS, _QUERIES, generator=generator)
     labels = torch.randint(0, _CLASSES, (_RECORDS,), generator=generator)
     plan, adjacency = labeler.plan(_QUERIES, _QUERIES, _CLASSES, rounds=1), labeler.adjacencies[0]
-    settings = (_CLASSES, rounds, None, plan, delta, adjacency, unit)
+    settings = (_CLASSES, 1, None, plan, delta, adjacency, unit)
     return Target(labeler, features, labels, public, public, *settings)
 
 

@@ -34,17 +34,16 @@ from pl_privknn.labelers.pate_training import (
 from pl_privknn.labelers.voting import Aggregation, Screening, attribute_sums, vote_noise
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.data_dependent import REASON, answers_rdp, screening_rdp
 from pl_privknn.privacy.mechanisms import (
     Adjacency,
     Charge,
-    DataDependent,
     Gaussian,
     Laplace,
     Mechanism,
     NoisyScreening,
 )
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
-from pl_privknn.privacy.mechanisms.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
 
@@ -490,7 +489,7 @@ class DataDependentReport:
     queries: int
     answers: int
     guarantee: str = "conditional"
-    reason: str = DataDependent.reason
+    reason: str = REASON
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON types."""
@@ -519,9 +518,7 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     if not len(votes):
         return DataDependentReport(0.0, 0.0, 0.0, delta, 0, 0)
     charges = stated_plan(pate, len(votes), int(answered.sum()), votes.shape[1])
-    guarantee = weakest(
-        [Guarantee("conditional", (DataDependent.reason,)), *(charge.guarantee for charge in charges)]
-    )
+    guarantee = weakest([Guarantee("conditional", (REASON,)), *(charge.guarantee for charge in charges)])
     counts = votes.numpy()
     orders = rdp.ORDERS
     curve = np.zeros(len(orders))

@@ -14,7 +14,7 @@ _MODULES = {
     "accounting.lower_bound": ("epsilon_lower",),
     "ledger": ("BudgetExceeded", "Ledger"),
     "mechanisms": (
-        "Charge", "Conditional", "DataDependent", "ExponentialArgmax", "Gaussian", "GaussianDPStream", "Laplace",
+        "Charge", "Conditional", "ExponentialArgmax", "Gaussian", "GaussianDPStream", "Laplace",
         "Mechanism", "NoisyScreening", "PureDP", "RandomizedResponse", "RepeatAndSelect", "ShuffleAmplification",
     ),
     "noise": ("NoiseSource", "SeededNoise", "SystemNoise", "default_noise"),

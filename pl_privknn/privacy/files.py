@@ -14,21 +14,17 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def replaced_durably(path: Path, mode: int = 0o644, fresh: Path | None = None) -> Iterator[BinaryIO]:
+def replaced_durably(path: Path) -> Iterator[BinaryIO]:
     """Write a file that replaces another one as a whole; on disk, old or new, whenever a crash comes.
 
     An exception in the block leaves the old file.
 
     Args:
         path: the file; its folder must exist.
-        mode: permissions; 0o600 for what only the owner may read.
-        fresh: where it is written first, in the same folder; ``NAME.new`` by default. Processes that may write the
-            same file at a time need a name each.
     """
-    fresh = path.with_name(f"{path.name}.new") if fresh is None else fresh
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    fresh = path.with_name(f"{path.name}.new")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with fresh.open("wb") as file:
             yield file
             file.flush()
             sync(file.fileno())
@@ -40,9 +36,9 @@ def replaced_durably(path: Path, mode: int = 0o644, fresh: Path | None = None) -
     sync_folder(path.parent)
 
 
-def write_durably(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+def write_durably(path: Path, data: bytes | str) -> None:
     """Replace a file by such content; see :func:`replaced_durably`. Text is written as UTF-8."""
-    with replaced_durably(path, mode) as file:
+    with replaced_durably(path) as file:
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,10 +37,8 @@ def steps_per_epoch(sampling_rate: float) -> int:
     return math.ceil(1 / check_rate("sampling_rate", sampling_rate) - 1e-9)
 
 
-def noise_for_steps(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, others: Sequence[Charge] = ()
-) -> float:
-    """The least noise multiplier with which ``steps`` steps, and ``others``, cost at most ``epsilon``.
+def noise_for_steps(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+    """The least noise multiplier with which ``steps`` steps cost at most ``epsilon``.
 
     Raises:
         ValueError: for arguments out of range; :class:`~pl_privknn.privacy.accounting.calibration.CalibrationError`
@@ -50,7 +47,7 @@ def noise_for_steps(
     rate, count = check_rate("sampling_rate", sampling_rate), check_int("steps", steps)
     parameter = Parameter("noise_multiplier", start=max(0.5, 20 * rate), low=1e-2, high=1e6, rising=False)
     return calibrate(
-        lambda multiplier: [Charge(step_mechanism(multiplier, 1.0, rate), count), *others],
+        lambda multiplier: [Charge(step_mechanism(multiplier, 1.0, rate), count)],
         parameter,
         epsilon=epsilon,
         delta=delta,

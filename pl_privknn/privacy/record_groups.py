@@ -77,10 +77,8 @@ class RecordGroups:
         return max(self.epsilons)
 
 
-def rate_for_steps(
-    epsilon: float, delta: float, noise_multiplier: float, steps: int, others: Sequence[Charge] = ()
-) -> float:
-    """The largest Poisson rate at which ``steps`` steps, and ``others``, cost at most ``epsilon``; 1 at most.
+def rate_for_steps(epsilon: float, delta: float, noise_multiplier: float, steps: int) -> float:
+    """The largest Poisson rate at which ``steps`` steps cost at most ``epsilon``; 1 at most.
 
     Raises:
         ValueError: as :func:`noise_for_steps`.
@@ -89,7 +87,7 @@ def rate_for_steps(
     start = min(0.5, multiplier * epsilon / (10 * math.sqrt(count)))
     parameter = Parameter("sampling_rate", start=start, low=1e-7, high=1.0, rising=True)
     return calibrate(
-        lambda rate: [Charge(step_mechanism(multiplier, 1.0, rate), count), *others],
+        lambda rate: [Charge(step_mechanism(multiplier, 1.0, rate), count)],
         parameter,
         epsilon=epsilon,
         delta=delta,

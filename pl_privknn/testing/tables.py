@@ -171,12 +171,13 @@ class Makers:
         queries = 5 + 1e-3 * self._normal(self.m, self.d)
         return Table(name, features.float(), labels, queries.float(), tuple(records))
 
-    def together(self, name: str = "tied distances", n: int | None = None) -> Table:
+    def together(self) -> Table:
         """Records all at one place, where the queries are too."""
-        n = self.n if n is None else n
-        features = torch.full((n, self.d), 5.0)
+        n, features = self.n, torch.full((self.n, self.d), 5.0)
         queries = 5 + 1e-3 * self._normal(self.m, self.d)
-        return Table(name, features, self._labels(torch.arange(n) % self.c), queries, (0, n // 2, n - 1))
+        return Table(
+            "tied distances", features, self._labels(torch.arange(n) % self.c), queries, (0, n // 2, n - 1)
+        )
 
     def decisive(self) -> Iterator[Table]:
         """Tables in which one record decides: it is of one class (or set of attributes), all others of another."""

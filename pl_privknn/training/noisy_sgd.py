@@ -16,12 +16,10 @@ from pl_privknn.features.backbone import OnFrozenFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
 from pl_privknn.networks.base import Optimization, image_shape, output_size
-from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.privacy.units import Unit
 from pl_privknn.training.fast_paths import losses_of
 from pl_privknn.training.gradients import replace_batch_norms
 from pl_privknn.training.private_data import PrivateData
@@ -290,29 +288,6 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             noise_source=noise_source,
         )
         self._takes_vectors = False
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of one of the trainer's epochs; it depends on public constants alone."""
-        return self.private_training.steps_per_epoch
-
-    def plan(self, steps: int) -> list[Charge]:
-        """The most that a training of so many steps can cost; see :meth:`Labeler.plan`.
-
-        Args:
-            steps: of the whole training.
-        """
-        return self.private_training.plan(steps)
-
-    @property
-    def delta(self) -> float:
-        """δ of the guarantee."""
-        return self.private_training.delta
-
-    @property
-    def unit(self) -> Unit:
-        """Unit of privacy."""
-        return self.private_training.unit
 
     @property
     def epsilon(self) -> float:

@@ -64,12 +64,12 @@ def excess(order: float | Floats, log_ratio: Floats) -> Floats:
     return np.maximum(found, 0.0)
 
 
-def log_moment(order: float | Floats, log_ratio: Floats, log_weight: Floats, axis: int = -1) -> Floats:
-    """Logarithm of E_q[(p/q)^α] from log(p/q) and log q (or log of quadrature weights) along ``axis``.
+def log_moment(order: float | Floats, log_ratio: Floats, log_weight: Floats) -> Floats:
+    """Logarithm of E_q[(p/q)^α] from log(p/q) and log q (or log of quadrature weights) along the last axis.
 
     Small values come from :func:`excess`, large ones from a log-sum-exp.
     """
-    return _accurate(_log_sum(order, log_ratio, log_weight, axis), order, log_ratio, log_weight, axis)
+    return _accurate(_log_sum(order, log_ratio, log_weight, -1), order, log_ratio, log_weight, -1)
 
 
 def _accurate(

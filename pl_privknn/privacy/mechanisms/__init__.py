@@ -11,7 +11,6 @@ from pl_privknn.privacy.mechanisms.base import (
     VoteNoise,
     check_adjacency,
 )
-from pl_privknn.privacy.mechanisms.data_dependent import DataDependent
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
 from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
@@ -28,7 +27,6 @@ __all__ = [
     "Adjacency",
     "Charge",
     "Conditional",
-    "DataDependent",
     "ExponentialArgmax",
     "Gaussian",
     "GaussianDPStream",

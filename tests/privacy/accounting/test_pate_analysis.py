@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
-from pl_privknn.privacy.mechanisms.data_dependent import (
+from pl_privknn.privacy.accounting.data_dependent import (
     answers_rdp,
     log_other,
     log_other_at_worst,
     screening_rdp,
 )
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 
 ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 8.0, 16.0])
 HISTOGRAMS = [(30, 0, 0), (28, 1, 1), (20, 10, 0), (12, 10, 8), (11, 11, 8)]
@@ -175,3 +175,28 @@ def test_another_sensitivity_is_refused():
         answers_rdp(Gaussian(4.0, 1.0), np.array([(28, 1, 1)]), ORDERS)
     with pytest.raises(ValueError, match="directions='some'"):
         answers_rdp(Gaussian(4.0, math.sqrt(2)), np.array([(28, 1, 1)]), ORDERS, "some")
+
+
+def test_costs_are_lower_where_votes_agree():
+    agreed, torn = np.array([(230, 15, 5), (240, 5, 5), (250, 0, 0)]), np.full((3, 3), 83)
+    for noise in (Gaussian(40.0, math.sqrt(2)), Laplace(20.0, 2.0)):
+        worst = noise.rdp(ORDERS, "add_remove")
+        assert (answers_rdp(noise, agreed, ORDERS) <= worst * (1 + 1e-12)).all()
+        assert answers_rdp(noise, torn, ORDERS) == pytest.approx(np.tile(worst, (3, 1)), rel=0.01)
+    gaussian = Gaussian(40.0, math.sqrt(2))
+    assert (
+        answers_rdp(gaussian, agreed, ORDERS[:3]).sum(0)
+        < 0.5 * answers_rdp(gaussian, torn, ORDERS[:3]).sum(0)
+    ).all()
+
+
+@pytest.mark.parametrize("votes", [np.array([1, 0, 2]), np.array([[0.5, 0.5]]), np.array([[3, -1]]), [[5]]])
+def test_labels_or_scores_are_no_histograms(votes):
+    # Labels taken for counts, or classes counted from the votes, would give an analysis of nothing.
+    with pytest.raises(ValueError, match="votes"):
+        answers_rdp(Gaussian(40.0, math.sqrt(2)), votes, ORDERS)
+
+
+def test_a_data_dependent_bound_is_never_amplified():
+    with pytest.raises(ValueError, match=r"sampling_rate=0\.1"):
+        answers_rdp(Gaussian(40.0, math.sqrt(2), 0.1), np.array(HISTOGRAMS), ORDERS)

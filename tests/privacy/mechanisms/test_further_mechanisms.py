@@ -3,31 +3,22 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
-from mechanism_setup import ADD_REMOVE
-from mechanism_setup import FEW_ORDERS as ORDERS
 
 from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.accountant import account, delta_for_epsilon, epsilon_for_delta
 from pl_privknn.privacy.mechanisms import (
     Charge,
     Conditional,
-    DataDependent,
     ExponentialArgmax,
     Gaussian,
     GaussianDPStream,
-    Laplace,
-    NoisyScreening,
     PureDP,
     RandomizedResponse,
     ShuffleAmplification,
 )
-from pl_privknn.privacy.mechanisms.data_dependent import SUMMARY_ORDERS
 from pl_privknn.privacy.noise import SeededNoise
-
-AGREED = np.array([[230, 15, 5], [240, 5, 5], [250, 0, 0]])
 
 
 @pytest.mark.parametrize(
@@ -37,7 +28,6 @@ AGREED = np.array([[230, 15, 5], [240, 5, 5], [250, 0, 0]])
         PureDP(0.5, 0.3),
         ShuffleAmplification(1.0, 1000),
         GaussianDPStream(0.4),
-        DataDependent.answers(Gaussian(40.0, math.sqrt(2)), AGREED),
         Conditional(Gaussian(40.0, math.sqrt(2)), "the partition does not depend on the records"),
     ],
     ids=lambda mechanism: mechanism.kind,
@@ -64,24 +54,6 @@ def test_a_record_survives_json_and_costs_the_same(mechanism):
         (
             {"mechanism": "conditional", "inner": {"mechanism": "gaussian", "sigma": 1}, "condition": ""},
             "condition",
-        ),
-        (
-            {
-                "mechanism": "data_dependent",
-                "release": "gnmax",
-                "releases": 1,
-                "orders": [2, 1.5],
-                "curve": [1, 1],
-            },
-            "orders",
-        ),
-        (
-            {"mechanism": "data_dependent", "release": "gnmax", "releases": 1, "orders": [2], "curve": [-1]},
-            "curve",
-        ),
-        (
-            {"mechanism": "data_dependent", "release": "x", "releases": 1, "orders": [2], "curve": [1]},
-            "release",
         ),
     ],
 )
@@ -113,61 +85,6 @@ def test_a_conditional_part_makes_the_total_conditional_and_is_named():
     assert report.guarantee == "conditional"
     assert report.conditional == ("gaussian",)
     assert report.reason == "gaussian: the partition is fixed beforehand"
-
-
-def test_data_dependent_costs_are_lower_where_votes_agree_and_always_conditional():
-    gaussian = Gaussian(40.0, math.sqrt(2))
-    agreed = DataDependent.answers(gaussian, np.repeat(AGREED, 100, axis=0))
-    torn = DataDependent.answers(gaussian, np.full((300, 3), 83))
-    independent = Charge(gaussian, 300)
-    assert agreed.releases == 300
-    totals = [account([c], delta=1e-5, exact=False) for c in (Charge(agreed), Charge(torn), independent)]
-    assert totals[0].epsilon < 0.5 * totals[1].epsilon
-    assert totals[1].epsilon_rdp == pytest.approx(totals[2].epsilon_rdp, rel=0.01)
-    assert [total.guarantee for total in totals] == ["conditional", "conditional", "unconditional"]
-    assert "private votes" in totals[0].reason
-    laplace = DataDependent.answers(Laplace(20.0, 2.0), AGREED)
-    assert np.all(
-        laplace.rdp(ORDERS, ADD_REMOVE) <= 3 * Laplace(20.0, 2.0).rdp(ORDERS, ADD_REMOVE) * (1 + 1e-3)
-    )
-
-
-def test_data_dependent_screening_lies_below_the_worst_count_and_is_largest_near_the_threshold():
-    screening = NoisyScreening(k=250, threshold=150, sigma=10.0, num_classes=3)
-    orders = np.array([2.0, 8.0])
-    worst = screening.rdp(orders, ADD_REMOVE)
-    at, far = (DataDependent.screening(screening, np.array([t])).rdp(orders, ADD_REMOVE) for t in (150, 240))
-    assert np.all(at <= worst * (1 + 1e-2))
-    assert at[0] > 100 * far[0]
-
-
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        lambda: DataDependent.answers(Gaussian(40.0, math.sqrt(2), 0.1), AGREED),
-        lambda: DataDependent.screening(NoisyScreening(250, 150, 10.0, 3, 0.1), AGREED.max(1)),
-    ],
-)
-def test_a_data_dependent_bound_is_never_amplified(attempt):
-    with pytest.raises(ValueError, match=r"sampling_rate=0\.1"):
-        attempt()
-
-
-@pytest.mark.parametrize(
-    "votes",
-    [np.array([1, 0, 2]), np.array([[0.5, 0.5]]), np.array([[3, -1]]), np.empty((0, 3), dtype=int), [[5]]],
-)
-def test_labels_or_scores_are_no_histograms(votes):
-    # Labels taken for counts, or classes counted from the votes, would give an analysis of nothing.
-    with pytest.raises(ValueError, match="votes"):
-        DataDependent.answers(Gaussian(40.0, math.sqrt(2)), votes)
-
-
-def test_a_summary_bounds_the_curve_between_its_orders():
-    exact = DataDependent.summarize("gnmax", Gaussian(3.0).rdp(SUMMARY_ORDERS, ADD_REMOVE)[None])
-    orders = np.array([1.001, 1.5, 3.3, 77.7])
-    assert np.all(exact.rdp(orders, ADD_REMOVE) >= orders / 18 * (1 - 1e-12))
-    assert exact.rdp(np.array([1e9]), ADD_REMOVE)[0] == math.inf
 
 
 def test_costs_of_rounds_add_up():
