@@ -29,14 +29,14 @@ from pl_privknn.privacy.mechanisms import (
 from pl_privknn.privacy.mechanisms.base import merged
 from pl_privknn.testing.tables import Makers, Pair, Table, in_shards, neighbors_of
 from pl_privknn.testing.watch import (
-    Called,
+    CALLED,
+    REFUSED,
     Coins,
     Draw,
     DrawingMethod,
     Entered,
     LabelerCheckError,
     Paid,
-    Refused,
     Run,
     Subject,
     coins_of,
@@ -296,7 +296,7 @@ def check_payments(run: Run) -> str:
     """Everything drawn was charged before, by the mechanism that draws; source and adjacencies are stated."""
     paid_here, stream, charged = False, False, 0
     for event in run.events:
-        if isinstance(event, Called):
+        if event == CALLED:
             paid_here = stream
         elif isinstance(event, Paid):
             paid_here, charged = True, charged + 1
@@ -310,7 +310,7 @@ def check_payments(run: Run) -> str:
     if not charged:
         raise LabelerCheckError("label charged nothing; every release has to be paid for")
     pools(run.events)
-    own = run.watch.unclaimed()
+    own = run.unclaimed()
     if own:
         raise LabelerCheckError(
             f"label draws {own[0].kind} noise by itself, so the check can't look inside: draw with the charged "
@@ -342,7 +342,7 @@ def _check_stated(run: Run, event: Paid) -> None:
             f"the charge of {kind} states adjacencies={event.adjacencies}, the labeler "
             f"{tuple(run.labeler.adjacencies)}"
         )
-    if event.noise is None or getattr(event.noise, "watch", None) is not run.watch:
+    if event.noise is None or getattr(event.noise, "run", None) is not run:
         raise LabelerCheckError(
             f"the charge of {kind} names {event.noise!r} as its noise and not the labeler's noise_source; charge by "
             "self.charge_and_draw(ledger, mechanism, count, key)"
@@ -423,7 +423,7 @@ def check_refusals(subject: Subject, table: Table) -> str:
             raise LabelerCheckError(
                 f"answers although charge {limit + 1} was refused; let BudgetExceeded pass, and return nothing"
             )
-        place = next(number for number, event in enumerate(run.events) if isinstance(event, Refused))
+        place = next(number for number, event in enumerate(run.events) if event == REFUSED)
         if len(run.events) > place + 1:
             raise LabelerCheckError(f"goes on to draw or charge after charge {limit + 1} was refused")
         if limit:
@@ -437,7 +437,7 @@ def check_refusals(subject: Subject, table: Table) -> str:
 
 
 def _refused(run: Run) -> bool:
-    return any(isinstance(event, Refused) for event in run.events)
+    return any(event == REFUSED for event in run.events)
 
 
 def check_fresh_noise(subject: Subject, table: Table) -> str:
@@ -626,7 +626,7 @@ def check_outcomes(first: Run, second: Run) -> None:
             f"what is charged depends on the private table: {rows[0]} on one, {rows[1]} on the other, at equal "
             "answers"
         )
-    if len(first.methods.outcomes) != len(second.methods.outcomes):
+    if len(first.outcomes) != len(second.outcomes):
         raise LabelerCheckError("draws fewer times on one private table than on the other, at equal answers")
     check_same(
         first.releases,

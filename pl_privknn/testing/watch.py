@@ -18,6 +18,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler, ProtectsPersons, RecognisesRecords, Release, UsesPublicFeatures
 from pl_privknn.labelers.ind_knn import engine
-from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, Votes
+from pl_privknn.labelers.ind_knn.algorithm import Floats, Votes
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, Shuffled
 from pl_privknn.privacy.ledger import BudgetExceeded
@@ -36,7 +37,7 @@ from pl_privknn.privacy.mechanisms.base import check_known
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
 from pl_privknn.privacy.store import NOISE_MARKS
 from pl_privknn.privacy.units import Unit
-from pl_privknn.testing.tables import InShards, SimulatedGroup, Table, in_shards, rows_of
+from pl_privknn.testing.tables import InShards, Table, in_shards, rows_of
 
 
 class LabelerCheckError(AssertionError):
@@ -106,9 +107,12 @@ class FreeLedger:
 #: ``drawn``: coins fall as they fall. ``heads``: every record is drawn. ``tails``: none is. ``mixed``: as they fall,
 #: and the same ones of two neighbouring tables.
 Coins = Literal["drawn", "heads", "tails", "mixed"]
+#: Whether queries pass a screening: as drawn, all of them, or every second one.
+Passing = Literal["drawn", "all", "half"]
 Place = Literal["fit", "label"]
-#: Drawing methods of a noise source that take a shape (or scores) and one parameter.
+#: Drawing methods of a noise source that take a shape (or scores) and one parameter at most.
 KINDS = (
+    "uniform",
     "integers",
     "bernoulli",
     "normal",
@@ -131,7 +135,7 @@ class Draw:
         dims: shape of what was drawn.
         parameter: probability, scale or range.
         place: in which call of the labeler.
-        through: whether a drawing method of a mechanism drew it; see :mod:`pl_privknn.testing.watch`.
+        through: whether a drawing method of a mechanism drew it.
         values: what was drawn, of normal noise that no drawing method drew.
     """
 
@@ -150,130 +154,21 @@ class Paid:
     """One charge, with what its caller stated."""
 
     charge: Charge
-    row: int
     noise: NoiseSource | None
     adjacencies: tuple[Adjacency, ...] | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """A charge that the ledger refused."""
-
-    mechanism: Mechanism
-
-
-@dataclasses.dataclass(frozen=True)
-class Called:
-    """A call of ``label`` begins."""
-
-
-class Watch:
-    """Trace of one run, in order, and the outcomes of its coins.
-
-    Args:
-        seed: of all noise.
-        coins: see :data:`Coins`; of coins that no drawing method of a mechanism tosses.
-        records: number of records of the larger table of a neighbouring pair.
-        removed: position in that table of the record that this run's table lacks; None where it lacks none.
-        shards: in so many shards the table lies.
-        each: number of records of each, where ``records`` and ``removed`` are persons.
-
-    Attributes:
-        at_work: says which shard is at work, where there are several.
-    """
-
-    def __init__(
-        self,
-        seed: int = 0,
-        coins: Coins = "drawn",
-        records: int = 0,
-        removed: int | None = None,
-        shards: int = 1,
-        each: int = 1,
-    ) -> None:
-        self.each = each
-        self.events: list[Any] = []
-        self.shards, self.at_work = shards, SimulatedGroup(shards)
-        self.coins, self.records, self.removed = coins, records, removed
-        self.place: Place = "fit"
-        self.through = False
-        self.claimed: set[tuple[int, int]] = set()
-        self._streams = 0
-        self.noise = WatchedNoise(self, SeededNoise(seed), ())
-
-    def next_stream(self) -> int:
-        """A number for a stream's object."""
-        self._streams += 1
-        return self._streams
-
-    def claim(self, row: NDArray[np.float64]) -> Draw | None:
-        """The draw of normal noise, made by no drawing method, that this row is from; each row serves once."""
-        for number, event in enumerate(self.events):
-            if isinstance(event, Draw) and event.values is not None and event.dims[-1] == len(row):
-                same = (event.values.numpy().reshape(-1, len(row)) == row).all(axis=1)
-                for place in np.flatnonzero(same).tolist():
-                    if (number, place) not in self.claimed:
-                        self.claimed.add((number, place))
-                        return event
-        return None
-
-    def unclaimed(self) -> list[Draw]:
-        """Draws of ``label`` without a drawing method, other than coins."""
-        taken = {number for number, _ in self.claimed}
-        return [
-            event
-            for number, event in enumerate(self.events)
-            if isinstance(event, Draw)
-            and event.place == "label"
-            and not event.through
-            and event.kind != "bernoulli"
-            and number not in taken
-        ]
-
-    def fallen(self, kind: str, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """Result of a draw, coupled between neighbouring tables where it is of records.
-
-        Coins, and what ``fit`` draws for each record, are those of the same records in both tables: the larger
-        table's are drawn, and the one of the record that is missing is taken out. The last axis is that of the
-        records, by row or by rank; a pair whose coins are looked at has its records in order of distance, so that
-        both are the same.
-        """
-        if self.place == "label" and kind == "bernoulli" and not self.through and self.coins != "drawn":
-            if self.coins != "mixed":
-                return torch.full(dims, self.coins == "heads")
-            return self._of_records(dims, draw)
-        records, removed = self._at_hand()
-        here = records - (removed is not None)
-        if self.place == "fit" and dims and dims[-1] == here:
-            return self._of_records(dims, draw)
-        if self.place == "fit" and dims and dims[-1] == self.each * here:
-            return self._of_records((*dims[:-1], self.each, here), draw).flatten(-2)
-        return draw(dims)
-
-    def _at_hand(self) -> tuple[int, int | None]:
-        """Records of the larger table in the shard at work, and the place among them of the one that is missing."""
-        rows = rows_of(self.records, self.at_work.turn, self.shards)
-        return len(rows), None if self.removed is None or self.removed not in rows else rows.index(
-            self.removed
-        )
-
-    def _of_records(self, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        records, removed = self._at_hand()
-        if not dims or dims[-1] + (removed is not None) > records:
-            return draw(dims)
-        of_all = draw((*dims[:-1], records))
-        if removed is not None:
-            of_all = torch.cat([of_all[..., :removed], of_all[..., removed + 1 :]], dim=-1)
-        return of_all[..., : dims[-1]]
+#: Events without more to say: a call of ``label`` begins; the ledger refused a charge.
+CALLED, REFUSED = "called", "refused"
 
 
 class WatchedNoise(NoiseSource):
-    """Reproducible noise that tells a :class:`Watch` of every draw. It protects nothing."""
+    """Reproducible noise that tells a :class:`Run` of every draw. It protects nothing."""
 
-    def __init__(self, watch: Watch, source: SeededNoise, path: tuple[int | str, ...]) -> None:
-        self.watch, self._source, self._path = watch, source, path
-        self._number = watch.next_stream()
-        self._drawing = False
+    def __init__(self, run: Run, source: SeededNoise, path: tuple[int | str, ...]) -> None:
+        self.run, self._source, self._path = run, source, path
+        run.streams += 1
+        self._number, self._drawing = run.streams, False
 
     def random_words(self, count: int) -> NDArray[np.uint64]:
         """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
@@ -283,11 +178,7 @@ class WatchedNoise(NoiseSource):
 
     def stream(self, *key: int | str) -> WatchedNoise:
         """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
-        return WatchedNoise(self.watch, self._source.stream(*key), (*self._path, *key))
-
-    def uniform(self, shape: Shape) -> Tensor:
-        """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
-        return self.drawn("uniform", shape)
+        return WatchedNoise(self.run, self._source.stream(*key), (*self._path, *key))
 
     def drawn(self, kind: str, of: Shape | Tensor, *parameter: float) -> Tensor:
         """Draw of a noise source's method ``kind``, coupled and noted."""
@@ -298,13 +189,10 @@ class WatchedNoise(NoiseSource):
         chosen = isinstance(of, Tensor)  # thresholds, or scores of whose last axis one is chosen
         dims = _dims(of) if not isinstance(of, Tensor) else tuple(of.shape)
         dims = dims[:-1] if kind == "exponential_choice" else dims
-        watch = self.watch
         self._drawing = True
         try:
-            values = watch.fallen(
-                kind,
-                dims,
-                lambda shape: original(self, of if chosen else shape, *parameter),
+            values = self.run.fallen(
+                kind, dims, lambda shape: original(self, of if chosen else shape, *parameter)
             )
         finally:
             self._drawing = False
@@ -314,10 +202,10 @@ class WatchedNoise(NoiseSource):
     def _note(
         self, kind: str, dims: tuple[int, ...], parameter: float = 0.0, values: Tensor | None = None
     ) -> None:
-        watch = self.watch
-        kept = None if values is None or kind != "normal" or watch.through or not dims else values.clone()
-        watch.events.append(
-            Draw(kind, self._path, self._number, dims, float(parameter), watch.place, watch.through, kept)
+        run = self.run
+        kept = None if values is None or kind != "normal" or run.through or not dims else values.clone()
+        run.events.append(
+            Draw(kind, self._path, self._number, dims, float(parameter), run.place, run.through, kept)
         )
 
 
@@ -349,8 +237,6 @@ def coins_of(events: list[Any], rate: float) -> int:
     )
 
 
-#: Whether queries pass a screening: as drawn, all of them, or every second one.
-Passing = Literal["drawn", "all", "half"]
 #: (what enters on one table, what enters on the other) to (how far they differ, how far they may).
 Measure = Callable[[Tensor, Tensor], tuple[float, float]]
 
@@ -404,12 +290,12 @@ class DrawingMethod:
     enters: Callable[..., Entered]
 
     def view(
-        self, watch: Watch, earlier: Any, original: Callable[..., Any], *given: Any, **named: Any
+        self, run: Run, earlier: Any, original: Callable[..., Any], *given: Any, **named: Any
     ) -> tuple[list[Entered], Any]:
         """Call the method.
 
         Args:
-            watch: of the run.
+            run: of the labeler.
             earlier: the outcome on the other table of a pair; None on the first.
             original: the method.
             *given: its arguments.
@@ -433,127 +319,10 @@ def mechanism_methods() -> list[DrawingMethod]:
     ]
 
 
-@contextlib.contextmanager
-def _replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Another method under a name that the class itself may have or have inherited, while this lasts."""
-    own, kept = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, kept)
-        else:
-            delattr(owner, name)
-
-
 def subclasses(cls: type) -> list[type]:
     """A class and all classes that derive from it."""
     children: list[type] = type.__subclasses__(cls)
     return [cls, *(found for child in children for found in subclasses(child))]
-
-
-class WatchedMethods:
-    """Watches drawing methods in one run.
-
-    Args:
-        watch: told of what enters.
-        methods: which.
-        passing: see :data:`Passing`.
-        replay: outcomes of the run on the other table, given again in order; None draws.
-    """
-
-    def __init__(
-        self,
-        watch: Watch,
-        methods: Sequence[DrawingMethod],
-        passing: Passing = "drawn",
-        replay: Sequence[Any] | None = None,
-    ) -> None:
-        self.watch, self.methods, self.passing, self.replay = watch, methods, passing, replay
-        self.outcomes: list[Any] = []
-        #: Parts that a conditional partitioner made; see :meth:`open`.
-        self.parts: list[Tensor] = []
-        self.parts_given: Sequence[Tensor] = ()
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """Watch, while this lasts.
-
-        A partition whose guarantee is conditional is taken as given: the second table of a pair gets the parts of
-        the first one.
-        """
-        with contextlib.ExitStack() as stack:
-            for method in self.methods:
-                original = getattr(method.owner, method.name)
-                stack.enter_context(_replaced(method.owner, method.name, self._watched(method, original)))
-            stack.enter_context(_replaced(Partitioner, "assign", self._assigning(Partitioner.assign)))
-            yield
-
-    def _watched(self, method: DrawingMethod, original: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*given: Any, **named: Any) -> Any:
-            if self.watch.through:  # one behind another
-                return original(*given, **named)
-            self._check_source(method, [*given, *named.values()])
-            earlier = self._earlier(method)
-            self.watch.through = True
-            try:
-                entered, outcome = method.view(self.watch, earlier, original, *given, **named)
-            finally:
-                self.watch.through = False
-            if earlier is not None:
-                self._check_shape(entered, outcome, earlier)
-                outcome = copy.deepcopy(earlier)
-            elif method.name == "passes" and self.passing != "drawn":
-                outcome = torch.arange(outcome.numel()).view(outcome.shape) % 2 == 0
-                outcome = torch.ones_like(outcome) if self.passing == "all" else outcome
-            self.watch.events.extend(entered)
-            self.outcomes.append(copy.deepcopy(outcome))
-            return outcome
-
-        return watched
-
-    def _earlier(self, method: DrawingMethod) -> Any:
-        if self.replay is None:
-            return None
-        if len(self.outcomes) == len(self.replay):
-            raise LabelerCheckError(
-                f"what is released depends on the private table: at equal answers, {method.name} draws once more on "
-                "one table than on the other. What is asked, and how often, must not depend on it"
-            )
-        return self.replay[len(self.outcomes)]
-
-    def _check_shape(self, entered: Sequence[Entered], outcome: Any, earlier: Any) -> None:
-        shapes = [getattr(value, "shape", None) for value in (outcome, earlier)]
-        if shapes[0] != shapes[1]:
-            raise LabelerCheckError(
-                f"what is released depends on the private table: at equal answers, {entered[0].mechanism.kind} "
-                f"releases shape {tuple(shapes[0] or ())} on one table and {tuple(shapes[1] or ())} on the other"
-            )
-
-    def _check_source(self, method: DrawingMethod, given: Sequence[Any]) -> None:
-        for source in given:
-            if isinstance(source, NoiseSource) and not (
-                isinstance(source, WatchedNoise) and source.watch is self.watch
-            ):
-                raise LabelerCheckError(
-                    f"{method.name} draws from {source!r} and not from the labeler's noise_source; get the noise "
-                    "from self.charge_and_draw(ledger, mechanism, count, key)"
-                )
-
-    def _assigning(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def assign(partitioner: Partitioner, *given: Any, **named: Any) -> Tensor:
-            parts = original(partitioner, *given, **named)
-            if not partitioner.condition:
-                return parts
-            if self.parts_given:
-                parts, removed = self.parts_given[len(self.parts)], self.watch.removed
-                if removed is not None:
-                    parts = torch.cat([parts[:removed], parts[removed + 1 :]])
-            self.parts.append(parts)
-            return parts
-
-        return assign
 
 
 #: So far above any count that the floor under it plays no part, and exact in float64.
@@ -602,66 +371,53 @@ class StreamMethod(DrawingMethod):
     """
 
     def view(
-        self, watch: Watch, earlier: Votes | None, original: Callable[..., Votes], *given: Any, **named: Any
+        self, run: Run, earlier: Votes | None, original: Callable[..., Votes], *given: Any, **named: Any
     ) -> tuple[list[Entered], Votes]:
         """See the base."""
-        return _through_ask(watch, earlier, original, *given, **named)
+        parameters, active, votes, public_votes, num_public, draws = given
+        source = run.claim(np.asarray(draws))
+        if source is None:
+            raise LabelerCheckError(
+                "a query of Ind-KNN is answered with noise that no other draw was made for: every query needs a row "
+                "of its own from the labeler's noise_source"
+            )
+
+        def asked(first: float, others: Floats | float) -> Votes:
+            given = np.concatenate([[first], np.broadcast_to(others, len(draws) - 1)])
+            return original(parameters, active, votes, public_votes, num_public, given)
+
+        high = _FAR / parameters.sigma1
+        far = asked(high, 0.0).count
+        count_deviation = asked(high + 1, 0.0).count - far
+        first = float(draws[0])
+        if earlier is not None:  # noise that brings this table's number of neighbours to the one released
+            floor = earlier.count <= parameters.min_count
+            first = -high if floor else high + (earlier.count - far) / count_deviation
+        quiet, loud = (asked(first, others).noisy for others in (0.0, 1.0))
+        outcome = asked(first, draws[1:])  # the last one asked for is paid for
+        return [
+            Entered(Gaussian(count_deviation * source.parameter), torch.tensor([far], dtype=torch.float64)),
+            Entered(Gaussian(float((loud - quiet).min()) * source.parameter), torch.from_numpy(quiet)),
+        ], outcome
 
 
-def _through_ask(
-    watch: Watch,
-    earlier: Votes | None,
-    original: Callable[..., Votes],
-    parameters: IndKNNParameters,
-    active: int,
-    votes: Callable[[float], Floats],
-    public_votes: Floats,
-    num_public: int,
-    draws: Floats,
-) -> tuple[list[Entered], Votes]:
-    source = watch.claim(np.asarray(draws))
-    if source is None:
-        raise LabelerCheckError(
-            "a query of Ind-KNN is answered with noise that no other draw was made for: every query needs a row of "
-            "its own from the labeler's noise_source"
-        )
+class _WatchedLedger(FreeLedger):
+    """A free ledger that notes every charge and refusal among the events of a run."""
 
-    def asked(first: float, others: Floats | float) -> Votes:
-        given = np.concatenate([[first], np.broadcast_to(others, len(draws) - 1)])
-        return original(parameters, active, votes, public_votes, num_public, given)
-
-    high = _FAR / parameters.sigma1
-    far = asked(high, 0.0).count
-    count_deviation = asked(high + 1, 0.0).count - far
-    first = float(draws[0])
-    if earlier is not None:  # noise that brings this table's number of neighbours to the one released
-        floor = earlier.count <= parameters.min_count
-        first = -high if floor else high + (earlier.count - far) / count_deviation
-    quiet, loud = (asked(first, others).noisy for others in (0.0, 1.0))
-    outcome = asked(first, draws[1:])  # the last one asked for is paid for
-    return [
-        Entered(Gaussian(count_deviation * source.parameter), torch.tensor([far], dtype=torch.float64)),
-        Entered(Gaussian(float((loud - quiet).min()) * source.parameter), torch.from_numpy(quiet)),
-    ], outcome
-
-
-class WatchedLedger(FreeLedger):
-    """A free ledger that tells a :class:`~pl_privknn.testing.watch.Watch` of every charge and refusal."""
-
-    def __init__(self, watch: Watch, limit: int | None = None, start: int = 0) -> None:
+    def __init__(self, events: list[Any], limit: int | None, start: int) -> None:
         super().__init__(limit, start)
-        self.watch = watch
+        self._events = events
 
     def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
         """See :class:`~pl_privknn.testing.watch.FreeLedger`."""
         try:
             row = super().charge(mechanism, count, **stated)
         except BudgetExceeded:
-            self.watch.events.append(Refused(mechanism))
+            self._events.append(REFUSED)
             raise
         adjacencies = stated.get("adjacencies")
         named = None if adjacencies is None else tuple(adjacencies)
-        self.watch.events.append(Paid(self.rows[-1], row, stated.get("noise"), named))
+        self._events.append(Paid(self.rows[-1], stated.get("noise"), named))
         return row
 
 
@@ -671,7 +427,7 @@ class Subject:
 
     Attributes:
         make: a fresh labeler, not fitted.
-        methods: see :class:`~pl_privknn.testing.watch.WatchedMethods`.
+        methods: those through which private values enter noise.
         num_classes: classes or attributes.
         public: features of public examples.
         seed: of the noise.
@@ -695,9 +451,9 @@ class Run:
         passing: how screenings end; see :data:`~pl_privknn.testing.watch.Passing`.
         after: the run on the other table of a pair; its outcomes are given again here.
         hold_parts: give its conditional partition again, too.
-        records: number of records of the pair's larger table.
-        removed: the record that this run's table lacks.
-        each: see :class:`Watch`.
+        records: number of records, or persons, of the pair's larger table.
+        removed: position in that table of the one that this run's table lacks; None where it lacks none.
+        each: number of records of a person, where they are persons.
         limit: charges that the ledger takes.
         start: first row of the ledger.
     """
@@ -716,24 +472,26 @@ class Run:
         limit: int | None = None,
         start: int = 0,
     ) -> None:
-        self.subject = subject
-        self.watch = Watch(subject.seed, coins, records, removed, subject.shards, each)
-        replay = None if after is None else after.methods.outcomes
-        self.methods: WatchedMethods = WatchedMethods(self.watch, subject.methods, passing, replay)
-        if after is not None and hold_parts:
-            self.methods.parts_given = after.methods.parts
-        self.ledger = WatchedLedger(self.watch, limit, start)
+        self.subject, self.coins, self.passing = subject, coins, passing
+        self.records, self.removed, self.each = records, removed, each
+        self.events: list[Any] = []
+        self.place: Place = "fit"
+        #: Whether a drawing method of a mechanism is at work.
+        self.through = False
+        self.streams = 0
+        #: Draws of normal noise, by their events and rows, that answers were seen to use.
+        self.claimed: set[tuple[int, int]] = set()
+        self.outcomes: list[Any] = []
+        #: Parts that a conditional partitioner made.
+        self.parts: list[Tensor] = []
+        self._replay = None if after is None else after.outcomes
+        self._parts_given = [] if after is None or not hold_parts else after.parts
+        self.noise = WatchedNoise(self, SeededNoise(subject.seed), ())
+        self.ledger = _WatchedLedger(self.events, limit, start)
         self.labeler = in_shards(subject.make, subject.shards, removed)
-        if isinstance(self.labeler, InShards):
-            self.watch.at_work = self.labeler.group
-        self.labeler.noise_source = self.watch.noise
+        self.labeler.noise_source = self.noise
         self.releases: list[Release] = []
         self.told: list[str] = []
-
-    @property
-    def events(self) -> list[Any]:
-        """Log of events, in order."""
-        return self.watch.events
 
     def fit(self, table: Table, images: Tensor | None = None) -> Run:
         """Public features, then the private table; as before each round.
@@ -742,9 +500,9 @@ class Run:
             table: the private table.
             images: what the labeler recognises records by; the features unless given.
         """
-        self.watch.place = "fit"
+        self.place = "fit"
         images = table.features if images is None else images
-        with self.methods.open(), self._alone():
+        with self._watching():
             if isinstance(self.labeler, UsesPublicFeatures):
                 self.labeler.fit_public(self.subject.public)
             if isinstance(self.labeler, RecognisesRecords):
@@ -757,23 +515,16 @@ class Run:
 
     def label(self, queries: Tensor, max_answers: int | None = None) -> Run:
         """One call of ``label``."""
-        self.watch.place = "label"
-        self.events.append(Called())
-        with self.methods.open(), self._alone():
+        self.place = "label"
+        self.events.append(CALLED)
+        with self._watching():
             self.releases.append(self.labeler.label(queries.clone(), self.ledger, max_answers))
         return self
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Note what is printed, logged and warned of; nothing may be written, started, sent or put elsewhere."""
-        with _noted(self.told), _nothing_leaves() as refused:
-            yield
-        if refused:
-            raise LabelerCheckError(refused[0])
-
     def left(self) -> dict[str, Any]:
         """Traces beside the release: messages, attributes of object, class and module, keys of streams."""
-        kind, paths = type(self.labeler), self._paths()
+        kind = type(self.labeler)
+        drawn = [e for e in self.events if isinstance(e, Draw) and e.place == "label" and e.through]
         own = [each for each in kind.__mro__ if each.__module__.split(".")[0] not in _OURS]
         classes = {each.__name__: _shown(dict(vars(each))) for each in own}
         modules = {each.__module__: _shown(vars(sys.modules[each.__module__]), 1) for each in own}
@@ -784,11 +535,157 @@ class Run:
             "public attributes": _shown(vars(self.labeler)),
             "attributes of the class or its module": [classes, modules],
             "environment variables": dict(os.environ),
-            "keys": [[part for part in path if isinstance(part, str)] for path in paths],
+            "keys": [[part for part in draw.path if isinstance(part, str)] for draw in drawn],
         }
 
-    def _paths(self) -> list[tuple[int | str, ...]]:
-        return [e.path for e in self.events if isinstance(e, Draw) and e.place == "label" and e.through]
+    # ------------------------------------------------------------------ noise
+
+    def claim(self, row: NDArray[np.float64]) -> Draw | None:
+        """The draw of normal noise, made by no drawing method, that this row is from; each row serves once."""
+        for number, event in enumerate(self.events):
+            if isinstance(event, Draw) and event.values is not None and event.dims[-1] == len(row):
+                same = (event.values.numpy().reshape(-1, len(row)) == row).all(axis=1)
+                for place in np.flatnonzero(same).tolist():
+                    if (number, place) not in self.claimed:
+                        self.claimed.add((number, place))
+                        return event
+        return None
+
+    def unclaimed(self) -> list[Draw]:
+        """Draws of ``label`` without a drawing method, other than coins."""
+        taken = {number for number, _ in self.claimed}
+        return [
+            event
+            for number, event in enumerate(self.events)
+            if isinstance(event, Draw)
+            and event.place == "label"
+            and not event.through
+            and event.kind != "bernoulli"
+            and number not in taken
+        ]
+
+    def fallen(self, kind: str, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """Result of a draw, coupled between neighbouring tables where it is of records.
+
+        Coins, and what ``fit`` draws for each record, are those of the same records in both tables: the larger
+        table's are drawn, and the one of the record that is missing is taken out. The last axis is that of the
+        records, by row or by rank; a pair whose coins are looked at has its records in order of distance, so that
+        both are the same.
+        """
+        if self.place == "label" and kind == "bernoulli" and not self.through and self.coins != "drawn":
+            if self.coins != "mixed":
+                return torch.full(dims, self.coins == "heads")
+            return self._of_records(dims, draw)
+        records, removed = self._at_hand()
+        here = records - (removed is not None)
+        if self.place == "fit" and dims and dims[-1] == here:
+            return self._of_records(dims, draw)
+        if self.place == "fit" and dims and dims[-1] == self.each * here:
+            return self._of_records((*dims[:-1], self.each, here), draw).flatten(-2)
+        return draw(dims)
+
+    def _at_hand(self) -> tuple[int, int | None]:
+        """Records of the larger table in the shard at work, and the place among them of the one that is missing."""
+        turn = self.labeler.group.turn if isinstance(self.labeler, InShards) else 0
+        rows = rows_of(self.records, turn, self.subject.shards)
+        missing = self.removed
+        return len(rows), rows.index(missing) if missing is not None and missing in rows else None
+
+    def _of_records(self, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        records, removed = self._at_hand()
+        if not dims or dims[-1] + (removed is not None) > records:
+            return draw(dims)
+        of_all = draw((*dims[:-1], records))
+        if removed is not None:
+            of_all = torch.cat([of_all[..., :removed], of_all[..., removed + 1 :]], dim=-1)
+        return of_all[..., : dims[-1]]
+
+    # ------------------------------------------------------------------ drawing methods
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Watch, while this lasts; nothing may be written, started, sent or put elsewhere.
+
+        A partition whose guarantee is conditional is taken as given: the second table of a pair gets the parts of
+        the first one.
+        """
+        with contextlib.ExitStack() as stack:
+            for method in self.subject.methods:
+                original = getattr(method.owner, method.name)
+                watched = self._watched(method, original)
+                stack.enter_context(mock.patch.object(method.owner, method.name, watched))
+            assigning = self._assigning(Partitioner.assign)
+            stack.enter_context(mock.patch.object(Partitioner, "assign", assigning))
+            stack.enter_context(_noted(self.told))
+            refused = stack.enter_context(_nothing_leaves())
+            yield
+        if refused:
+            raise LabelerCheckError(refused[0])
+
+    def _watched(self, method: DrawingMethod, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **named: Any) -> Any:
+            if self.through:  # one behind another
+                return original(*given, **named)
+            self._check_source(method, [*given, *named.values()])
+            earlier = self._earlier(method)
+            self.through = True
+            try:
+                entered, outcome = method.view(self, earlier, original, *given, **named)
+            finally:
+                self.through = False
+            if earlier is not None:
+                self._check_shape(entered, outcome, earlier)
+                outcome = copy.deepcopy(earlier)
+            elif method.name == "passes" and self.passing != "drawn":
+                outcome = torch.arange(outcome.numel()).view(outcome.shape) % 2 == 0
+                outcome = torch.ones_like(outcome) if self.passing == "all" else outcome
+            self.events.extend(entered)
+            self.outcomes.append(copy.deepcopy(outcome))
+            return outcome
+
+        return watched
+
+    def _earlier(self, method: DrawingMethod) -> Any:
+        if self._replay is None:
+            return None
+        if len(self.outcomes) == len(self._replay):
+            raise LabelerCheckError(
+                f"what is released depends on the private table: at equal answers, {method.name} draws once more on "
+                "one table than on the other. What is asked, and how often, must not depend on it"
+            )
+        return self._replay[len(self.outcomes)]
+
+    def _check_shape(self, entered: Sequence[Entered], outcome: Any, earlier: Any) -> None:
+        shapes = [getattr(value, "shape", None) for value in (outcome, earlier)]
+        if shapes[0] != shapes[1]:
+            raise LabelerCheckError(
+                f"what is released depends on the private table: at equal answers, {entered[0].mechanism.kind} "
+                f"releases shape {tuple(shapes[0] or ())} on one table and {tuple(shapes[1] or ())} on the other"
+            )
+
+    def _check_source(self, method: DrawingMethod, given: Sequence[Any]) -> None:
+        for source in given:
+            if isinstance(source, NoiseSource) and not (
+                isinstance(source, WatchedNoise) and source.run is self
+            ):
+                raise LabelerCheckError(
+                    f"{method.name} draws from {source!r} and not from the labeler's noise_source; get the noise "
+                    "from self.charge_and_draw(ledger, mechanism, count, key)"
+                )
+
+    def _assigning(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def assign(partitioner: Partitioner, *given: Any, **named: Any) -> Tensor:
+            parts = original(partitioner, *given, **named)
+            if not partitioner.condition:
+                return parts
+            if self._parts_given:
+                parts, removed = self._parts_given[len(self.parts)], self.removed
+                if removed is not None:
+                    parts = torch.cat([parts[:removed], parts[removed + 1 :]])
+            self.parts.append(parts)
+            return parts
+
+        return assign
 
 
 _OURS = ("pl_privknn", "builtins", "abc", "typing")
