@@ -21,10 +21,12 @@ from pl_privknn.training import NoisySGD, PrivateTraining
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 #: Configurations without private data.
-PUBLIC_ALONE = {"digits_simclr", "fashion_mnist_simclr", "fashion_mnist_attributes_nonprivate"} | {
-    "private_knn_table1_cifar10_pretraining"
-}
-STATED = [path for path in sorted(CONFIGS.rglob("*.yaml")) if not path.stem.startswith("compare_")]
+PUBLIC_ALONE = {"digits_simclr", "fashion_mnist_simclr", "fashion_mnist_attributes_nonprivate"}
+#: Those of papers with a labeler: test_papers_configs.py.
+STATED = [
+    *(path for path in sorted(CONFIGS.glob("*.yaml")) if not path.stem.startswith("compare_")),
+    *sorted(CONFIGS.glob("papers/*noisy_sgd*.yaml")),
+]
 GAUSSIAN = {"class_path": "Gaussian", "init_args": {"sigma": 9.0}}
 
 

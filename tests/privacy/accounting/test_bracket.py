@@ -51,6 +51,7 @@ def test_gaussian_releases_against_the_lower_bound(sigma, rate, count):
     assert epsilon_lower(counted, delta=DELTA) == epsilon_lower(charges, delta=DELTA)
 
 
+@pytest.mark.long("add")
 @pytest.mark.parametrize("votes", ["add", "swap"])
 def test_argmax_family(votes):
     charges = [Charge(ExponentialArgmax(scale=19.4924, votes=votes, sampling_rate=0.15), 300)]
