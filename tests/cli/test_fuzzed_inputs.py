@@ -58,7 +58,7 @@ def odd_record(rng):
     for _ in range(rng.choice([1, 1, 1, 2])):
         name = rng.choice([*KINDS[kind], "count", "guarantee", "reasons", "mechanism", "extra"])
         large = record.get(name, 1)
-        if rng.random() < 0.3 and isinstance(large, int | float):
+        if rng.random() < 0.6 and isinstance(large, int | float):
             record[name] = type(large)(large * 10 ** rng.randint(-2, 9))
         else:
             record[name] = rng.choice(ODD)
