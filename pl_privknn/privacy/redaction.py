@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TextIO, TypeVar
+from typing import IO, Any, Literal, ParamSpec, TextIO, TypeVar
 
 #: Set to 1 it lets texts of the private side through, for the data owner's own screen.
 SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
@@ -101,7 +101,7 @@ def silenced() -> Iterator[None]:
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(sys.maxsize)
         null = _null()
-        stack.enter_context(_files_closed(null))
+        stack.enter_context(descriptors_led_to(null))
         stack.enter_context(contextlib.redirect_stdout(null))
         stack.enter_context(contextlib.redirect_stderr(null))
         _muted = True
@@ -146,20 +146,20 @@ def shows_private_errors() -> bool:
 
 
 @contextlib.contextmanager
-def _files_closed(null: TextIO) -> Iterator[None]:
-    """Let file descriptors 1 and 2 lead nowhere, for child processes and C code."""
+def descriptors_led_to(file: IO[Any]) -> Iterator[None]:
+    """Let file descriptors 1 and 2 lead to another file, for child processes and C code."""
     kept = {}
     _flush()
-    for file in _FILES:
+    for descriptor in _FILES:
         with contextlib.suppress(OSError):  # a daemon has none
-            kept[file] = os.dup(file)
-            os.dup2(null.fileno(), file)
+            kept[descriptor] = os.dup(descriptor)
+            os.dup2(file.fileno(), descriptor)
     try:
         yield
     finally:
-        _flush()  # what waits in buffers belongs to the silence
-        for file, copy in kept.items():
-            os.dup2(copy, file)
+        _flush()  # what waits in buffers belongs to the block
+        for descriptor, copy in kept.items():
+            os.dup2(copy, descriptor)
             os.close(copy)
 
 

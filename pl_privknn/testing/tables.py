@@ -285,31 +285,17 @@ class SimulatedGroup:
         size: likewise.
         turn: number of the shard that is at work.
         run_command: what carries out a command, for shards 1, 2, …
+        waiting: parts that each shard has sent and process 0 has not asked for.
     """
 
     def __init__(self, size: int) -> None:
         self.size, self.turn = size, 0
         self.run_command: list[Callable[[Any], None]] = []
-        self._waiting: list[deque[Tensor]] = [deque() for _ in range(size)]
+        self.waiting: list[deque[Tensor]] = [deque() for _ in range(size)]
 
     def end(self, rank: int) -> SimulatedProcess:
         """The end of one shard."""
         return SimulatedProcess(self, rank)
-
-    def give(self, command: Any) -> Any:
-        """Let all shards but the first carry out a command; returns it."""
-        for rank, run in enumerate(self.run_command, 1):
-            self.turn = rank
-            try:
-                run(pickle.loads(pickle.dumps(command)))  # as it would travel
-            finally:
-                self.turn = 0
-        return command
-
-    def take(self, rank: int, part: Tensor) -> list[Tensor]:
-        """Parts of all shards, for the first one; the others' are kept."""
-        self._waiting[rank].append(part.clone())
-        return [parts.popleft() for parts in self._waiting] if rank == 0 else []
 
 
 class SimulatedProcess(ProcessGroup):
@@ -324,13 +310,20 @@ class SimulatedProcess(ProcessGroup):
         self.group, self.size = group, group.size
 
     def broadcast(self, value: Any = None) -> Any:
-        """See :class:`~pl_privknn.neighbors.processes.ProcessGroup`; for process 0."""
-        return self.group.give(value)
+        """Let all shards but the first carry out a command; for process 0."""
+        for rank, run in enumerate(self.group.run_command, 1):
+            self.group.turn = rank
+            try:
+                run(pickle.loads(pickle.dumps(value)))  # as it would travel
+            finally:
+                self.group.turn = 0
+        return value
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """See :class:`~pl_privknn.neighbors.processes.ProcessGroup`."""
+        """Parts of all shards, for the first one; the others' are kept."""
         self.sent += part.nbytes
-        return self.group.take(self.rank, part)
+        self.group.waiting[self.rank].append(part.clone())
+        return [parts.popleft() for parts in self.group.waiting] if self.rank == 0 else []
 
     def sum(self, part: Tensor) -> Tensor:
         """See :class:`~pl_privknn.neighbors.processes.ProcessGroup`."""

@@ -35,6 +35,7 @@ from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
 from pl_privknn.privacy.mechanisms.base import check_known
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
+from pl_privknn.privacy.redaction import descriptors_led_to
 from pl_privknn.privacy.store import NOISE_MARKS
 from pl_privknn.privacy.units import Unit
 from pl_privknn.testing.tables import InShards, Table, in_shards, rows_of
@@ -726,26 +727,21 @@ def _noted(told: list[str]) -> Iterator[None]:
             told.append(record.getMessage())
 
     notes, words = Notes(), io.StringIO()
-    kept = {number: os.dup(number) for number in (1, 2)}
     with tempfile.TemporaryFile() as file, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         logging.root.addHandler(notes)
-        for number in kept:
-            os.dup2(file.fileno(), number)
         try:
-            with contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
+            with (
+                descriptors_led_to(file),
+                contextlib.redirect_stdout(words),
+                contextlib.redirect_stderr(words),
+            ):
                 yield
         finally:
-            for number, copied in kept.items():
-                os.dup2(copied, number)
-                os.close(copied)
             logging.root.removeHandler(notes)
             file.seek(0)
-            told += [
-                words.getvalue(),
-                file.read().decode(errors="replace"),
-                *(str(w.message) for w in warned),
-            ]
+            written = [words.getvalue(), file.read().decode(errors="replace")]
+            told += [*written, *(str(each.message) for each in warned)]
 
 
 # Events of the interpreter by which something leaves a process, and what they mean.

@@ -143,17 +143,8 @@ class PrivateSession:
         def open_run() -> FollowedRun:
             name = type(trainer.lightning_module).__name__
             default = trainers_folder(trainer, place, name) if new else place
-            run = TrainingRun(
-                run_folder(self.run_dir, resumed, trainer.ckpt_path, default),
-                plan,
-                kind=self.kind,
-                max_epsilon=self._limit,
-                stop_at_budget=self.groups is None,
-                files=self.files,
-                steps_per_charge=self.steps_per_charge,
-                checkpoint=resumed,
-                noise=self.noise_source,
-            )
+            folder = run_folder(self.run_dir, resumed, trainer.ckpt_path, default)
+            run = TrainingRun(folder, plan, self, resumed)
             opened.append(run)
             rank_zero_info(f"run: {run.folder}")
             if self.groups is not None:
@@ -197,7 +188,7 @@ class PrivateSession:
             rate = max(self.groups.rates(noise, self.delta, steps))
         step = step_mechanism(noise, 1.0, rate)
         charges = [Charge(step, steps)]
-        limit = self._limit if self.groups is None else None
+        limit = self.limit if self.groups is None else None
         if limit is not None and epsilon_for_delta(charges, self.delta) > limit:
             charges = [Charge(step, steps_within(step, steps, limit, self.delta))]
         mark = guarantee_of(self.condition, self.noise_source)
@@ -267,7 +258,7 @@ class PrivateSession:
             self.run.close()
 
     @property
-    def _limit(self) -> float | None:
+    def limit(self) -> float | None:
         """Budget of the ledger: where the noise is given, training ends before ε is passed."""
         return self.epsilon_asked if self.noise_multiplier is not None else None
 

@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import CalibrationError
@@ -18,10 +18,12 @@ from pl_privknn.privacy.mechanisms.base import Guarantee, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.privacy.store import FolderLock, HeadFile, resumed_folder
 from pl_privknn.privacy.units import Unit
 from pl_privknn.training.processes import FollowedRun, FollowedSteps
+
+if TYPE_CHECKING:
+    from pl_privknn.training.session import PrivateSession
 
 _FILE = "private_training.json"
 
@@ -101,13 +103,8 @@ class TrainingRun:
     Args:
         folder: the run's folder.
         plan: what is asked for.
-        kind: what trains: a class's name.
-        max_epsilon: budget of the ledger, or None.
-        stop_at_budget: where the plan does not fit the budget, plan as many steps as do fit.
-        files: says whether the run has a ledger of its own, and where the ledger's head is noted.
-        steps_per_charge: steps that are paid by one row.
+        session: what trains, with its budget, its files, and the source that will draw.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
-        noise: the source that will draw; the plan says whether it is cryptographic.
 
     Raises:
         BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
@@ -119,31 +116,21 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        plan: TrainingPlan,
-        *,
-        kind: str,
-        max_epsilon: float | None,
-        stop_at_budget: bool,
-        files: RunFiles,
-        steps_per_charge: int,
-        checkpoint: dict[str, Any] | None,
-        noise: NoiseSource,
+        self, folder: Path, plan: TrainingPlan, session: PrivateSession, checkpoint: dict[str, Any] | None
     ) -> None:
-        self.folder, self.plan, self.kind = folder, plan, kind
+        self.folder, self.plan, self.kind = folder, plan, session.kind
         self._file = folder / _FILE
-        self._mark = guarantee_of(plan.condition, noise)
+        self._mark = guarantee_of(plan.condition, session.noise_source)
         self._lock = FolderLock(folder)
         try:
-            self._open(max_epsilon, stop_at_budget, files, checkpoint)
+            self._open(session, checkpoint)
             before = self.charged
             self._check_progress(checkpoint, before)
         except BaseException:
             self.close()
             raise
         left = max(0, self.planned - before)
-        self.steps = PaidSteps(self._run, self.mechanism, left, steps_per_charge, plan.unit)
+        self.steps = PaidSteps(self._run, self.mechanism, left, session.steps_per_charge, plan.unit)
         #: Steps that were paid for and are not in the weights that training starts from.
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
@@ -151,14 +138,8 @@ class TrainingRun:
         """Let another run use the folder; the ledger stays readable for reports."""
         self._lock.release()
 
-    def _open(
-        self,
-        max_epsilon: float | None,
-        stop_at_budget: bool,
-        files: RunFiles,
-        checkpoint: dict[str, Any] | None,
-    ) -> None:
-        folder, plan = self.folder, self.plan
+    def _open(self, session: PrivateSession, checkpoint: dict[str, Any] | None) -> None:
+        folder, plan, files = self.folder, self.plan, session.files
         found = self._read(checkpoint)
         path = Path(files.ledger_path or folder / "ledger.sqlite")
         self._stated = bool(found.get("stated"))
@@ -173,14 +154,18 @@ class TrainingRun:
             self.noise_multiplier, plan.max_grad_norm, plan.sampling_rate
         )
         self.ledger = Ledger(
-            path, delta=plan.delta, max_epsilon=max_epsilon, head_path=files.ledger_head_path, unit=plan.unit
+            path,
+            delta=plan.delta,
+            max_epsilon=session.limit,
+            head_path=files.ledger_head_path,
+            unit=plan.unit,
         )
         noted = HeadFile(folder / "ledger.head")
         if self._stated and noted.head is not None:
             self.ledger.check_head(noted.head, str(noted.path))
         self.ledger.witness(noted.note)
         if not found:
-            self.planned = self._steps_within(stop_at_budget and max_epsilon is not None)
+            self.planned = self._steps_within(session.limit is not None and session.groups is None)
             # The run has its name on disk before it is in the ledger: a kill in between states no second plan.
             self._write()
         else:
