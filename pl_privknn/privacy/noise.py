@@ -195,10 +195,7 @@ class NoiseSource(abc.ABC):
         the tails are those of the normal distribution beyond 13 standard deviations (53-bit uniforms would
         end at 8.2).
         """
-        dims = _dims(shape)
-        scale = check_positive("scale", scale)
-        sign, tail = self._signed_tails(math.prod(dims))
-        return torch.special.ndtri(tail).mul_(-scale).mul_(sign).view(dims)
+        return self._continuous(shape, scale, NORMAL)
 
     def rounded_normal(self, shape: Shape, sigma: float) -> Tensor:
         """Int64 noise, normal noise of deviation sigma rounded: P[X = n] = Φ((n+½)/sigma) − Φ((n−½)/sigma).
@@ -236,10 +233,7 @@ class NoiseSource(abc.ABC):
 
     def laplace(self, shape: Shape, scale: float) -> Tensor:
         """Float64 noise of density exp(-abs(x) / scale) / (2 scale), by inverse distribution function."""
-        dims = _dims(shape)
-        scale = check_positive("scale", scale)
-        sign, tail = self._signed_tails(math.prod(dims))
-        return tail.mul_(2).log_().mul_(-scale).mul_(sign).view(dims)
+        return self._continuous(shape, scale, LAPLACE)
 
     def exponential_choice(self, scores: Tensor, scale: float) -> Tensor:
         """Choices among the last dimension's places, exactly with P[y] proportional to exp(scores[y] / scale).
@@ -274,6 +268,13 @@ class NoiseSource(abc.ABC):
             ):
                 low[place] += 1
         return torch.from_numpy(low.astype(np.int64)).view(scores.shape[:-1]).to(scores.device)
+
+    def _continuous(self, shape: Shape, scale: float, law: Law) -> Tensor:
+        """Samples of scale · Z, Z of the law, in float64."""
+        dims = _dims(shape)
+        scale = check_positive("scale", scale)
+        sign, tail = self._signed_tails(math.prod(dims))
+        return law.quantile(tail).mul_(scale).mul_(sign).view(dims)
 
     def _rounded(self, shape: Shape, scale: float, law: Law) -> Tensor:
         """Samples of round(scale · Z), Z of the law: P[X = n] = F((n+½)/scale) − F((n−½)/scale).

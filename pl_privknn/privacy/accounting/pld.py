@@ -128,6 +128,22 @@ def unsampled_loss(losses: Floats, sampling_rate: float) -> Floats:
     return np.where(losses > 30.0, losses - math.log(sampling_rate), near)
 
 
+def cell_edges(ends: Floats, sampling_rate: float, discretization: float) -> tuple[int, Floats]:
+    """Cells of a grid over the losses of a sampled release.
+
+    Args:
+        ends: smallest and largest loss without sampling.
+        sampling_rate: Poisson rate γ.
+        discretization: spacing of the grid.
+
+    Returns:
+        The first cell, and the loss without sampling at the edges of all of them.
+    """
+    smallest, largest = sampled_loss(ends, sampling_rate)
+    first, last = math.floor(smallest / discretization), math.ceil(largest / discretization)
+    return first, unsampled_loss(discretization * np.arange(first, last + 1), sampling_rate)
+
+
 def gaussian_losses(mu: float, sampling_rate: float, discretization: float) -> LossMeasure:
     """Losses of the mixture (1−γ)·N(0, 1) + γ·N(μ, 1) against N(0, 1): the remove direction.
 
@@ -136,10 +152,8 @@ def gaussian_losses(mu: float, sampling_rate: float, discretization: float) -> L
     from scipy.special import ndtr
 
     reach = mu * np.array([-GAUSSIAN_REACH, mu + GAUSSIAN_REACH]) - mu * mu / 2
-    smallest, largest = sampled_loss(reach, sampling_rate)
-    first, last = math.floor(smallest / discretization), math.ceil(largest / discretization)
-    edges = discretization * np.arange(first, last + 1)
-    x = unsampled_loss(edges, sampling_rate) / mu + mu / 2
+    first, edges = cell_edges(reach, sampling_rate, discretization)
+    x = edges / mu + mu / 2
 
     def masses(points: Floats) -> tuple[Floats, float, float]:
         below, above = ndtr(points), ndtr(-points)

@@ -167,9 +167,8 @@ def _cell_pairs(log_gain: float, rate: float, ends: Floats) -> tuple[Floats, Flo
 
 @functools.lru_cache(maxsize=32)
 def _distribution(log_gain: float, rate: float, discretization: float) -> PrivacyLossDistribution:
-    smallest, largest = rdp.sampled_loss(np.array([-log_gain, log_gain]), rate)
-    first, last = math.floor(smallest / discretization), math.ceil(largest / discretization)
-    u = pld.unsampled_loss(discretization * np.arange(first, last + 1), rate).clip(-log_gain, log_gain)
+    first, u = pld.cell_edges(np.array([-log_gain, log_gain]), rate, discretization)
+    u = u.clip(-log_gain, log_gain)
     widths = np.diff(u)
     # s(u) = (√g·e^{−u/2} − 1)/(g − 1) is the uniform mass with loss above u; f(s) mirrors it.
     log_gain_less_one = log_gain + math.log(-math.expm1(-log_gain))

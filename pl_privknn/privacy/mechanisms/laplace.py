@@ -116,9 +116,8 @@ def _distribution(pure: float, rate: float, discretization: float) -> PrivacyLos
         return (1 - rate) * lower + rate * upper
 
     ends = np.array([-pure, pure])
-    losses = rdp.sampled_loss(ends, rate)
-    first, last = math.floor(losses[0] / discretization), math.ceil(losses[1] / discretization)
-    u = pld.unsampled_loss(discretization * np.arange(first, last + 1), rate).clip(-pure, pure)
+    first, u = pld.cell_edges(ends, rate, discretization)
+    u = u.clip(-pure, pure)
     # Masses of the density between edges, under Lap(0) and Lap(ε₀); each a difference in its own units.
     widths = np.diff(u)
     lower = -0.5 * np.exp(-(u[:-1] + pure) / 2) * np.expm1(-widths / 2)
@@ -126,7 +125,7 @@ def _distribution(pure: float, rate: float, discretization: float) -> PrivacyLos
     atoms_lower = 0.5 * np.exp(-(ends + pure) / 2)
     atoms_upper = 0.5 * np.exp((ends - pure) / 2)
     remove = pld.LossMeasure(
-        losses,
+        rdp.sampled_loss(ends, rate),
         mixed(atoms_lower, atoms_upper),
         atoms_lower,
         first,
