@@ -385,7 +385,7 @@ def test_damaged_files_are_one_line(run, name, content, capsys):
 def test_mutated_files_never_trace_back(run, capsys):
     random = np.random.default_rng(0)
     names = ["config.yaml", "summary.json", "labels.sqlite", "ledger.sqlite", "metrics.csv"]
-    for number in range(60):
+    for number in range(30):
         name = names[number % len(names)]
         kept = (run / name).read_bytes()
         data = bytearray(kept)

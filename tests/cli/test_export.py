@@ -99,6 +99,7 @@ def test_what_is_no_finished_run_and_what_is_not_installed(run, tmp_path, monkey
     assert "there is no summary.json" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_onnx_says_what_the_student_says(run, capsys):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -113,6 +114,7 @@ def test_onnx_says_what_the_student_says(run, capsys):
     )
 
 
+@pytest.mark.long("Pixels-{transform_sqrt: true}")
 @needs_fork
 @pytest.mark.parametrize(("kind", "arguments"), [("HOG", "{}"), ("Pixels", "{transform_sqrt: true}")])
 def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys, kind, arguments):

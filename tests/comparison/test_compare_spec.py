@@ -1,6 +1,7 @@
 """The YAML of a comparison: what is refused, and what fairness makes of it."""
 
 import math
+from pathlib import Path
 
 import pytest
 from compare_documents import KNN, REVERSE, SGD, SIGMA, document
@@ -9,6 +10,8 @@ from pl_privknn.comparison.run import Planner, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import comparison_of, read_comparison
 from pl_privknn.config import ConfigurationError, get, put
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def changed(path, value):
@@ -153,6 +156,22 @@ def test_file_overrides_and_choices(tmp_path):
         read_comparison(path, {"methods.q.title": "Q"})
     with pytest.raises(FileNotFoundError):
         read_comparison(tmp_path / "none.yaml")
+
+
+def test_definitions_say_what_the_data_is():
+    given = {
+        "definitions.arrays": "mine.npz",
+        "definitions.records": 400,
+        "base.data.init_args.batch_size": 32,
+    }
+    comparison = read_comparison(CONFIGS / "compare_arrays.yaml", given)
+    told = comparison.base["data"]["init_args"]
+    assert {told[name] for name in told if name.endswith(("images", "labels", "truth"))} == {"mine.npz"}
+    assert (told["num_classes"], told["batch_size"]) == (10, 32)
+    teacher, *_, baseline, _ = comparison.methods
+    assert teacher.labeling["labeler"]["init_args"]["expected_records"] == 400
+    assert baseline.model["init_args"]["expected_records"] == 400
+    assert baseline.model["init_args"]["extractor"] == comparison.base["student"]["init_args"]["extractor"]
 
 
 def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():

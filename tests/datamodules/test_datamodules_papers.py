@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from paper_data import (
-    CELEBA_SMALL,
-    CIFAR_SMALL,
-    MARKET_SMALL,
-    SVHN_SMALL,
     published,
     sizes,
     write_mnist,
@@ -28,63 +23,6 @@ def written(tmp_path_factory):
     contents = write_papers(root)
     with published(root):
         yield root, contents
-
-
-def gaussian(sigma):
-    return {"class_path": "Gaussian", "init_args": {"sigma": sigma}}
-
-
-CLASSES = {
-    "class_path": "PrivateKNN", "init_args": {"k": 5, "sampling_rate": 0.8, "noise": gaussian(1.0)}
-}  # fmt: skip
-ATTRIBUTES = {
-    "class_path": "PrivateKNN",
-    "init_args": {"k": 5, "sampling_rate": 0.8, "attributes": {"tau": 10}, "noise": gaussian(2.0)},
-}  # fmt: skip
-BY_PERSON = {
-    "class_path": "PATE",
-    "init_args": {
-        "num_teachers": 4, "attributes": {"tau": 10}, "progress": False,
-        "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
-    },
-}  # fmt: skip
-
-
-@pytest.mark.long("svhn", "market_by_person")
-@pytest.mark.parametrize(
-    ("data", "arguments", "labeler"),
-    [
-        ("SVHNDataModule", SVHN_SMALL, CLASSES),
-        ("CIFAR10DataModule", CIFAR_SMALL, CLASSES),
-        ("CelebADataModule", CELEBA_SMALL, ATTRIBUTES),
-        ("Market1501DataModule", MARKET_SMALL, ATTRIBUTES),
-        ("Market1501DataModule", MARKET_SMALL, BY_PERSON),
-    ],
-    ids=["svhn", "cifar10", "celeba", "market", "market_by_person"],
-)
-def test_a_round_from_the_command_line(written, tmp_path, monkeypatch, data, arguments, labeler):
-    root, _ = written
-    monkeypatch.chdir(tmp_path)
-    config = {
-        "seed_everything": 0,
-        "data": {"class_path": data, "init_args": {"root": str(root), "batch_size": 8, **arguments}},
-        "model": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
-        "labeling": {
-            "labeler": labeler, "rounds": 1, "queries_per_round": 12, "budget": {"delta": 1e-3}, "progress": False,
-            "features": {"class_path": "HOG"},
-        },
-        "trainer": {
-            "max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False,
-            "log_every_n_steps": 1,
-        },
-    }  # fmt: skip
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    assert main(["fit", "--config", "run.yaml", "--run_dir", "run"]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["epsilon"] > 0
-    assert summary["queried"] == 12
-    assert summary["answered"] == 12
-    assert 0 <= summary["test_accuracy"] <= 1
 
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
