@@ -20,7 +20,7 @@ from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.callbacks.private_labeler import lasting_extractor
 from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest, note_files
 from pl_privknn.config import instantiate, known_classes
-from pl_privknn.features import WordLlamaFeatures
+from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.report.audit import EXPORT, REPORT, audited, files_in, has_teacher, mapping_of, reading
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
