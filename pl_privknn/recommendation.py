@@ -44,12 +44,19 @@ from pl_privknn.students import SupervisedStudent
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
 #: n ε / C from which released gradients do better than votes.
 CROSSING = 200.0
-#: Widths of features, and the n ε up to which each serves.
-WIDTHS = ((30, 2_000.0), (100, 10_000.0), (300, math.inf))
+#: Of each teacher, widths of features and the n ε up to which each serves. Gradients get noise in every component;
+#: votes get none, so that wide features cost them nothing but what few clusters can't use.
+WIDTHS = {
+    "ReverseKNN": ((30, 400.0), (100, math.inf)),
+    "PreconditionedGradients": ((30, 2_000.0), (100, 10_000.0), (300, math.inf)),
+}
 #: Likewise of embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
-WIDTHS_OF_EMBEDDINGS = ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
-# A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; more where there are many.
-_VOTES_A_CLUSTER = 10.0
+WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
+    TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
+)
+# A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; fewer than six
+# public examples do not show where a cluster is.
+_VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
 _MOST_RECORDS = 10**9
 _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 # Optimizer steps and batch size of a student on features.
@@ -95,7 +102,7 @@ class Sizes:
     delta: float
     num_classes: int
     public: int
-    widths: tuple[tuple[int, float], ...] = WIDTHS
+    widths: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=lambda: WIDTHS)
 
     @property
     def ratio(self) -> float:
@@ -105,15 +112,21 @@ class Sizes:
     @property
     def clusters(self) -> int:
         """Public clusters that records vote for."""
-        votes = self.records * self.epsilon
-        wanted = max(2 * self.num_classes, round(min(votes / _VOTES_A_CLUSTER, 2 * math.sqrt(votes))))
-        return max(2, min(wanted, self.public // 2))
+        wanted = max(2 * self.num_classes, round(self.records * self.epsilon / _VOTES_A_CLUSTER))
+        return max(2, min(wanted, self.public // _PUBLIC_A_CLUSTER))
 
-    def rule(self) -> Setting:
-        """Setting that the measured rules choose."""
-        teacher = "ReverseKNN" if self.ratio <= CROSSING else "PreconditionedGradients"
-        width = next(width for width, most in self.widths if self.records * self.epsilon <= most)
-        return Setting(teacher, max(2, min(width, self.public // 3)))
+    def settings(self, teacher: str) -> list[Setting]:
+        """Settings of a teacher, from narrow to wide."""
+        widths = sorted({max(2, min(width, self.public // 3)) for width, _ in self.widths[teacher]})
+        return [Setting(teacher, width) for width in widths]
+
+    def rule(self, teacher: str | None = None) -> Setting:
+        """Setting that the measured rules choose, of one teacher or of all."""
+        if teacher is None:
+            teacher = "ReverseKNN" if self.ratio <= CROSSING else "PreconditionedGradients"
+        place = sum(self.records * self.epsilon > most for _, most in self.widths[teacher])
+        settings = self.settings(teacher)
+        return settings[min(place, len(settings) - 1)]
 
 
 def usual_delta(records: int) -> float:
@@ -486,10 +499,9 @@ def recommend(
             )
         widths = WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
         sizes = Sizes(records, epsilon, delta, data.num_classes, len(images), widths)
-        rule = sizes.rule()
-        if teacher is not None:
-            rule = dataclasses.replace(rule, teacher=teacher)
-        setting, expected, compared = _compared(data, images, sizes, rule, teacher is None, tell)
+        rule = sizes.rule(teacher)
+        teachers = tuple(TEACHERS) if teacher is None else (teacher,)
+        setting, expected, compared = _compared(data, images, sizes, rule, teachers, tell)
     reasons = _reasons(sizes, setting, data, compared)
     config: dict[str, Any] = {} if section is None else {"data": _with_batch(section)}
     return Recommendation(setting, sizes, reasons, config | _config(setting, sizes), expected)
@@ -515,7 +527,7 @@ def _compared(
     images: Tensor,
     sizes: Sizes,
     rule: Setting,
-    free: bool,
+    teachers: tuple[str, ...],
     tell: Callable[[str, int, int], None],
 ) -> tuple[Setting, float | None, str]:
     """The setting that does best on labelled public examples, its accuracy there, and a line about it."""
@@ -525,12 +537,9 @@ def _compared(
     count = len(rows) if validation is None else len(validation)
     if count < max(_LABELLED, _OF_EACH * sizes.num_classes):
         return rule, None, ""
-    widths = sorted({min(width, max(2, sizes.public // 3)) for width, _ in sizes.widths})
-    place = widths.index(rule.width)
-    near = widths[max(0, place - 1) : place + 2]
-    teachers = tuple(TEACHERS) if free else (rule.teacher,)
-    candidates = [Setting(teacher, width) for width in near for teacher in teachers]
-    extractor = PublicFeatures(max(near), pretrained=_takes_pretrained(data))
+    candidates = [setting for teacher in teachers for setting in sizes.settings(teacher)]
+    widest = max(setting.width for setting in candidates)
+    extractor = PublicFeatures(widest, pretrained=_takes_pretrained(data))
     tell("features of public examples", 0, len(images))
     extractor.fit_public(images)
     parts = []
@@ -613,16 +622,16 @@ def _config(setting: Setting, sizes: Sizes) -> dict[str, Any]:
             },
             "released": "student",
         }
-        network, lr = "linear_probe", 0.03
+        network, lr, decay = "linear_probe", 0.03, 0.3
     else:
         arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "expected_records": sizes.records}
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
         asked = {"selection": "all", "released": "mean"}
-        network, lr = "mlp", 0.002
+        network, lr, decay = "mlp", 0.002, 0.001
     optimization = {
         "optimizer": "adamw",
         "lr": lr,
-        "weight_decay": 0.001,
+        "weight_decay": decay,
         "scheduler": "one_cycle",
         "decay_vectors": False,
     }

@@ -49,13 +49,13 @@ def table(tmp_path, monkeypatch):
     return parts
 
 
-# The best teacher of a battery that the rules were not made from: two sizes a data set, on each side of the crossing.
+# The best teacher and width in a scan of widths and clusters: two sizes a data set, on each side of the crossing.
 @pytest.mark.parametrize(
     ("records", "epsilon", "classes", "teacher", "width"),
     [
         (300, 1.0, 10, "ReverseKNN", 30),
-        (1000, 0.5, 10, "ReverseKNN", 30),
-        (1000, 2.0, 10, "ReverseKNN", 30),
+        (1000, 0.5, 10, "ReverseKNN", 100),
+        (1000, 2.0, 10, "ReverseKNN", 100),
         (3000, 1.0, 10, "PreconditionedGradients", 100),
         (10_000, 2.0, 10, "PreconditionedGradients", 300),
         (1900, 1.0, 2, "PreconditionedGradients", 30),
@@ -65,6 +65,14 @@ def test_votes_where_records_are_few_and_gradients_where_they_are_many(
     records, epsilon, classes, teacher, width
 ):
     assert Sizes(records, epsilon, 1e-5, classes, 1000).rule() == Setting(teacher, width)
+
+
+@pytest.mark.parametrize(
+    ("records", "epsilon", "clusters"), [(300, 0.5, 20), (1000, 0.5, 50), (3000, 1.0, 166)]
+)
+def test_clusters_hold_enough_votes_and_enough_public_examples(records, epsilon, clusters):
+    """Ten over ε votes each, two a class at least, six public examples each at least."""
+    assert Sizes(records, epsilon, 1e-5, 10, 1000).clusters == clusters
 
 
 def test_features_are_never_wider_than_a_third_of_the_public_examples():
