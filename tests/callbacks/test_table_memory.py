@@ -141,6 +141,3 @@ def test_bad_records_of_a_block_are_refused_before_anything_is_paid():
     teacher.fit_blocks(lambda: [(features, torch.tensor([0, 1, 0, 1]))], 2)
     with pytest.raises(ValueError, match="features: some are NaN"):
         teacher.label(torch.rand(3, 2), None)
-
-
-# --- how much memory it takes

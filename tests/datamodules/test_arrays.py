@@ -358,6 +358,3 @@ def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
         data.private.check_same(lambda digest: digests.append(digest) or True)
     assert len(set(digests)) == 2
     assert {len(digest) for digest in digests} == {32}
-
-
-# ---------------------------------------------------------------------------- flat vectors

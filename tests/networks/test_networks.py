@@ -44,17 +44,6 @@ def test_layers_are_those_of_the_supplement():
     assert convolutions(build_network("cifar_cnn", 10, 3, 32)) == [(32, 3, 3), (64, 3, 3), (128, 3, 3)]
 
 
-def test_layers_of_the_wide_network():
-    wide = build_network("wide_cnn", 10, 1, 28)
-    assert convolutions(wide) == [(32, 3, 3), (96, 3, 3), (96, 3, 3), (192, 3, 3)]
-    assert dense(wide) == [256, 10]
-    # Kernels, a scale and a shift a filter, and two dense layers.
-    kernels = 9 * (1 * 32 + 32 * 96 + 96 * 96 + 96 * 192)
-    assert sum(p.numel() for p in wide.parameters()) == kernels + 2 * (32 + 96 + 96 + 192) + (
-        (9 * 192 + 1) * 256 + 257 * 10
-    )
-
-
 def test_unknown_name_lists_the_known_ones():
     # Modules that other tests import make one more network known.
     known = "cifar_cnn, linear_probe, mlp, mnist_cnn, small_cnn, svhn_cnn, (tanh_cnn, )?wide_cnn"

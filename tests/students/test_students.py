@@ -9,7 +9,7 @@ from student_setup import STUDENTS, held_out, loaders, shuffled_digits, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_privknn.networks import build_network
-from pl_privknn.students import FixMatchStudent, Student, SupervisedStudent, UDAStudent, VATStudent
+from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
 
 
 @pytest.fixture(scope="session")
@@ -194,28 +194,3 @@ def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics
 def test_bad_arguments_are_named(argument, value):
     with pytest.raises(ValueError, match=f"{argument}="):
         UDAStudent(**grouped(UDAStudent, **{"image_size": 8, argument: value}))
-
-
-def test_the_command_line_sees_all_arguments():
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(Student, "model")
-    parsed = parser.parse_object(
-        {
-            "model": {
-                "class_path": "pl_privknn.students.UDAStudent",
-                "init_args": {
-                    "threshold": 0.7,
-                    "optimization": {"lr": 0.01},
-                    "augmentation": {"flip": True},
-                    "num_ops": 1,
-                    "image_size": [8, 8],
-                },
-            }
-        }
-    )
-    module = parser.instantiate_classes(parsed).model
-    assert isinstance(module, UDAStudent)
-    assert module.strong.flip
-    assert module.hparams["optimization"]["lr"] == 0.01

@@ -355,6 +355,3 @@ def test_an_attack_is_on_what_the_ledger_promises():
     attacked = subject.fitted(SeededNoise(0), queries[:7], torch.zeros(7).long())
     assert (attacked.groups, len(attacked.remaining())) == (None, 7)
     assert labeler.groups is not None
-
-
-# ---------------------------------------------------------------- a fit
