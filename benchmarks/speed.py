@@ -39,7 +39,7 @@ from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
-from pl_privknn.students import SupervisedStudent
+from pl_privknn.students import Student, SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
 
 _RECORDS, _DIMENSIONS, _QUERIES, _K, _RATE = 60_000, 1296, 1000, 300, 0.15
@@ -206,7 +206,7 @@ class _Epoch(pl.Callback):
 class _Plain(pl.LightningModule):
     """A student's objective and optimizer, and nothing else of it."""
 
-    def __init__(self, student: SupervisedStudent) -> None:
+    def __init__(self, student: Student) -> None:
         super().__init__()
         self.student = student
 
@@ -217,17 +217,19 @@ class _Plain(pl.LightningModule):
         return self.student.optimization.over(list(self.student.network.parameters()))
 
 
-def _loss(student: SupervisedStudent, x: Tensor, y: Tensor) -> Tensor:
+def _loss(student: Student, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack(list(student.objective(student.weak(x), y).values())).sum()
 
 
-def _epoch(options: argparse.Namespace, beside: str) -> dict[str, Any]:
+def _epoch(
+    options: argparse.Namespace, beside: str, kind: type[Student] = SupervisedStudent
+) -> dict[str, Any]:
     keep_freed_memory()  # as the command does; both sides do without page faults, whose number is chance
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (len(images),), generator=generator)
     loader = DataLoader(TensorDataset(images, labels), _BATCH)
-    student = SupervisedStudent(network="small_cnn", num_classes=10, augment="weak")
+    student = kind(network="small_cnn", num_classes=10, **({} if kind is VATStudent else {"augment": "weak"}))
 
     def fit(module: pl.LightningModule) -> tuple[float, torch.optim.Optimizer]:
         # The first epoch sets up what the second one is measured with.
@@ -364,6 +366,12 @@ ROWS = {
         "a LightningModule with the same objective and optimizer alone",
         "≥ 0.97",
         lambda options: _epoch(options, "module"),
+    ),
+    "epoch, VAT": Row(
+        "the same of `VATStudent`",
+        "a loop with the same objective",
+        "≥ 0.97",
+        lambda options: _epoch(options, "loop", VATStudent),
     ),
     "exact ε": Row(
         "`privknn epsilon` of 18,000 screenings and 3,877 answers", "`import torch`", "1.5 s", _exact
