@@ -55,12 +55,11 @@ def _shipped(word: str) -> str:
 
 
 def _run_training(words: list[str]) -> int:
-    for place, word in enumerate(words):
-        if word in ("--help", "-h") and words[place + 1 : place + 2] != ["trainer"]:
-            print(short_help(words[0]))
-            raise SystemExit(0)
+    if {"--help", "-h"} & {*words}:
+        print(short_help(words[0]))
+        raise SystemExit(0)
     with fit_words(words) as complete:
-        if not {"--help", "-h", "--help-all"} & {*complete}:
+        if "--help-all" not in complete:
             check_words(complete)
         from pl_privknn.cli.train import run_training
 

@@ -38,17 +38,6 @@ from pl_privknn.training import NoisySGD
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 
-#: First words of Lightning's own options.
-_LIGHTNINGS = (
-    "trainer",
-    "optimizer",
-    "lr_scheduler",
-    "ckpt_path",
-    "weights_only",
-    "verbose",
-    "return_predictions",
-)
-_TITLES = {"model": "student", "data": "data"}
 #: Beginnings of warnings about Lightning's own workings, and about what this package sees to itself.
 _WORKINGS = (
     "LightningCLI's args parameter is intended",
@@ -76,9 +65,8 @@ def run_training(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
     """
-    words, topic = help_topic(words)
-    expanded = expand_resume(list(words))
-    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],), "topic": topic})
+    expanded = expand_resume(["--help" if word == "--help-all" else word for word in words])
+    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],)})
     try:
         with quietly(words[0]), importable(files_of(expanded)):
             cli.run_words(expanded)
@@ -123,15 +111,6 @@ def _restoring(error: Exception) -> bool:
 # ---------------------------------------------------------------------------- words
 
 
-def help_topic(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """The words without a topic of help, such as ``--help trainer``, and the topic."""
-    kept = ["--help" if word == "--help-all" else word for word in words]
-    for option in ("--help", "-h"):
-        if option in kept and kept[kept.index(option) + 1 :][:1] == ["trainer"]:
-            return [word for word in kept if word != "trainer"], "trainer"
-    return kept, None
-
-
 def expand_resume(words: list[str]) -> list[str]:
     """The words with ``--resume DIR`` as the config, folder and last checkpoint of that run.
 
@@ -160,13 +139,7 @@ def expand_resume(words: list[str]) -> list[str]:
 
 
 class TrainingParser(LightningArgumentParser):
-    """Lightning's parser, with the toolkit's own options first in its help.
-
-    Attributes:
-        topic: ``"trainer"`` for help on Lightning's options, else help is on the toolkit's.
-    """
-
-    topic: str | None = None
+    """Lightning's parser for modules and loggers of both packages."""
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
@@ -176,31 +149,6 @@ class TrainingParser(LightningArgumentParser):
             return super().add_lightning_class_args(lightning_class, nested_key, required=required)
         classes = pl.both(lightning_class.__name__)
         return self.add_subclass_arguments(classes, nested_key, fail_untyped=False, required=required)
-
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Help on the options that were asked for."""
-        if all(action.dest != "trainer" for action in self._actions):
-            return super().format_help(*args, **kwargs)
-        command = self.prog.rsplit(" ", 1)[-1]
-        own = {group: _first_word(group) for group in self._action_groups}
-        for group in own:
-            options = {action.dest for action in group._group_actions}
-            group.title = next((title for name, title in _TITLES.items() if name in options), group.title)
-        theirs, order = self.topic == "trainer", ["", "data", "model", "labeling"]
-        shown = [group for group, word in own.items() if (word in _LIGHTNINGS) == theirs]
-        self._action_groups = sorted(
-            (group for group in shown if group.title != "Linked arguments"),
-            key=lambda group: order.index(own[group]) if own[group] in order else len(order),
-        )
-        if not theirs:
-            self.epilog = (
-                f"Arguments of a class: --model.help CLASS, --data.help CLASS. Options of Lightning's trainer: "
-                f"privknn {command} --help trainer."
-            )
-        self.description = None
-        resume = " | --resume DIR" if command == "fit" else ""
-        self.usage = f"privknn {command} --config FILE{resume} [--OPTION VALUE ...]"
-        return super().format_help(*args, **kwargs)
 
     def _parse_common(self, cfg: Namespace, *args: Any, **kwargs: Any) -> Namespace:
         """Let loggers write into the run's folder unless they are told otherwise; some ask for a folder."""
@@ -226,19 +174,11 @@ def _add_folder(logger: Namespace) -> None:
         logger.init_args = arguments
 
 
-def _first_word(group: Any) -> str:
-    """Of the options in a group: the section that they are in, or nothing for options of the command itself."""
-    words = {str(action.dest).split(".")[0] for action in group._group_actions}
-    return words.pop() if len(words) == 1 else next((word for word in words if word in _LIGHTNINGS), "")
-
-
 class PrivKNNCLI(LightningCLI):
     """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run."""
 
     #: The trainer's methods that are offered. Each takes a second to describe, so a command describes itself alone.
     methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test", "predict")
-    #: Whose options help shows: the toolkit's, or the trainer's.
-    topic: ClassVar[str | None] = None
     #: The command at work, for who has to say where it stopped.
     at_work: ClassVar[PrivKNNCLI | None] = None
 
@@ -263,7 +203,6 @@ class PrivKNNCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser with an option for files; see :meth:`LightningCLI.init_parser`."""
         parser = TrainingParser(dump_header=[f"pytorch_lightning=={pl.package_of().__version__}"], **kwargs)
-        parser.topic = self.topic
         parser.add_argument(
             "-c", "--config", action=ActionConfigFile, help="a file with configuration, YAML or JSON"
         )
@@ -279,6 +218,7 @@ class PrivKNNCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the ``labeling`` section, the run's folder, and what the data says of the network."""
+        parser.usage = f"privknn {self.methods[0]} --config FILE [--OPTION VALUE ...]"
         parser.add_lightning_class_args(PrivateLabeler, "labeling")
         parser.add_argument(
             "--run_dir",

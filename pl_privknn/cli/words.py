@@ -65,8 +65,7 @@ def short_help(command: str) -> str:
     lines = [f"usage: privknn {command} --config FILE [--OPTION VALUE ...]", "", f"{COMMANDS[command]}"]
     for title, options in SHOWN.items():
         lines += ["", f"{title}:", *(f"  {option:34} {text}" for option, text in options.items())]
-    more = (f"privknn {command} --help-all", f"privknn {command} --help trainer")
-    return "\n".join([*lines, "", f"all options:       {more[0]}", f"Lightning's alone: {more[1]}"])
+    return "\n".join([*lines, "", f"all options: privknn {command} --help-all"])
 
 
 def check_words(words: Sequence[str]) -> None:
