@@ -272,10 +272,6 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """The test images and labels, after ``setup("fit")`` or ``setup("test")``; may be empty."""
         return _present("test", "test", self._test)
 
-    def private_images(self, start: int, stop: int) -> Tensor:
-        """Private images ``start … stop - 1`` as float32; for labelers and baselines alone."""
-        return self.private.images(slice(start, stop))
-
     def private_batches(self, batch_size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
         """All private images and labels, in order and in batches; for labelers and baselines alone.
 
@@ -284,8 +280,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """
         check_int("batch_size", batch_size)
         for start in range(0, len(self.private), batch_size):
-            stop = min(start + batch_size, len(self.private))
-            yield self.private_images(start, stop), self.private.labels[start:stop]
+            rows = slice(start, start + batch_size)
+            yield self.private.images(rows), self.private.labels[rows]
 
     def count_overlaps(self) -> dict[str, int]:
         """Numbers of identical images in two parts, for the owner of the data to look at after ``setup("fit")``.

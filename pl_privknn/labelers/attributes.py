@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_open_unit, check_positive, check_switch, shape_text
-from pl_privknn.labelers.base import check_features
+from pl_privknn.labelers.base import check_features, check_table
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 
 #: Mixtures are fitted where there are so many answers at least; fewer tell too little.
@@ -235,6 +235,11 @@ def _threshold(sums: Tensor, level: float) -> float:
     learned = (low + high) / 2 - variance / (high - low) * math.log(weight / (1 - weight))
     learned = min(max(learned, 0.05 * level), 0.95 * level)
     return trust * learned + (1 - trust) * public
+
+
+def check_records(features: Tensor, labels: Tensor, num_targets: int, attributes: Attributes | None) -> None:
+    """Raise ``ValueError`` unless these make a table of classes, or of attributes where there are any."""
+    (check_table if attributes is None else check_attribute_table)(features, labels, num_targets)
 
 
 def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int) -> None:

@@ -158,6 +158,13 @@ def stated_plan(
     ]
 
 
+def check_one_of(**given: Any) -> None:
+    """Raise ``ValueError`` unless exactly one of two arguments is given."""
+    if sum(value is not None for value in given.values()) != 1:
+        stated = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(f"{stated}: give exactly one of them")
+
+
 def check_features(features: Tensor) -> None:
     """Raise ``ValueError`` unless ``features`` are finite floats of shape ``(n, d)``, without showing one of them."""
     if features.ndim != 2 or not features.is_floating_point():

@@ -27,6 +27,7 @@ from pl_privknn.labelers.base import (
     ProtectsPersons,
     Release,
     ShardedLabeler,
+    check_one_of,
     check_table,
     unit_of,
 )
@@ -122,10 +123,7 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
-            )
+        check_one_of(epsilon=epsilon, noise_multiplier=noise_multiplier)
         self.expected_batch_size = check_int("expected_batch_size", expected_batch_size)
         self.steps = check_int("steps", steps)
         self.rounds = check_int("rounds", rounds)
@@ -259,19 +257,18 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
 
     def run_command(self, command: Any) -> None:
         """Make vectors of this shard's features, or give the gradients of a step; see the base."""
-        if self.shard is None:
-            raise RuntimeError("NoisySGDTeacher.run_command needs a shard")
         if isinstance(command, PublicWhitening):
             self._take_change(command)
         else:
-            self.shard.group.sum(self._own_gradients(*command))
+            super().run_command(command)
 
     def _take_change(self, change: PublicWhitening) -> None:
         assert self._table is not None
         self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
 
-    def _own_gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
-        """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``: private."""
+    def partial(self, command: Any) -> Tensor:
+        """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``."""
+        weights, row, left = command
         assert self._table is not None
         rank = 0 if self.shard is None else self.shard.group.rank
         # The system's generator is each process's own; seeded streams must differ between shards.
@@ -288,13 +285,6 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         persons = None if owners is None or self.records_per_person == 1 else owners[drawn]
         return clipped_softmax_gradients(weights, vectors, labels, norm, self.constant, persons)
 
-    def _gradients(self, *step: Any) -> Tensor:
-        """:meth:`_own_gradients` of the whole batch, on process 0."""
-        if self.shard is None:
-            return self._own_gradients(*step)
-        self.shard.group.broadcast(step)
-        return self.shard.group.sum(self._own_gradients(*step))
-
     def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
         steps = PaidSteps(ledger, self.mechanism, self.steps, self.steps_per_charge, unit_of(self))
@@ -302,7 +292,7 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         velocity = torch.zeros_like(weights)
         while steps.left:
             steps.pay(self.noise_source)
-            total = self._gradients(weights.float(), steps.row, steps.left)
+            total = self.merged((weights.float(), steps.row, steps.left))
             share = 1 - steps.left / self.steps if self.scheduler == "cosine" else 0.0
             noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
             if self._path is not None:

@@ -11,17 +11,13 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive, check_switch
-from pl_privknn.labelers.attributes import Attributes, check_attribute_table, clip_attributes
+from pl_privknn.labelers.attributes import Attributes, check_records, clip_attributes
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
-    ProtectsPersons,
     Release,
     ShardedLabeler,
-    check_table,
     stated_plan,
 )
-from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.labelers.pate_training import (
     LinearTeachers,
     Partitioner,
@@ -31,7 +27,7 @@ from pl_privknn.labelers.pate_training import (
     TrainedTeachers,
     progress_bar,
 )
-from pl_privknn.labelers.voting import Aggregation, Screening, attribute_sums, vote_noise
+from pl_privknn.labelers.voting import Aggregation, AttributeSums, Screening, VotingLabeler, vote_noise
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.data_dependent import REASON, answers_rdp, screening_rdp
@@ -103,7 +99,7 @@ class Aggregator:
         screening = self.screening_mechanism(num_teachers, num_classes)
         return Aggregation(self.noise, screening, self.release_counts)
 
-    def sums(self, attributes: Attributes, num_attributes: int) -> Aggregation:
+    def sums(self, attributes: Attributes, num_attributes: int, num_teachers: int) -> Aggregation:
         """Mechanism of answers about attributes: the same noise on sums of clipped votes.
 
         Raises:
@@ -115,7 +111,8 @@ class Aggregator:
                 f"release_counts={self.release_counts!r}: sums of clipped votes are answered as they are; use "
                 "GNMAX(sigma) or LNMAX(scale) with attributes"
             )
-        return attribute_sums(attributes.swapped(self.stated, num_attributes))
+        noise = attributes.swapped(self.stated, num_attributes)
+        return AttributeSums(noise, attributes=attributes, num_attributes=num_attributes, total=num_teachers)
 
 
 class LNMAX(Aggregator):
@@ -185,7 +182,7 @@ class ConfidentGNMAX(Aggregator):
         super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), screening, **kwargs)
 
 
-class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
+class PATE(ShardedLabeler, VotingLabeler):
     """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
 
     The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
@@ -250,7 +247,7 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
         self.teachers = teachers if teachers is not None else LinearTeachers()
         self.partitioner = partitioner if partitioner is not None else RandomPartition()
         self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
-        self.attributes = attributes
+        self.take_attributes(attributes)
         if not self.partitioner.takes_groups and attributes is not None:
             raise ValueError(
                 f"partitioner={type(self.partitioner).__name__} deals out single records by their classes; use "
@@ -259,13 +256,11 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
         self.progress = progress
         if attributes is not None:
             self.aggregator = GNMAX(0.2 * count) if aggregator is None else aggregator
-            self.aggregator.sums(attributes, 2)  # refuses what can't be added to sums at once
+            self.aggregator.sums(attributes, 2, count)  # refuses what can't be added to sums at once
             if not isinstance(self.teachers, StackedTeachers):
                 raise ValueError(
                     f"teachers: {type(self.teachers).__name__} answer with one class; use LinearTeachers"
                 )
-            self.tasks = ("multilabel",)
-            self.asks_in_batches = not attributes.decision.learns
         else:
             self.aggregator = aggregator or ConfidentGNMAX(0.7 * count, 0.34 * count, 0.16 * count)
             self.aggregator.screening_mechanism(count, 2)  # refuses thresholds out of reach at once
@@ -296,7 +291,7 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
             ValueError: also if there are fewer records (or persons) than teachers.
             RuntimeError: if all teachers break.
         """
-        (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
+        check_records(features, labels, num_classes, self.attributes)
         owners = self.checked_owners(len(features))
         trained = self._train(features, labels, num_classes, owners)
         if bool((trained.failed | trained.empty).all()):
@@ -343,7 +338,7 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
 
     def _bind(self, num_classes: int) -> Aggregation:
         if self.attributes is not None:
-            return self.aggregator.sums(self.attributes, num_classes)
+            return self.aggregator.sums(self.attributes, num_classes, self.num_teachers)
         return self.aggregator.bind(self.num_teachers, num_classes)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -361,21 +356,11 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
 
     def release(self, votes: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Screen and answer by votes that were counted, paying before each draw; see :meth:`votes`."""
-        attributes = self.attributes
 
         def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
             return self.charge_and_draw(ledger, self.partitioner.billed(mechanism), count, key)
 
         aggregation = self._bind(votes.shape[1])
-        if attributes is not None:
-            return aggregation.release_attributes(
-                len(votes),
-                votes.shape[1],
-                lambda asked, _: votes[asked],
-                lambda noisy, deviation: attributes.decide(noisy, self.num_teachers, deviation),
-                pay,
-                max_answers,
-            )
         return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
 
     def label_repeatedly(
@@ -383,10 +368,6 @@ class PATE(ShardedLabeler, ProtectsPersons, HasCanaries):
     ) -> Release:
         """:meth:`label` of the queries, ``times`` times one after another; teachers say the same each time."""
         return self.release(self.votes(queries).repeat(times, 1), ledger, max_answers)
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One record, and questions about its place."""
-        return (at_one_place if self.attributes is None else hub)(public, num_classes)
 
     # ------------------------------------------------------------------ for the owner of the data alone
 

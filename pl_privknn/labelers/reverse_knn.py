@@ -14,7 +14,7 @@ from pl_privknn._checks import check_choice, check_int, check_non_negative, chec
 from pl_privknn.labelers.attributes import (
     Attributes,
     FixedThresholds,
-    check_attribute_table,
+    check_records,
     clip_attributes,
     denoised,
     single_vote_norms,
@@ -28,7 +28,7 @@ from pl_privknn.labelers.base import (
     Release,
     ShardedLabeler,
     StreamsRecords,
-    check_table,
+    check_one_of,
     nonnegative_shares,
 )
 from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
@@ -195,8 +195,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             self._channel = Channel(trust, randomizer, epsilon, delta, num_clients)
             return
         moved = self.k * (2 if self.adjacency == "replace_one" else 1)
-        if (epsilon is None) == (noise is None):
-            raise ValueError(f"epsilon={epsilon!r}, noise={noise!r}: give exactly one of them")
+        check_one_of(epsilon=epsilon, noise=noise)
         if attributes is not None:
             self.noise: Mechanism | None = noise
             self._sum_noise(2)  # refuses what can't be added to sums at once
@@ -226,12 +225,9 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
         assert isinstance(self.noise, AdditiveNoise)
         return self.noise
 
-    def _check_records(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
-
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        self._check_records(features, labels, num_classes)
+        check_records(features, labels, num_classes, self.attributes)
         self.checked_owners(len(labels))
         self.fit_blocks(lambda: [(features, labels)], num_classes)
         if self._channel is not None:
@@ -440,7 +436,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             )
         done = 0
         for features, labels in self._blocks():
-            self._check_records(features, labels, self._num_classes)
+            check_records(features, labels, self._num_classes, self.attributes)
             if self._drawn is not None:
                 rows, done = self._drawn[done : done + len(labels)], done + len(labels)
                 features, labels = features[rows], labels[rows]

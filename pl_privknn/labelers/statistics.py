@@ -37,6 +37,7 @@ from pl_privknn.labelers.base import (
     Release,
     ShardedLabeler,
     UsesPublicFeatures,
+    check_one_of,
     check_table,
 )
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
@@ -386,10 +387,7 @@ class StatisticsTeacher(
         self.records_per_person = check_int("records_per_person", records_per_person)
         self.targets = TARGETS[check_choice("task", task, tuple(TARGETS))]
         self.tasks = (self.targets.task,)
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}: give exactly one of them"
-            )
+        check_one_of(epsilon=epsilon, noise_multiplier=noise_multiplier)
         self.releases = check_int("releases", releases, maximum=MOST_RELEASES)
         self.adjacency = check_adjacency(adjacency)
         self.adjacencies = (self.adjacency,)

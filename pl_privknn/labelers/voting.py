@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
-from pl_privknn.labelers.attributes import Attributes, check_attribute_table, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release, check_table
+from pl_privknn.labelers.attributes import Attributes, check_records, sum_noise
+from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
-    Gaussian,
-    Laplace,
     Mechanism,
     NoisyScreening,
     VoteNoise,
@@ -136,38 +134,33 @@ class Aggregation:
         scores[answered] = released.double()
         return Release(labels, scores=scores, score_deviation=self.additive.deviation)
 
-    def release_attributes(
-        self,
-        num_queries: int,
-        num_attributes: int,
-        votes: Votes,
-        decide: Callable[[Tensor, float], Tensor],
-        pay: Pay,
-        max_answers: int | None = None,
-    ) -> Release:
-        """Attributes of the first queries, rows of -1 where refused, and their probabilities.
 
-        Args:
-            num_queries: m.
-            num_attributes: a.
-            votes: private sums of clipped votes; see :data:`Votes`.
-            decide: probabilities of attributes, from noisy sums and the standard deviation of their noise.
-            pay: see :data:`Pay`.
-            max_answers: answer the first so many; all if None.
-        """
-        labels = torch.full((num_queries, num_attributes), -1, dtype=torch.int64)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttributeSums(Aggregation):
+    """Noisy sums of clipped votes of every query, one an attribute, and the rule that decides by them.
+
+    Attributes:
+        attributes: has the rule.
+        num_attributes: a.
+        total: public number of votes that make a sum.
+    """
+
+    attributes: Attributes
+    num_attributes: int
+    total: int
+    counts: bool = True
+    key: str = "attributes"
+
+    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
+        """Attributes of the first queries, rows of -1 where refused, and their probabilities."""
+        labels = torch.full((num_queries, self.num_attributes), -1, dtype=torch.int64)
         probabilities = torch.full(labels.shape, 0.5)
         answered, noisy = self.ask(num_queries, votes, pay, max_answers)
         if noisy is not None:
-            decided = decide(noisy, self.additive.deviation)
+            decided = self.attributes.decide(noisy, self.total, self.additive.deviation)
             labels[answered] = (decided > 0.5).long()
             probabilities[answered] = decided.float()
         return Release(labels, probabilities)
-
-
-def attribute_sums(noise: Gaussian | Laplace) -> Aggregation:
-    """Noisy sums of every query, one an attribute: nothing is screened."""
-    return Aggregation(noise, counts=True, key="attributes")
 
 
 class Neighbors(Protocol):
@@ -180,7 +173,24 @@ class Neighbors(Protocol):
         """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
 
 
-class NeighborVoting(ProtectsPersons, HasCanaries):
+class VotingLabeler(ProtectsPersons, HasCanaries):
+    """A labeler in which one record, or one person, moves one vote about a query."""
+
+    attributes: Attributes | None = None
+
+    def take_attributes(self, attributes: Attributes | None) -> None:
+        """Answer with attributes where there are any; a rule that learns wants a whole round in one release."""
+        self.attributes = attributes
+        if attributes is not None:
+            self.tasks = ("multilabel",)
+            self.asks_in_batches = not attributes.decision.learns
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """One record, and questions about its place."""
+        return (at_one_place if self.attributes is None else hub)(public, num_classes)
+
+
+class NeighborVoting(VotingLabeler):
     """Screening on one sample of the neighbours, aggregation on another.
 
     Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
@@ -227,7 +237,7 @@ class NeighborVoting(ProtectsPersons, HasCanaries):
             )
         self.screening = screening
         self.release_counts = check_switch("release_counts", release_counts)
-        self.attributes = attributes
+        self.take_attributes(attributes)
         if attributes is None:
             self.noise: Mechanism = vote_noise(noise, l1, l2, self.sampling_rate, counts=release_counts)
         else:
@@ -238,18 +248,13 @@ class NeighborVoting(ProtectsPersons, HasCanaries):
                 )
             sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
             self.noise = noise
-            self.tasks = ("multilabel",)
-            # Rules that learn want all answers of a round in one release.
-            self.asks_in_batches = not attributes.decision.learns
-        self._num_classes = 0
         self._owners: Tensor | None = None
         self._neighbors: Neighbors | None = None
         self._aggregation: Aggregation | None = None
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        (check_table if self.attributes is None else check_attribute_table)(features, labels, num_classes)
-        self._num_classes = num_classes
+        check_records(features, labels, num_classes, self.attributes)
         aggregation = self._bind(num_classes)
         self._owners = self.checked_owners(len(features))
         own = len(features) if self._owners is None else len(self._owners.unique())
@@ -299,24 +304,13 @@ class NeighborVoting(ProtectsPersons, HasCanaries):
         def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
             return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
 
-        if self.attributes is None:
-            return aggregation.release(len(rows), votes, pay, max_answers)
-        decide = functools.partial(self._decide, self.attributes)
-        return aggregation.release_attributes(len(rows), self._num_classes, votes, decide, pay, max_answers)
-
-    def _decide(self, attributes: Attributes, noisy: Tensor, deviation: float) -> Tensor:
-        assert self.most_votes is not None
-        return attributes.decide(noisy, self.most_votes, deviation)
+        return aggregation.release(len(rows), votes, pay, max_answers)
 
     def exact_votes(self, queries: Tensor) -> Tensor | None:
         """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
         if self.attributes is not None:
             return None
         return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One record, and questions about its place."""
-        return (at_one_place if self.attributes is None else hub)(public, num_classes)
 
     def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
         """**Private.** The mean of the votes over so many samples of the records, float64 ``(m, c)``.
@@ -339,7 +333,11 @@ class NeighborVoting(ProtectsPersons, HasCanaries):
 
     def _bind(self, num_classes: int) -> Aggregation:
         if self.attributes is not None:
-            return attribute_sums(self.attributes.swapped(self.noise, num_classes, self.sampling_rate))
+            assert self.most_votes is not None
+            noise = self.attributes.swapped(self.noise, num_classes, self.sampling_rate)
+            return AttributeSums(
+                noise, attributes=self.attributes, num_attributes=num_classes, total=self.most_votes
+            )
         assert isinstance(self.noise, VoteNoise)
         screening = None
         if self.screening is not None and self.most_votes is not None:

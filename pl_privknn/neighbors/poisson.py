@@ -125,8 +125,8 @@ class PoissonTotals(abc.ABC):
         """
         return RankedLists(queries, self._nearest(queries, max(1, self.list_length)))
 
-    def totals(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
-        """Totals over one fresh sample for each query.
+    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
+        """Totals (numbers of votes, or sums) over one fresh sample for each query.
 
         Args:
             ranked: from :meth:`rank`; serves any number of calls, each with coins of its own.
@@ -237,10 +237,6 @@ class PoissonNeighbors(PoissonTotals):
         super().__init__(table, k, sampling_rate, self.num_classes, **search)
         self._labels = compact_labels(labels, len(table), self.num_classes)
 
-    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
-        """Votes of one fresh sample for each query, int64 ``(m, num_classes)``; see :meth:`PoissonTotals.totals`."""
-        return self.totals(ranked, coins)
-
     def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
         """One vote each; see :meth:`PoissonTotals.add`."""
         totals[rows] += count_votes(places, self._labels[records], len(rows), self.num_classes)
@@ -269,10 +265,6 @@ class PoissonSums(PoissonTotals):
             raise ValueError("values: some are NaN or infinite; a sum of them has no meaning")
         super().__init__(table, k, sampling_rate, values.shape[1], **search)
         self._values = values.to("cpu", torch.float64)
-
-    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
-        """Sums over one fresh sample, float64 ``(m, a)``; see :meth:`PoissonTotals.totals`."""
-        return self.totals(ranked, coins)
 
     def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
         """The records' rows; see :meth:`PoissonTotals.add`."""
@@ -568,7 +560,7 @@ class _NearestAccepted(PoissonTotals):
 
     def accepted(self, ranked: RankedLists, coins: Coins | None) -> tuple[Tensor, Tensor]:
         """Squared distances, float64 ``(m, k)``, ascending, and records, int64 ``(m, k)``; infinity and -1: none."""
-        records = self.totals(ranked, coins) - 1
+        records = self.votes(ranked, coins) - 1
         rows, places = (records >= 0).nonzero(as_tuple=True)
         squared = torch.full(records.shape, torch.inf, dtype=torch.float64)
         pairs = rows.numpy(), records[rows, places].numpy()

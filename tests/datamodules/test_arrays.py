@@ -317,7 +317,7 @@ def test_each_process_reads_its_own_file(tmp_path):
         data = shard_of(tmp_path, rank)
         assert data.private_in_shards
         expected = np.load(tmp_path / f"features-{rank:05d}.npy")
-        assert np.array_equal(data.private_images(0, 8)[:, :, 0, 0].numpy(), expected)
+        assert np.array_equal(data.private.images(slice(0, 8))[:, :, 0, 0].numpy(), expected)
     assert not shard_of(tmp_path, **TABLE).private_in_shards
 
 

@@ -64,7 +64,7 @@ def test_private_images_come_in_batches_and_in_order(data):
     assert [len(part) for part in images] == [8, 8, 8, 6]
     assert number_of(torch.cat(images)).tolist() == list(range(1000, 1000 + PRIVATE))
     assert torch.equal(torch.cat(labels), torch.arange(PRIVATE) % CLASSES)
-    assert number_of(data.private_images(3, 5)).tolist() == [1003, 1004]
+    assert number_of(data.private.images(slice(3, 5))).tolist() == [1003, 1004]
     assert images[0].dtype == torch.float32
     image, label = data.private[4]
     assert (int(number_of(image)), label) == (1004, 1)

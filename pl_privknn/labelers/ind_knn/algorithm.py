@@ -18,6 +18,7 @@ from pl_privknn._checks import (
     check_positive,
     compiled,
 )
+from pl_privknn.labelers.base import check_one_of
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
@@ -100,8 +101,7 @@ class IndKNNParameters:
         Raises:
             ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
         """
-        if (epsilon is None) == (budget is None):
-            raise ValueError(f"epsilon={epsilon!r}, budget={budget!r}: give exactly one of them")
+        check_one_of(epsilon=epsilon, budget=budget)
         check_open_unit("delta", delta)
         if budget is None:
             budget = budget_for_epsilon(check_positive("epsilon", epsilon), delta, conversion)
