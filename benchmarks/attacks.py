@@ -15,7 +15,7 @@ import copy
 import functools
 import math
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
@@ -211,18 +211,14 @@ def table() -> str:
         lines.append([
             method,
             found[0]["honest"]["released"],
-            _joined(f"{one['honest']['epsilon']:.2f}" for one in found),
-            _joined(_bound(one) for one in found),
-            "–" if method in WHOLE_NUMBERS else _joined(
+            " / ".join(f"{one['honest']['epsilon']:.2f}" for one in found),
+            " / ".join(_bound(one) for one in found),
+            "–" if method in WHOLE_NUMBERS else " / ".join(
                 "yes" if one["half_noise"]["violated"] else "no" for one in found
             ),
         ])  # fmt: skip
     header = ["method", "seen", "ε", "ε_lower", "half the noise found"]
     return markdown(header, lines)
-
-
-def _joined(cells: Iterable[str]) -> str:
-    return " / ".join(cells)
 
 
 def faults_table() -> str:

@@ -308,20 +308,14 @@ def ind_knn_speed() -> str:
 
 def students(kind: str, header: str) -> str:
     """Students with 1,000 labels, or ways to deal with wrong labels."""
-    prefix = f"{kind}: "
-    found = {
-        name.removeprefix(prefix): one["results"]
-        for name, one in entries("students").items()
-        if name.startswith(prefix)
-    }
-    lines = [
-        [who, f"{one['accuracy']:.3f} ± {one['deviation']:.3f}", len(one["accuracies"])]
-        for who, one in found.items()
-    ]
-    table = markdown([header, "test accuracy", "seeds"], lines)
+    rows = [row for row in rows_of("students") if row["part"].startswith(f"{kind}: ")]
+    for row in rows:
+        row |= {"part": row["part"].removeprefix(f"{kind}: "), "seeds": len(row["accuracies"])}
+    columns = {header: "{part}", "test accuracy": "{accuracy:.3f} ± {deviation:.3f}", "seeds": "{seeds}"}
+    table = listed(columns, rows)
     if kind == "unlabeled":  # true labels of public images
         return table
-    return explained(table, ((who, guarantee_of(one)) for who, one in found.items()))
+    return explained(table, ((row["part"], guarantee_of(row)) for row in rows))
 
 
 # -- scale and speed ---------------------------------------------------------------------------------------------
