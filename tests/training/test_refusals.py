@@ -163,19 +163,13 @@ class Attention(nn.Module):
 HONEST = {
     "dropout": lambda: Other(net=nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 2))),
     "attention within an example": lambda: Other(net=Attention()),
-    "group norm": lambda: Other(
-        net=nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 2))
-    ),
     "a mapping": lambda: Other(lambda o, y, _: {"loss": F.cross_entropy(o, y), "logits": o}),
-    "smoothed labels": lambda: Other(lambda o, y, _: F.cross_entropy(o, y, label_smoothing=0.1)),
-    "classes with weights": lambda: Other(lambda o, y, _: F.cross_entropy(o, y, torch.tensor([1.0, 5.0]))),
     "the worst example": lambda: Other(lambda o, y, _: F.cross_entropy(o, y, reduction="none").max()),
     "weights in the loss": lambda: Other(
         lambda o, y, m: F.cross_entropy(o, y) + m.net[1].weight.square().sum()
     ),
     "outputs kept": lambda: Other(between=lambda m, batch, o: setattr(m, "outputs", [o])),
     "a logger": lambda: Other(between=lambda m, b, o: m.logger.log_metrics({"loss": 1.0})),
-    "two losses": lambda: Other(lambda o, y, _: F.cross_entropy(o, y) + 0.1 * o.square().mean()),
     "frozen layers": lambda: Other(
         net=nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False), nn.Linear(8, 2))
     ),

@@ -105,14 +105,6 @@ def test_classes_are_dealt_out_evenly_and_a_record_of_the_same_class_takes_the_o
     assert moved.sum() > 1
 
 
-def test_statements_of_conditional_partitions():
-    for partitioner in PARTITIONERS:
-        conditional = isinstance(partitioner, ClassBalancedPartition | GuidedPartition)
-        assert bool(partitioner.condition) == conditional
-    assert "medoids" in GuidedPartition.condition
-    assert "same class" in ClassBalancedPartition.condition
-
-
 def test_guided_spreads_similar_records_over_all_teachers():
     generator = torch.Generator().manual_seed(0)
     centres = torch.arange(6).repeat_interleave(20)
