@@ -293,7 +293,9 @@ class LabelStore:
                 "whose answers are not here. Restore the newest copy of the run's folder, or start a new run with "
                 "the same ledger_path; asked again from here, the same queries would cost twice"
             )
-        self.set_meta("in_flight", False)
+        with transaction(self._db):  # one without the other, after a kill, would look like an older copy
+            self.note_head(ledger.head)
+            self.set_meta("in_flight", False)
 
     def counts(self) -> dict[str, int]:
         """Numbers of queries: ``queried`` (asked), ``answered``, ``refused`` and ``lost`` to a crash."""

@@ -373,7 +373,9 @@ class Columns:
     def read(self, name: str) -> Any:
         """A column, a chunked array of pyarrow."""
         with reading(self.named):
-            return (self._table.read([name]) if self._is_parquet else self._table).column(name)
+            column = (self._table.read([name]) if self._is_parquet else self._table).column(name)
+            column.validate(full=True)  # offsets of a damaged file lead anywhere in memory
+            return column
 
 
 @contextlib.contextmanager

@@ -49,13 +49,13 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
     if die_on:
         from pl_privknn.callbacks import label_store
 
-        # "before:put", "after:mark_asked" …: die just before or after that step of the label store
-        moment, name = die_on.split(":")
+        # "before:put", "after:mark_asked" …: die just before or after that step of the label store, the second time
+        moment, name, number = (*die_on.split(":"), "2")[:3]
         original, calls = getattr(label_store.LabelStore, name), []
 
         def dying(self, *args, **kwargs):
             calls.append(name)
-            last = len(calls) == 2
+            last = len(calls) == int(number)
             if last and moment == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
             result = original(self, *args, **kwargs)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pl_privknn._checks import shown
 from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
 from pl_privknn.config import merged, put
@@ -119,6 +120,8 @@ _OF_SUMMARY = (
     "seconds", "student", "labeler", "data", "released", "student_test_accuracy", "head_test_accuracy",
     "mean_test_accuracy",
 )  # fmt: skip
+# What tables and plots work with.
+_READ = {"method": str, "title": str, "kind": str, "place": int, "seed": int, "records": list}
 # The promise may pass its target by what is lost when a double is written and read.
 _ROUNDING = 1e-9
 
@@ -243,8 +246,8 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="", lineterminator="\n")
         writer.writeheader()
         for result in results:
-            shown = {**result.values, **stated(result.guarantee)}
-            writer.writerow({name: value for name, value in shown.items() if value is not None})
+            row = {**result.values, **stated(result.guarantee)}
+            writer.writerow({name: value for name, value in row.items() if value is not None})
 
 
 def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: str) -> float:
@@ -276,6 +279,9 @@ def result_from(values: dict[str, Any], where: str) -> Result:
         ValueError: naming ``where``, if it is no result.
     """
     try:
+        for name, kind in _READ.items():
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} must be {kind.__name__}, found {shown(values[name])}")
         found = Result(
             method=values["method"],
             title=values["title"],

@@ -63,20 +63,23 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         ('ledger.report.html', True)
     """
     path = Path(path)
-    facts, results, audit = _facts_of(path, exact)
-    if output is None:
-        output = path / "report.html" if path.is_dir() else path.with_suffix(".report.html")
-    output = Path(output)
-    if output.is_dir():
-        raise ValueError(f"output={str(output)!r} is a folder; name the HTML file")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(output, render(facts, results))
-    if facts.get("promise") is not None:
-        write_card(card_of(facts), output.parent, path if audit is None else Path(audit["ledger"]))
-    if audit is not None and output.parent.resolve() == path.resolve():
-        files = {name: file_digest(path / name) for name in {*REPORT, output.name} if (path / name).is_file()}
-        with contextlib.suppress(OSError):  # a ledger that was mounted for reading keeps no note of it
-            note_files(Path(audit["ledger"]), audit["run"], files, "report")
+    with reading(path):
+        facts, results, audit = _facts_of(path, exact)
+        if output is None:
+            output = path / "report.html" if path.is_dir() else path.with_suffix(".report.html")
+        output = Path(output)
+        if output.is_dir():
+            raise ValueError(f"output={str(output)!r} is a folder; name the HTML file")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(output, render(facts, results))
+        if facts.get("promise") is not None:
+            write_card(card_of(facts), output.parent, path if audit is None else Path(audit["ledger"]))
+        if audit is not None and output.parent.resolve() == path.resolve():
+            files = {
+                name: file_digest(path / name) for name in {*REPORT, output.name} if (path / name).is_file()
+            }
+            with contextlib.suppress(OSError):  # a ledger that was mounted for reading keeps no note of it
+                note_files(Path(audit["ledger"]), audit["run"], files, "report")
     return output
 
 
@@ -112,7 +115,8 @@ def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
     Raises:
         ValueError: for a comparison, or a run that used no private record; and as :func:`write_report`.
     """
-    return card_of(facts_of(run, exact))
+    with reading(run):
+        return card_of(facts_of(run, exact))
 
 
 def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
@@ -134,9 +138,8 @@ def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], di
             f"there is nothing at {path}; name a run's folder, a comparison's folder or a ledger"
         )
     elif is_run(path):
-        with reading(path):
-            audit = audited(path, exact, writing="report")
-            facts = run_facts(path, audit, exact)
+        audit = audited(path, exact, writing="report")
+        facts = run_facts(path, audit, exact)
     else:
         try:
             facts, results = comparison_facts(path)

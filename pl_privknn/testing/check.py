@@ -728,10 +728,10 @@ def check_labeler(
       adjacencies; the default noise is cryptographic.
     * *answers*: at most ``max_answers``; of the right shapes and dtypes; the same for the same table and noise;
       independent of tables of earlier fits; a resumed run draws no noise again.
-    * *sensitivity*: on pairs of neighbouring tables (random, tied distances, duplicates, one record that decides, few
-      records, a class with one record, records of great norm, rows of many attributes), what enters the noise
-      differs by at most what was charged. The pair shares coins, and the second table gets the first one's noisy
-      answers, as adaptive composition has it.
+    * *sensitivity*: on pairs of neighbouring tables (random, tied distances, duplicates, one query asked many times,
+      one record that decides, few records, a class with one record, records of great norm, rows of many
+      attributes), what enters the noise differs by at most what was charged. The pair shares coins, and the second
+      table gets the first one's noisy answers, as adaptive composition has it.
     * *nothing else*: tables that have nothing in common give the same release where all noisy answers are the same.
     * *samples*: coins have the charged rate, each sampled release has a coin for each record, and a record whose coin
       shows tails has no influence.
@@ -749,7 +749,7 @@ def check_labeler(
         num_records: of the larger tables; more than any number of neighbours or teachers in the labeler. By default
             24 and twice its ``k`` and ``num_teachers``.
         num_queries: asked about each table.
-        num_classes: classes, or attributes for labelers of multi-label data; 3 or 5 by default.
+        num_classes: classes, or attributes for labelers of multi-label data; 5 by default.
         dimension: of the features.
         pairs: further neighbouring tables to try.
         methods: further methods through which values enter noise.
@@ -782,8 +782,7 @@ def check_labeler(
     known = [*mechanism_methods(), *protocol_methods(), *methods]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
-            usual = 5 if task == "multilabel" else 3
-            classes = check_int("num_classes", usual if num_classes is None else num_classes, 2)
+            classes = check_int("num_classes", 5 if num_classes is None else num_classes, 2)
             makers = Makers(task, records, queries, classes, check_int("dimension", dimension), seed)
             subject = Subject(make, known, classes, makers.public(), seed, shards)
             examined = _Examined(owner, adjacencies, subject, makers, task, checks)

@@ -211,6 +211,9 @@ class Makers:
             *self.decisive(),
             self.together(),
             doubled,
+            dataclasses.replace(
+                random, name="one query many times", queries=random.queries[:1].repeat(self.m, 1)
+            ),
             dataclasses.replace(random, name="a class with one record", labels=alone, records=(3,)),
             dataclasses.replace(far, records=(0, 1)),
             dataclasses.replace(huge, records=(1,)),

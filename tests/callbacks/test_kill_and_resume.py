@@ -40,12 +40,17 @@ def epsilon_of_draws(folder):
 
 
 @pytest.mark.parametrize(
-    ("die_at", "die_on"),
-    # In the first screening; in the second batch's release; around the two writes of a batch.
-    [(1, ""), (4, ""), (-1, "before:put"), (-1, "after:put"), (-1, "after:mark_asked")],
+    "deaths",
+    # In the first screening; in the second batch's release; around the two writes of a batch; between a charge and
+    # the note of it, and again where the resumed run had just found that charge.
+    [
+        *([(1, "")], [(4, "")], [(-1, "before:put")], [(-1, "after:put")], [(-1, "after:mark_asked")]),
+        [(-1, "before:note_head"), (-1, "after:check_ledger:1")],
+    ],
 )
-def test_sigkill_loses_no_label_and_forgets_no_budget(tmp_path, die_at, die_on):
-    assert run(tmp_path, die_at, die_on) == -signal.SIGKILL
+def test_sigkill_loses_no_label_and_forgets_no_budget(tmp_path, deaths):
+    for death in deaths:
+        assert run(tmp_path, *death) == -signal.SIGKILL
     before = released(tmp_path)
     if (tmp_path / "drawn.txt").exists():
         audit = audit_ledger(tmp_path / "ledger.sqlite", delta=1e-3)
@@ -64,7 +69,7 @@ def test_sigkill_loses_no_label_and_forgets_no_budget(tmp_path, die_at, die_on):
     assert summary["answered"] + summary["refused"] + summary["lost"] == summary["queried"] <= 30
     plan = [Charge(NoisyScreening(9, 4, 1.0, 2, 0.5), 30), Charge(Gaussian(6.0, 2**0.5, 0.5), 25)]
     assert summary["epsilon"] == pytest.approx(account(plan, delta=1e-3).epsilon, rel=1e-6)
-    if die_at != 4:
+    if deaths != [(4, "")]:
         return
     # A third start finds everything done: no further draw.
     draws = (tmp_path / "drawn.txt").read_text()

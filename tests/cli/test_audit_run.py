@@ -366,6 +366,7 @@ def test_a_file_that_unpacks_to_much_is_refused(tmp_path, capsys):
         ("config.yaml", b"null"),
         ("config.yaml", b"[]"),
         ("summary.json", b"null"),
+        ("summary.json", b'{"epsilon": null, "versions": 1.5}'),
         ("summary.json", b'{"epsilon": {}, "delta": []}'),
         ("summary.json", b'{"versions": 3, "epsilon": "1", "delta": "x"}'),
         ("pictures.npz", b""),

@@ -118,7 +118,8 @@ def test_what_a_file_does_not_say_is_never_read_as_unconditional(tmp_path):
     without_reason = guarantee_of({"guarantee": "conditional", "reason": ""})
     assert (without_reason.level, len(without_reason.reasons)) == ("conditional", 1)
     contradiction = {"guarantee": "unconditional", "reason": "if so"}
-    for bad in ({"guarantee": "sure"}, contradiction, {"records": [{"mechanism": "x"}]}):
+    odd = ({"method": 1.5}, {"title": None}, {"place": "1"}, {"records": {}})
+    for bad in ({"guarantee": "sure"}, contradiction, {"records": [{"mechanism": "x"}]}, *odd):
         with pytest.raises(ValueError, match=r"0\.json is no result of a comparison"):
             read_results(store(tmp_path / "bad", {**marked("unconditional"), **bad}))
 

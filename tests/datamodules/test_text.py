@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pl_privknn.datamodules import TextDataModule
+from pl_privknn.datamodules.text import Columns
 from pl_privknn.privacy.redaction import RedactedError
 
 SECRET = "Karoline"
@@ -237,6 +238,16 @@ def test_files_that_are_none_or_hold_other_text_than_utf8(tmp_path, suffix, part
         FileNotFoundError, match=f"there is no {part} part; want {part} with one of .parquet, .csv"
     ):
         module(root)
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".feather"])
+def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path, suffix):
+    path = tmp_path / f"private{suffix}"
+    offsets = pa.py_buffer(np.array([0, 1 << 30, 2], dtype=np.int32))
+    texts = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"abcd"))
+    write(path, {"text": texts, "label": ["x", "y"]})
+    with pytest.raises(ValueError, match=r"private.*can't be read \(ArrowInvalid\)"):
+        Columns("private", path, ["text"]).read("text")
 
 
 def test_parts_must_be_different_tables(tmp_path):

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 import pl_privknn.labelers as labelers
 from pl_privknn.cli.main import main
-from pl_privknn.config import get, put, read_document
+from pl_privknn.config import ConfigurationError, get, put, read_document
 from pl_privknn.planning import Cost, default_parameter, free_parameter, plan_of_config, planned_steps
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -200,6 +200,11 @@ def test_steps_are_those_of_the_trainer(trainer, steps):
     if steps <= 200:
         (charge,) = plan_of_config(training({"noise_multiplier": 3.0}, **trainer), "here").charges
         assert charge == Charge(Gaussian(3.0, 1.0, 0.1), steps)
+
+
+def test_a_trainer_that_is_no_section_is_refused():
+    with pytest.raises(ConfigurationError, match="trainer=3: want a section"):
+        planned_steps(3, 10)
 
 
 def test_a_training_that_ends_at_its_epsilon_is_stated_so():

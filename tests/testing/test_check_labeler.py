@@ -209,7 +209,11 @@ HONEST = {
 
 
 #: Smaller tables for labelers whose runs take longer.
-SMALLER = {"knn sampled": {"num_queries": 4}, "attributes pate": {"num_classes": 4}}
+SMALLER = {
+    "knn sampled": {"num_queries": 4},
+    "attributes pate": {"num_classes": 4},
+    "median": {"num_classes": 3},
+}
 
 
 @pytest.mark.parametrize("name", HONEST)

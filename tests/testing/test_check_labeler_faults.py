@@ -29,7 +29,7 @@ FAULTS = {
     "ChargesOneForAll": r"sensitivity under add_remove.* of \d+ records with and without record .*moves gaussian",
     "DrawsOneByOne": "draws more than it charged: 2 releases of gaussian drawn, 1 charged so far",
     "DrawsTwice": r"sensitivity under add_remove.*moves gaussian",
-    "PlansTooLittle": r"charges 12 releases .* but plan\(12, 12, 3, rounds=1\) has 6",
+    "PlansTooLittle": r"charges 12 releases .* but plan\(12, 12, 5, rounds=1\) has 6",
     "PlansNothing": r"plan: plan returns \[\]",
     "ChargesMore": "charges 14 releases of .*has 12",
     "ChargesNothing": "label charged nothing",
@@ -192,12 +192,12 @@ def test_stream_with_a_fault_is_caught(monkeypatch, scales):
     def ask(parameters, active, votes, public_votes, num_public, draws):
         return original(parameters, active, votes, public_votes, num_public, draws * scales)
 
-    check_labeler(stream())
+    check_labeler(stream(), num_classes=3)
     if scales == [1, 1, 1, 1]:
         monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_settle", lambda self: None)
     monkeypatch.setattr(ind_knn_engine, "ask", ask)
     with pytest.raises(LabelerCheckError, match="moves stream of gaussian releases"):
-        check_labeler(stream())
+        check_labeler(stream(), num_classes=3)
 
 
 class OneRow:

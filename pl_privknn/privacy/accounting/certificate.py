@@ -226,9 +226,15 @@ def _window(
 def _step(releases: Sequence[Charge], number: int, adjacency: Adjacency) -> float:
     """Spacing, a power of two: some 0.01 % of ε, and no finer, for the sake of the file's size."""
     variance = sum(c.count * loss_variance(c.mechanism, adjacency) for c in releases)
-    span = max(min(loss_span(c.mechanism, adjacency), 1e4) for c in releases)
+    spans = [loss_span(c.mechanism, adjacency) for c in releases]
     spread = math.sqrt(variance) if 0 < variance < math.inf else 1.0
-    return 2.0 ** math.floor(math.log2(max(spread * min(0.03 / math.sqrt(number), 2.0**-9), span * 2.0**-17)))
+    wanted = max(spread * min(0.03 / math.sqrt(number), 2.0**-9), min(max(spans), 1e4) * 2.0**-17)
+    step = 2.0 ** math.floor(math.log2(wanted))
+    if (widest := max((span for span in spans if span < math.inf), default=0.0)) / step > pld.MAX_POINTS:
+        raise ValueError(
+            f"a release with a loss of up to {widest:.3g} protects nobody: no certificate is that wide"
+        )
+    return step
 
 
 def _rounded(pair: PrivacyLossDistribution, step: float) -> tuple[int, list[int], PrivacyLossDistribution]:

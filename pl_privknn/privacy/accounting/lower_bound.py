@@ -165,13 +165,13 @@ class _Pieces:
             step = max(step, 2.0 ** math.floor(math.log2(max(width for width, _ in widths) / 500)))
         while True:
             parts = []
-            for mu, rate, count in self.gaussians:
-                losses = _coarsened(mu, rate, step)
-                parts.append((pld.to_distribution(losses, losses.reversed(), step), count))
-            for losses, count in everything:
-                both = pld.to_distribution(losses, losses.reversed(), step, pessimistic=False)
-                parts.append((both, count))
             try:
+                for mu, rate, count in self.gaussians:
+                    losses = _coarsened(mu, rate, step)
+                    parts.append((pld.to_distribution(losses, losses.reversed(), step), count))
+                for losses, count in everything:
+                    both = pld.to_distribution(losses, losses.reversed(), step, pessimistic=False)
+                    parts.append((both, count))
                 return _Rest(pld.compose(parts, delta))
             except pld.GridTooFine as error:
                 step *= error.factor

@@ -64,10 +64,16 @@ class LossMeasure:
         )
 
     def floored(self, discretization: float) -> tuple[int, Floats, float]:
-        """Losses rounded down, as :meth:`on_grid` returns them: nowhere more than the pair's own profile."""
+        """Losses rounded down, as :meth:`on_grid` returns them: nowhere more than the pair's own profile.
+
+        Raises:
+            GridTooFine: if they are too far apart for the grid.
+        """
         finite = np.isfinite(self.losses)
         indices = np.floor(self.losses[finite] / discretization).astype(np.int64)
-        low = int(indices.min())
+        low, high = int(indices.min()), int(indices.max())
+        if high - low >= MAX_POINTS:
+            raise GridTooFine(high - low + 1)
         masses = np.bincount(indices - low, self.upper[finite]).astype(np.float64)
         infinite = float(np.sum(self.upper[np.isposinf(self.losses)]))
         return low, masses, infinite
