@@ -152,7 +152,9 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
         render.with_table("no marks", "results", table, "page.md")
 
 
-@pytest.mark.long("compare_arrays", "compare_fashion_mnist", "compare_fashion_mnist_attributes")
+@pytest.mark.long(
+    "compare_arrays", "compare_bbc_news", "compare_fashion_mnist", "compare_fashion_mnist_attributes"
+)
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare_*.yaml")), ids=lambda path: path.stem)
 def test_shipped_comparison_is_understood(path, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

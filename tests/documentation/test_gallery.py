@@ -25,6 +25,7 @@ def test_bring_your_own_data(run, capsys):
     assert "test accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.long("digits_in_a_minute-1.0-0.6")
 @pytest.mark.parametrize(
     ("name", "stated", "floor"),
     [

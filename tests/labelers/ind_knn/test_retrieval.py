@@ -228,6 +228,7 @@ def test_bad_queries_cost_nothing():
     assert "ids" not in repr(predictor.retrieve(QUERIES[0]))
 
 
+@pytest.mark.long
 def test_the_example_answers_from_private_articles(capsys):
     path = Path(__file__).parents[3] / "examples" / "private_retrieval.py"
     spec = importlib.util.spec_from_file_location("private_retrieval", path)
