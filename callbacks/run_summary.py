@@ -11,7 +11,7 @@ import platform
 import subprocess
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,16 @@ def digests_of(folder: Path) -> dict[str, str]:
     """
     paths = [*(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES)), *folder.glob("*.ckpt")]
     paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
-    found = {
-        path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(paths) if path.is_file()
-    }
+    found = file_digests(folder, (path.relative_to(folder).as_posix() for path in sorted(paths)))
     if (folder / LABELS).is_file():
         with contextlib.closing(StoredLabels(folder / LABELS)) as store:
             found[LABELS] = store.digest()
     return found
+
+
+def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the files of these names in a folder; those that are not there are left out."""
+    return {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
 
 
 def file_digest(path: Path) -> str:

@@ -280,13 +280,8 @@ def _audited_labelers(names: list[str], **settings: Any) -> list[Audit]:
 
     kinds = {kind.__name__: kind for kind in SETTINGS}
     chosen = list(kinds) if "all" in names else names
-    return [
-        found
-        for name in chosen
-        for found in audit_labeler(
-            kinds.get(name) or labeler_class(f"--labeler {name}"), breach=False, **settings
-        )
-    ]
+    classes = [kinds.get(name) or labeler_class(f"--labeler {name}") for name in chosen]
+    return [found for kind in classes for found in audit_labeler(kind, breach=False, **settings)]
 
 
 def labeler_class(given: str) -> type[Labeler]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
-from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digest
+from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digests, note_files
 from pl_privknn.config import known_classes, read_document
 from pl_privknn.privacy.ledger import Place, counts_topic, files_topic
-from pl_privknn.privacy.mechanisms.base import Adjacency
 from pl_privknn.privacy.store import read_rows
-from pl_privknn.privacy.units import Unit
 from pl_privknn.privacy.verification import audit_ledger, check_summary
 from pl_privknn.training import NoisySGD, PrivateTraining
 
@@ -49,13 +47,8 @@ def reading(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        MemoryError,
-    ):  # a reader's own words, and what the system refuses
-        raise
+    except (OSError, ValueError, RuntimeError, MemoryError):
+        raise  # a reader's own words, and what the system refuses
     except Exception as error:
         what = " ".join(str(error).split())[:200]
         raise NotARun(
@@ -105,25 +98,16 @@ def _values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
 
 
 def audit_run(
-    folder: str | Path,
-    *,
-    delta: float | None = None,
-    head: str | None = None,
-    exact: bool = True,
-    adjacency: Adjacency | None = None,
-    unit: Unit | None = None,
-    writing: Place | None = None,
+    folder: str | Path, *, exact: bool = True, writing: Place | None = None, **expected: Any
 ) -> dict[str, Any]:
     """Recompute ε of a run from its ledger, and compare everything that leaves the run with what the ledger noted.
 
     Args:
         folder: of the run.
-        delta: see :func:`~pl_privknn.privacy.verification.audit_ledger`.
-        head: see there.
-        exact: see there.
-        adjacency: see there.
-        unit: see there.
+        exact: also compute the exact worst case (seconds).
         writing: a place whose files are about to be written anew, and so are left out.
+        expected: ``delta``, ``head``, ``adjacency`` and ``unit`` of
+            :func:`~pl_privknn.privacy.verification.audit_ledger`.
 
     Returns:
         What :func:`~pl_privknn.privacy.verification.audit_ledger` returns; ``ledger``, its path; ``run``; ``checks``,
@@ -145,7 +129,7 @@ def audit_run(
             raise FileNotFoundError(
                 f"{folder}: there is no ledger, so nothing says what the run paid; restore it"
             )
-        report = audit_ledger(ledger, delta=delta, head=head, exact=exact, adjacency=adjacency, unit=unit)
+        report = audit_ledger(ledger, exact=exact, **expected)
         checks = check_summary(summary, ledger, exact) if summary else []
         if not exact and summary.get("epsilon_exact") is not None:  # those are not computed anew
             checks = [{**c, "agrees": None} if c["name"].startswith(_EXACT) else c for c in checks]
@@ -253,12 +237,18 @@ def _files(
             if place == "export"
             else {*REPORT, *there}
         )
-        here = {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
+        here = file_digests(folder, names)
         there = there if here else {}  # taken away as a whole, it misleads nobody
         if any(row["kind"] == "charge" and row["run"] == run for row in rows[position:]):
             there = dict.fromkeys(here, "older than the run's last charge")
     for name in sorted({*here, *there}):
         yield _check(name, here.get(name), there.get(name), here.get(name) == there.get(name))
+
+
+def note_written(audit: Mapping[str, Any], folder: Path, names: Iterable[str], place: Place) -> None:
+    """Note in a run's ledger which files were written; one that was mounted for reading keeps no note of them."""
+    with contextlib.suppress(OSError):
+        note_files(Path(audit["ledger"]), audit["run"], file_digests(folder, names), place)
 
 
 def files_in(folder: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import re
@@ -18,10 +17,19 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_round import HEAD, load_head
 from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.callbacks.private_labeler import lasting_extractor
-from pl_privknn.callbacks.run_summary import CHECKPOINT, file_digest, note_files
+from pl_privknn.callbacks.run_summary import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features.text import WordLlamaFeatures
-from pl_privknn.report.audit import EXPORT, REPORT, audited, files_in, has_teacher, mapping_of, reading
+from pl_privknn.report.audit import (
+    EXPORT,
+    REPORT,
+    audited,
+    files_in,
+    has_teacher,
+    mapping_of,
+    note_written,
+    reading,
+)
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
 
@@ -78,12 +86,10 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
     shutil.copyfile(run / "summary.json", output / "summary.json")
     if audit is not None and card is not None:
         write_card(card, output, Path(audit["ledger"]))
-        with contextlib.suppress(OSError):  # a run that was mounted for reading keeps no note of it
-            inside = output.resolve() == (run / EXPORT).resolve()
-            start = f"{EXPORT}/" if inside else ""
-            names = files_in(output) if inside else [path.name, "summary.json", *REPORT]
-            files = {start + name: file_digest(output / name) for name in names if (output / name).is_file()}
-            note_files(Path(audit["ledger"]), audit["run"], files, "export" if inside else "elsewhere")
+        if output.resolve() == (run / EXPORT).resolve():
+            note_written(audit, run, [f"{EXPORT}/{name}" for name in files_in(output)], "export")
+        else:
+            note_written(audit, output, [path.name, "summary.json", *REPORT], "elsewhere")
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from pathlib import Path
@@ -12,13 +11,12 @@ import yaml
 
 from pl_privknn import __version__
 from pl_privknn._checks import at_most
-from pl_privknn.callbacks.run_summary import file_digest, note_files
 from pl_privknn.comparison.plot import colour_variables, figure_of, themed_svg
 from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.verification import releases_of
-from pl_privknn.report.audit import REPORT, audited, reading
+from pl_privknn.report.audit import REPORT, audited, note_written, reading
 from pl_privknn.report.card import card_markdown, card_of
 from pl_privknn.report.charts import attacker_chart, line_chart
 from pl_privknn.report.comparison_facts import comparison_facts
@@ -75,11 +73,7 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         if facts.get("promise") is not None:
             write_card(card_of(facts), output.parent, path if audit is None else Path(audit["ledger"]))
         if audit is not None and output.parent.resolve() == path.resolve():
-            files = {
-                name: file_digest(path / name) for name in {*REPORT, output.name} if (path / name).is_file()
-            }
-            with contextlib.suppress(OSError):  # a ledger that was mounted for reading keeps no note of it
-                note_files(Path(audit["ledger"]), audit["run"], files, "report")
+            note_written(audit, path, {*REPORT, output.name}, "report")
     return output
 
 

@@ -45,7 +45,7 @@ def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) ->
     """
     summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / "config.yaml")
     pictures = PublicPictures.read(folder)
-    facts: dict[str, Any] = {
+    return {
         "kind": "run",
         "title": _title(summary) or folder.name,
         "data": _data(summary),
@@ -61,7 +61,6 @@ def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) ->
         "settings": write_yaml(without_places(_set(settings)), width=100) if settings else "",
         "versions": summary.get("versions", {}),
     }
-    return facts
 
 
 def _title(summary: dict[str, Any]) -> str:
@@ -162,9 +161,8 @@ def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[s
 def _curves(folder: Path) -> list[dict[str, Any]]:
     """The student's curves over epochs, from all parts of a run that was interrupted."""
     values: dict[str, dict[int, float]] = {}
-    asked: dict[
-        float, int
-    ] = {}  # the epoch at which so many queries were first counted: the student restarts there
+    # The epoch at which so many queries were first counted: the student restarts there.
+    asked: dict[float, int] = {}
     earlier = sorted(folder.glob("metrics.*.csv"), key=lambda path: int(path.name.split(".")[1]))
     for path in [*earlier, *[p for p in [folder / "metrics.csv"] if p.is_file()]]:
         with path.open(encoding="utf-8", newline="") as file:
