@@ -15,8 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_open_unit, check_positive, check_switch, shape_text
-from pl_privknn.labelers.base import check_features, check_table
+from pl_privknn._checks import check_open_unit, check_positive, check_switch
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 
 #: Mixtures are fitted where there are so many answers at least; fewer tell too little.
@@ -235,32 +234,6 @@ def _threshold(sums: Tensor, level: float) -> float:
     learned = (low + high) / 2 - variance / (high - low) * math.log(weight / (1 - weight))
     learned = min(max(learned, 0.05 * level), 0.95 * level)
     return trust * learned + (1 - trust) * public
-
-
-def check_records(features: Tensor, labels: Tensor, num_targets: int, attributes: Attributes | None) -> None:
-    """Raise ``ValueError`` unless these make a table of classes, or of attributes where there are any."""
-    (check_table if attributes is None else check_attribute_table)(features, labels, num_targets)
-
-
-def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int) -> None:
-    """Raise ``ValueError`` unless ``features`` and ``labels`` make a table of 0/1 attributes.
-
-    Messages give shapes, dtypes and bounds, never a private value.
-
-    Args:
-        features: float, shape ``(n, d)``.
-        labels: int64, shape ``(n, num_attributes)``, 0 or 1.
-        num_attributes: number of attributes, a public constant.
-    """
-    check_features(features)
-    if labels.shape != (len(features), num_attributes) or labels.dtype != torch.int64:
-        raise ValueError(
-            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape "
-            f"(n, {num_attributes}), a row of attributes for each row of features. Data with one class a record goes "
-            "to PrivateKNN, PATE or ReverseKNN"
-        )
-    if bool(((labels < 0) | (labels > 1)).any()):
-        raise ValueError("labels: some attributes are neither 0 nor 1; fill in what isn't known")
 
 
 def clip_attributes(labels: Tensor, tau: float | None) -> Tensor:

@@ -193,6 +193,32 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
         raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
 
 
+def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int) -> None:
+    """Raise ``ValueError`` unless ``features`` and ``labels`` make a table of 0/1 attributes.
+
+    Messages give shapes, dtypes and bounds, never a private value.
+
+    Args:
+        features: float, shape ``(n, d)``.
+        labels: int64, shape ``(n, num_attributes)``, 0 or 1.
+        num_attributes: number of attributes, a public constant.
+    """
+    check_features(features)
+    if labels.shape != (len(features), num_attributes) or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape "
+            f"(n, {num_attributes}), a row of attributes for each row of features. Data with one class a record goes "
+            "to PrivateKNN, PATE or ReverseKNN"
+        )
+    if bool(((labels < 0) | (labels > 1)).any()):
+        raise ValueError("labels: some attributes are neither 0 nor 1; fill in what isn't known")
+
+
+def check_records(features: Tensor, labels: Tensor, num_targets: int, task: str) -> None:
+    """Raise ``ValueError`` unless these make a table of classes, or of attributes where ``task`` says so."""
+    (check_table if task == "multiclass" else check_attribute_table)(features, labels, num_targets)
+
+
 def nonnegative_shares(noisy: Tensor) -> Tensor:
     """The non-negative part of noisy counts, each row scaled to sum to one; a row without one is uniform.
 

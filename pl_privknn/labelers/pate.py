@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit, check_positive, check_switch
-from pl_privknn.labelers.attributes import Attributes, check_records, clip_attributes
+from pl_privknn.labelers.attributes import Attributes, clip_attributes
 from pl_privknn.labelers.base import (
     ChargesLedger,
     Release,
     ShardedLabeler,
+    check_records,
     stated_plan,
 )
 from pl_privknn.labelers.pate_training import (
@@ -291,7 +292,7 @@ class PATE(ShardedLabeler, VotingLabeler):
             ValueError: also if there are fewer records (or persons) than teachers.
             RuntimeError: if all teachers break.
         """
-        check_records(features, labels, num_classes, self.attributes)
+        check_records(features, labels, num_classes, self.tasks[0])
         owners = self.checked_owners(len(features))
         trained = self._train(features, labels, num_classes, owners)
         if bool((trained.failed | trained.empty).all()):

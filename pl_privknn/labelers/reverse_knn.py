@@ -14,7 +14,6 @@ from pl_privknn._checks import check_choice, check_int, check_non_negative, chec
 from pl_privknn.labelers.attributes import (
     Attributes,
     FixedThresholds,
-    check_records,
     clip_attributes,
     denoised,
     single_vote_norms,
@@ -29,6 +28,7 @@ from pl_privknn.labelers.base import (
     ShardedLabeler,
     StreamsRecords,
     check_one_of,
+    check_records,
     nonnegative_shares,
 )
 from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
@@ -227,7 +227,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        check_records(features, labels, num_classes, self.attributes)
+        check_records(features, labels, num_classes, self.tasks[0])
         self.checked_owners(len(labels))
         self.fit_blocks(lambda: [(features, labels)], num_classes)
         if self._channel is not None:
@@ -436,7 +436,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             )
         done = 0
         for features, labels in self._blocks():
-            check_records(features, labels, self._num_classes, self.attributes)
+            check_records(features, labels, self._num_classes, self.tasks[0])
             if self._drawn is not None:
                 rows, done = self._drawn[done : done + len(labels)], done + len(labels)
                 features, labels = features[rows], labels[rows]

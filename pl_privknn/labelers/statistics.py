@@ -26,7 +26,6 @@ from pl_privknn._checks import (
     shape_text,
 )
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers.attributes import check_attribute_table
 from pl_privknn.labelers.base import (
     ChargesLedger,
     HasCanaries,
@@ -38,7 +37,7 @@ from pl_privknn.labelers.base import (
     ShardedLabeler,
     UsesPublicFeatures,
     check_one_of,
-    check_table,
+    check_records,
 )
 from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
 from pl_privknn.privacy.ledger import LedgerRun
@@ -61,10 +60,6 @@ class Targets(abc.ABC):
     centre: ClassVar[float] = 0.0
     #: Largest distance of two such vectors.
     farthest: ClassVar[float]
-
-    @abc.abstractmethod
-    def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
-        """Raise ``ValueError`` unless these make a private table."""
 
     @abc.abstractmethod
     def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
@@ -101,10 +96,6 @@ class ClassTargets(Targets):
     task = "multiclass"
     farthest = math.sqrt(2.0)
 
-    def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
-        """See :meth:`Targets.check`."""
-        check_table(features, labels, num_targets)
-
     def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
         """Of class j, the j-th unit vector."""
         return functional.one_hot(labels, num_targets).double()
@@ -137,10 +128,6 @@ class AttributeTargets(Targets):
 
     task = "multilabel"
     centre, farthest = 0.5, 2.0
-
-    def check(self, features: Tensor, labels: Tensor, num_targets: int) -> None:
-        """See :meth:`Targets.check`."""
-        check_attribute_table(features, labels, num_targets)
 
     def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
         """The attributes themselves."""
@@ -543,7 +530,7 @@ class StatisticsTeacher(
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Nothing is computed before the first query."""
-        self.targets.check(features, labels, num_classes)
+        check_records(features, labels, num_classes, self.targets.task)
         self._persons = None
         if (owners := self.checked_owners(len(features))) is not None:
             rows = self.drawn_records(len(features), self.records_per_person)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
-from pl_privknn.labelers.attributes import Attributes, check_records, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release
+from pl_privknn.labelers.attributes import Attributes, sum_noise
+from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release, check_records
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
@@ -254,7 +254,7 @@ class NeighborVoting(VotingLabeler):
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        check_records(features, labels, num_classes, self.attributes)
+        check_records(features, labels, num_classes, self.tasks[0])
         aggregation = self._bind(num_classes)
         self._owners = self.checked_owners(len(features))
         own = len(features) if self._owners is None else len(self._owners.unique())
