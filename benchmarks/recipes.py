@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -87,6 +88,8 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             entry = entries("recipes")[name]
             rows, seeds = entry["results"]["rows"], entry["seeds"]
             settings = {**entry["settings"], "by_hand": entry["settings"].get("by_hand", entry["commit"])}
+            if math.isfinite(options.up_to):
+                settings["kept_above"] = {"ratio": options.up_to, "commit": entry["commit"]}
             for row in rows:
                 if row["records"] * row["target"] / classes > options.up_to:
                     continue
