@@ -21,9 +21,8 @@ from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.mechanisms.base import guarantee_rank
+from pl_privknn.privacy.mechanisms.base import Unit, guarantee_rank
 from pl_privknn.privacy.store import FolderLock, refuse_wal, transaction
-from pl_privknn.privacy.units import Unit
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.datasets import PublicDataset

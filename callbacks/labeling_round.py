@@ -38,9 +38,10 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import LedgerRun
+from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.redaction import redacted, terminal
 from pl_privknn.privacy.store import private_folder
-from pl_privknn.privacy.units import Unit, check_owners
 from pl_privknn.students.losses import TASKS, accuracy_metric
 
 if TYPE_CHECKING:

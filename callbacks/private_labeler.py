@@ -42,11 +42,11 @@ from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import Level, check_adjacency
+from pl_privknn.privacy.mechanisms.base import Level, Unit, check_adjacency
+from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder, trainers_folder
-from pl_privknn.privacy.units import Unit, check_owners
 from pl_privknn.training.private_training import leave_report
 
 #: Stands for the student's own backbone in a list of features.

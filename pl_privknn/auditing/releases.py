@@ -46,9 +46,8 @@ from pl_privknn.privacy.mechanisms import (
     NoisyScreening,
     RandomizedResponse,
 )
-from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.units import Unit
 from pl_privknn.testing import FreeLedger
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from pl_privknn._checks import check_choice, check_int, check_open_unit, check_p
 from pl_privknn.config import ConfigurationError, put, read_document
 from pl_privknn.planning import FreeParameter, free_parameter
 from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import check_adjacency
-from pl_privknn.privacy.units import Unit, check_unit
+from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency, check_unit
 
 _TOP = ("name", "base", "delta", "adjacency", "unit", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
 _BASE = ("data", "student", "trainer", "labeling")

@@ -19,8 +19,8 @@ from pl_privknn.labelers.base import check_table
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import PrivateStore
-from pl_privknn.privacy.units import check_owners
 
 _SCHEMA = """
 CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);

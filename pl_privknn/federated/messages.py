@@ -18,7 +18,7 @@ from pl_privknn._checks import check_choice, check_int, check_positive, shown
 from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, Table
-from pl_privknn.privacy.units import check_unit
+from pl_privknn.privacy.mechanisms.base import check_unit
 
 #: Of these messages; a node answers no other one.
 VERSION = 1

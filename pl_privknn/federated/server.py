@@ -21,7 +21,7 @@ from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
 from pl_privknn.privacy.files import replaced_durably
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.units import check_unit
+from pl_privknn.privacy.mechanisms.base import check_unit
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")

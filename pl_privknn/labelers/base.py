@@ -16,9 +16,9 @@ from pl_privknn.config import HasInitArguments
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.ledger import ChargesLedger, charge_and_draw
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, noise_guarantee
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, Unit, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.units import Unit, check_owners, records_drawn
+from pl_privknn.privacy.persons import check_owners, records_drawn
 
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22

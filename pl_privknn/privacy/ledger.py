@@ -18,8 +18,10 @@ from pl_privknn.privacy.mechanisms.base import (
     Charge,
     Guarantee,
     Mechanism,
+    Unit,
     check_adjacency,
     check_known,
+    check_unit,
     merged,
 )
 from pl_privknn.privacy.store import (
@@ -34,7 +36,6 @@ from pl_privknn.privacy.store import (
     count_of,
     larger,
 )
-from pl_privknn.privacy.units import Unit, check_unit
 
 if TYPE_CHECKING:
     from typing_extensions import Self

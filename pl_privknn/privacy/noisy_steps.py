@@ -11,8 +11,9 @@ from pl_privknn._checks import check_int, check_positive, check_rate
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.units import Unit, persons_of, records_drawn
+from pl_privknn.privacy.persons import persons_of, records_drawn
 
 # A hair: rounding in float32 must not let a clipped gradient be longer than the bound.
 _SLACK = 1e-5

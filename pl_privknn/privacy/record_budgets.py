@@ -21,9 +21,9 @@ from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
 from pl_privknn.privacy.mechanisms import Mechanism
+from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import PrivateStore, PrivateStoreError
-from pl_privknn.privacy.units import Unit
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pl_privknn._checks import check_open_unit, check_path, check_positive
-from pl_privknn.privacy.units import Unit, check_unit
+from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 
 
 @dataclasses.dataclass(frozen=True)

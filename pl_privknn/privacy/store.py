@@ -27,10 +27,11 @@ from pl_privknn.privacy.mechanisms.base import (
     Charge,
     Guarantee,
     Mechanism,
+    Unit,
     check_adjacency,
+    check_unit,
     merged,
 )
-from pl_privknn.privacy.units import Unit, check_unit
 
 _FORMAT = 1
 _SCHEMA = f"""

@@ -14,10 +14,17 @@ from pl_privknn._checks import check_open_unit, shown
 from pl_privknn.config import read_document
 from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.ledger import Ledger, LedgerReport, counts_topic, make_report
-from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, Adjacency, Charge, Guarantee, check_adjacency
+from pl_privknn.privacy.mechanisms.base import (
+    SEVERAL_FILES,
+    Adjacency,
+    Charge,
+    Guarantee,
+    Unit,
+    check_adjacency,
+    check_unit,
+)
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.store import SQLITE_MAGIC, Balance, read_rows
-from pl_privknn.privacy.units import Unit, check_unit
 
 
 @dataclasses.dataclass(frozen=True)

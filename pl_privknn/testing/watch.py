@@ -33,11 +33,10 @@ from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, Shuffled
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
-from pl_privknn.privacy.mechanisms.base import check_known
+from pl_privknn.privacy.mechanisms.base import Unit, check_known
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
 from pl_privknn.privacy.redaction import descriptors_led_to
 from pl_privknn.privacy.store import NOISE_MARKS
-from pl_privknn.privacy.units import Unit
 from pl_privknn.testing.tables import InShards, Table, in_shards, rows_of
 
 

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from pl_privknn._checks import shown
+from pl_privknn.privacy.persons import check_owners, persons_of
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.privacy.units import check_owners, persons_of
 from pl_privknn.training.isolation import Copier, PrivateRandomness, Surroundings, in_own_context, reading
 
 _READ_TOGETHER = 256

@@ -15,12 +15,11 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import guarantee_rank
+from pl_privknn.privacy.mechanisms.base import check_unit, guarantee_rank
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.privacy.units import check_unit
 from pl_privknn.training.gradients import (
     CLIPPING,
     DECLARED,

@@ -12,6 +12,7 @@ from pl_privknn._checks import check_int
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (
     noise_for_steps,
@@ -24,7 +25,6 @@ from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.privacy.store import trainers_folder
-from pl_privknn.privacy.units import Unit
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes

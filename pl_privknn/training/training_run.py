@@ -14,12 +14,11 @@ from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import Guarantee, noise_guarantee
+from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
 from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.privacy.store import FolderLock, HeadFile, resumed_folder
-from pl_privknn.privacy.units import Unit
 from pl_privknn.training.processes import FollowedRun, FollowedSteps
 
 if TYPE_CHECKING:

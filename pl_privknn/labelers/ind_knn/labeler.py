@@ -37,6 +37,7 @@ from pl_privknn.labelers.ind_knn.algorithm import (
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
     BudgetTable,
@@ -46,7 +47,6 @@ from pl_privknn.privacy.record_budgets import (
     read_ids,
 )
 from pl_privknn.privacy.record_groups import RecordGroups
-from pl_privknn.privacy.units import check_owners
 
 # How often an attack asks about a record that spends its budget.
 _MOST_ASKED = 100

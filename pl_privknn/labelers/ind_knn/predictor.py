@@ -20,7 +20,9 @@ from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitch
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
 from pl_privknn.labelers.ind_knn.retrieval import Retrieved
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
     BudgetTable,
@@ -29,7 +31,6 @@ from pl_privknn.privacy.record_budgets import (
     epsilon_of_budget,
     read_ids,
 )
-from pl_privknn.privacy.units import Unit, check_owners, check_unit
 
 #: The records that are in the table, earlier queries whose answers take part in later ones, and public examples for
 #: thresholds by density.

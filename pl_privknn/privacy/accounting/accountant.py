@@ -31,11 +31,12 @@ from pl_privknn.privacy.mechanisms.base import (
     Charge,
     Level,
     Mechanism,
+    Unit,
     check_adjacency,
+    check_unit,
     merged,
     weakest,
 )
-from pl_privknn.privacy.units import Unit, check_unit
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

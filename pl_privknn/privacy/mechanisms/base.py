@@ -115,6 +115,9 @@ Adjacency = Literal["add_remove", "replace_one"]
 ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one")
 
 #: Most outcomes that a mechanism lists one by one.
+#: Of two neighbouring tables, one has a record more than the other, or all records of a person.
+Unit = Literal["record", "person"]
+UNITS: tuple[Unit, ...] = ("record", "person")
 MAX_LISTED = 10**5
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
@@ -131,6 +134,16 @@ def require_unsampled(kind: str, sampling_rate: float, adjacency: Adjacency) -> 
             f"{kind}: sampling_rate={sampling_rate!r} is accounted under adjacency='add_remove' only; use "
             "that adjacency with the sensitivity of adding or removing one record, or sampling_rate=1"
         )
+
+
+def check_unit(unit: str) -> Unit:
+    """Return ``unit``, or raise ``ValueError`` where it is not one of :data:`UNITS`.
+
+    Example:
+        >>> check_unit("person")
+        'person'
+    """
+    return check_choice("unit", unit, UNITS)  # type: ignore[return-value]
 
 
 def check_adjacency(adjacency: str) -> Adjacency:

@@ -1,29 +1,11 @@
-"""The unit of privacy: a record, or a person with all of their records."""
+"""Persons and their records, where a person is the unit of privacy."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import torch
+from torch import Tensor
 
-from pl_privknn._checks import check_choice
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from pl_privknn.privacy.noise import NoiseSource
-
-#: Of two neighbouring tables, one has a record more than the other, or all records of a person.
-Unit = Literal["record", "person"]
-UNITS: tuple[Unit, ...] = ("record", "person")
-
-
-def check_unit(unit: str) -> Unit:
-    """Return ``unit``, or raise ``ValueError`` where it is not one of :data:`UNITS`.
-
-    Example:
-        >>> check_unit("person")
-        'person'
-    """
-    return check_choice("unit", unit, UNITS)  # type: ignore[return-value]
+from pl_privknn.privacy.noise import NoiseSource
 
 
 def check_owners(owners: Tensor | None, num_records: int) -> Tensor:
@@ -33,8 +15,6 @@ def check_owners(owners: Tensor | None, num_records: int) -> Tensor:
         owners: person of each record, int64 ``(n,)``, numbers from 0. **Private**.
         num_records: n.
     """
-    import torch
-
     if owners is None:
         raise ValueError(
             "unit='person': nobody says who owns the private records; give the data module private_groups, or use "
@@ -76,8 +56,6 @@ def records_drawn(owners: Tensor, most: int, noise: NoiseSource) -> Tensor:
     Returns:
         Rows in the order of the table, int64. **Private**.
     """
-    import torch
-
     numbers, persons = persons_of(owners)
     keys = noise.integers((len(owners),), 1 << 62)
     order = keys.argsort(stable=True)
