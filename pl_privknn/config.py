@@ -448,7 +448,8 @@ def known_classes() -> dict[str, type]:
     known: dict[str, type] = {}
     for room in ROOMS:
         module = importlib.import_module(f"pl_privknn.{room}")
-        for name, found in vars(module).items():
+        for name in dir(module):  # some rooms load their names at this moment
+            found = getattr(module, name)
             if isinstance(found, type) and _in_rooms(found.__module__) and not name.startswith("_"):
                 paths = (name, f"{module.__name__}.{name}", f"pl_privknn.{name}")
                 for path in (*paths, f"{found.__module__}.{found.__qualname__}"):

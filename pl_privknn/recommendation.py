@@ -333,6 +333,12 @@ def _folder_section(path: Path) -> dict[str, Any]:
             )
     if len(names) < 2:
         raise ValueError(f"--data {path}: {first}/ has one class ({', '.join(names)}); want 2 or more")
+    private = {folder.name for folder in (path / "private").glob("[!.]*") if folder.is_dir()}
+    if strange := private - names:  # what they are called, no message says
+        raise ValueError(
+            f"{path / 'private'} has {len(strange)} folders that aren't among the classes "
+            f"{', '.join(sorted(names))}; rename them"
+        )
     sides = []
     for file in public[:50]:
         with contextlib.suppress(OSError), Image.open(file) as image:

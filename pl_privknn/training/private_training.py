@@ -193,7 +193,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self.files = as_group("files", files, RunFiles()).within(run_dir)
-        self.run_dir = self.files.run_dir
+        self.run_dir = self.files.paths[0]
         self._gradients: IsolatedGradients | None = None
         self._undo: list[Callable[[], None]] = []
         self._made_up: PrivateData | None = None

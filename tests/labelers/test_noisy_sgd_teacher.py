@@ -49,6 +49,29 @@ def literal_sum(weights, vectors, labels, clip_norm, constant=1.0):
     return total
 
 
+def test_every_step_draws_a_sample_of_its_own(monkeypatch):
+    coins, honest = [], SeededNoise.bernoulli
+    monkeypatch.setattr(
+        SeededNoise, "bernoulli", lambda self, shape, p: coins.append(honest(self, shape, p)) or coins[-1]
+    )
+    vectors, labels = table()
+    teacher = NoisySGDTeacher(0.5, 150, 6, noise_multiplier=9.0, components=None, noise_source=SeededNoise(0))
+    teacher.fit(vectors, labels, 3)
+    teacher.label(vectors[:5], FreeLedger())
+    assert len(coins) == 6 and len({tuple(step.tolist()) for step in coins}) == 6
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 0.8])
+def test_one_record_of_60_000_moves_the_sum_by_the_bound_at_most(clip_norm):
+    vectors, labels = table(60_000, 30, 10)
+    weights = 0.1 * torch.randn(10, 31, generator=torch.Generator().manual_seed(1))
+    whole = clipped_softmax_gradients(weights, vectors, labels, clip_norm)
+    for row in (0, 8_191, 40_000):
+        others = torch.arange(len(vectors)) != row
+        rest = clipped_softmax_gradients(weights, vectors[others], labels[others], clip_norm)
+        assert clip_norm * 0.999 < float((whole - rest).norm()) <= clip_norm * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("clip_norm", [0.05, 0.8, 100.0])
 @pytest.mark.parametrize("count", [0, 1, 40])
 def test_gradients_equal_a_loop_over_examples(clip_norm, count):

@@ -243,6 +243,9 @@ def test_bad_folders_get_one_line(photos, capsys):
     images(photos / "public", {"a": 1, "b": 1})
     assert "differ in their classes (b, c)" in refused(capsys, "--data", "own")
     (photos / "test/c").rename(photos / "test/b")
+    (photos / "private/b").rename(photos / "private/c")
+    assert "own/private has 1 folders that aren't among the classes a, b" in refused(capsys, "--data", "own")
+    (photos / "private/c").rename(photos / "private/b")
     (photos / "public/a/0.png").write_bytes(b"no image")
     assert "is not a readable image" in refused(capsys, "--data", "own")
     for file in photos.glob("public/**/*.png"):

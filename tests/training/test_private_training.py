@@ -17,6 +17,7 @@ from pl_privknn.callbacks.loggers import run_settings
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import RunFiles
 
 
@@ -81,6 +82,16 @@ def test_views_of_an_example_are_one_clipped_gradient(tmp_path):
     torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match=r"augment: of .* it makes"):
         fit(Lit(), tmp_path / "other", training(augment=lambda views: views[:1], views=3))
+
+
+def test_every_step_draws_a_sample_of_its_own(tmp_path, monkeypatch):
+    coins, honest = [], SeededNoise.bernoulli
+    monkeypatch.setattr(
+        SeededNoise, "bernoulli", lambda self, shape, p: coins.append(honest(self, shape, p)) or coins[-1]
+    )
+    callback, trainer = fit(Lit(), tmp_path)
+    assert len(coins) == trainer.global_step > 2
+    assert len({tuple(step.tolist()) for step in coins}) == len(coins)
 
 
 def test_epsilon_lies_between_what_opacus_states(tmp_path):
