@@ -58,7 +58,8 @@ def test_every_step_draws_a_sample_of_its_own(monkeypatch):
     teacher = NoisySGDTeacher(0.5, 150, 6, noise_multiplier=9.0, components=None, noise_source=SeededNoise(0))
     teacher.fit(vectors, labels, 3)
     teacher.label(vectors[:5], FreeLedger())
-    assert len(coins) == 6 and len({tuple(step.tolist()) for step in coins}) == 6
+    assert len(coins) == 6
+    assert len({tuple(step.tolist()) for step in coins}) == 6
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, 0.8])

@@ -89,7 +89,7 @@ def test_every_step_draws_a_sample_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(
         SeededNoise, "bernoulli", lambda self, shape, p: coins.append(honest(self, shape, p)) or coins[-1]
     )
-    callback, trainer = fit(Lit(), tmp_path)
+    _, trainer = fit(Lit(), tmp_path)
     assert len(coins) == trainer.global_step > 2
     assert len({tuple(step.tolist()) for step in coins}) == len(coins)
 
