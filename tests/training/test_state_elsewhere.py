@@ -328,11 +328,15 @@ class Slow(Dataset):
 
 
 def test_ctrl_c_ends_a_sum():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        clipped_sum(Lit(), Slow(), range(8))
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            clipped_sum(Lit(), Slow(), range(8))
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Collects(logging.Handler):
