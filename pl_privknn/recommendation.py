@@ -334,9 +334,9 @@ def _folder_section(path: Path) -> dict[str, Any]:
     if len(names) < 2:
         raise ValueError(f"--data {path}: {first}/ has one class ({', '.join(names)}); want 2 or more")
     private = {folder.name for folder in (path / "private").glob("[!.]*") if folder.is_dir()}
-    if strange := private - names:  # what they are called, no message says
+    if unknown := private - names:  # what they are called, no message says
         raise ValueError(
-            f"{path / 'private'} has {len(strange)} folders that aren't among the classes "
+            f"{path / 'private'} has {len(unknown)} folders that aren't among the classes "
             f"{', '.join(sorted(names))}; rename them"
         )
     sides = []

@@ -1,20 +1,33 @@
-"""From images and texts to vectors. Names are loaded on first use: a backbone brings Lightning."""
+"""From images and texts to vectors."""
 
-import lazy_loader
+from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.hog import HOG
+from pl_privknn.features.joined import CachedFeatures, JoinedFeatures
+from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
+from pl_privknn.features.patches import PatchDictionary
+from pl_privknn.features.pixels import Pixels
+from pl_privknn.features.pretrained import TimmFeatures
+from pl_privknn.features.public import PublicFeatures, Resized
+from pl_privknn.features.scattering import Scattering
+from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "backbone": ["BackboneFeatures", "CheckpointFeatures"],
-        "base": ["Extractor"],
-        "hog": ["HOG"],
-        "joined": ["CachedFeatures", "JoinedFeatures"],
-        "kernel_pca": ["PublicKernelPCA", "PublicPCA"],
-        "patches": ["PatchDictionary"],
-        "pixels": ["Pixels"],
-        "pretrained": ["TimmFeatures"],
-        "public": ["PublicFeatures", "Resized"],
-        "scattering": ["Scattering"],
-        "text": ["SentenceFeatures", "TextExtractor", "WordLlamaFeatures"],
-    },
-)
+__all__ = [
+    "HOG",
+    "BackboneFeatures",
+    "CachedFeatures",
+    "CheckpointFeatures",
+    "Extractor",
+    "JoinedFeatures",
+    "PatchDictionary",
+    "Pixels",
+    "PublicFeatures",
+    "PublicKernelPCA",
+    "PublicPCA",
+    "Resized",
+    "Scattering",
+    "SentenceFeatures",
+    "TextExtractor",
+    "TimmFeatures",
+    "WordLlamaFeatures",
+]

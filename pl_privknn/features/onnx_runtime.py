@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-
-from pl_privknn._lightning import rank_zero_warn
 
 #: How far vectors may lie from torch's, in shares of their length.
 TOLERANCE = 1e-4

@@ -17,8 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_switch
 from pl_privknn.config import HasInitArguments, as_group
-from pl_privknn.features.backbone import OnFrozenFeatures
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.networks.base import SCHEDULERS, Optimization
 from pl_privknn.students.augment import WeakAugmentation
