@@ -1,4 +1,4 @@
-"""What the tests of check_labeler ask of a report about persons."""
+"""Assertions about persons in a report of check_labeler, shared by its tests."""
 
 
 def check_persons_move(report):
