@@ -14,13 +14,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.private_labeler import device_of
 from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels, Scattering
 from pl_privknn.features.base import extract_on
-from pl_privknn.labelers import (
-    IndKNN,
-    PrivateKNN,
-    PrivateRadius,
-    ReverseKNN,
-    Screening,
-)
+from pl_privknn.labelers import IndKNN, PrivateKNN, PrivateRadius, ReverseKNN, Screening
 from pl_privknn.labelers.attributes import FixedThresholds
 from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.labelers.ind_knn import Similarity

@@ -187,13 +187,7 @@ def test_the_direction_is_found_in_float32_under_mixed_precision(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("radius", 0),
-        ("xi", -1e-6),
-        ("power_iterations", 1.5),
-        ("vat_weight", -1),
-    ],
+    ("argument", "value"), [("radius", 0), ("xi", -1e-6), ("power_iterations", 1.5), ("vat_weight", -1)]
 )
 def test_bad_arguments_are_named(argument, value):
     with pytest.raises(ValueError, match=f"{argument}="):

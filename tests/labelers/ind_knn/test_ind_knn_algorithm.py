@@ -74,8 +74,7 @@ def compare(parameters, rows, queries, *, batches, rtol, reuse=False, literal_ca
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize(
-    ("kernel", "threshold"),
-    [("cosine", 0.375), ("rbf", math.exp(-(2 - 2 * 0.375) / 2.25) - 1e-12)],
+    ("kernel", "threshold"), [("cosine", 0.375), ("rbf", math.exp(-(2 - 2 * 0.375) / 2.25) - 1e-12)]
 )
 def test_equals_the_printed_algorithm_where_products_are_exact(kernel, threshold, reuse, monkeypatch):
     monkeypatch.setattr(ind_knn_engine, "_MOST_QUERIES_AT_ONCE", 13)

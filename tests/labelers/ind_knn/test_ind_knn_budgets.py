@@ -9,20 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ind_knn_literal import Literal
-from ind_knn_setup import (
-    ALL,
-    LABELS,
-    NUMBERS,
-    QUERIES,
-    ROWS,
-    SETTINGS,
-    UNKNOWN,
-    C,
-    D,
-    Stream,
-    rows,
-    teacher,
-)
+from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, UNKNOWN, C, D, Stream, rows, teacher
 
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.privacy.ledger import Ledger

@@ -8,10 +8,7 @@ import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 from multilabel_setup import clusters
 
-from pl_privknn.labelers import (
-    FixedThresholds,
-    LinearTeachers,
-)
+from pl_privknn.labelers import FixedThresholds, LinearTeachers
 from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
 from pl_privknn.labelers.pate_training import ClassBalancedPartition, RandomPartition
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
@@ -48,11 +45,7 @@ def test_changed_part_changes_one_teacher():
         if changed:
             other[7] = 1 - other[7]
         pate = attribute_pate(
-            6,
-            LinearTeachers(steps=30),
-            RandomPartition(),
-            progress=False,
-            noise_source=SeededNoise(2),
+            6, LinearTeachers(steps=30), RandomPartition(), progress=False, noise_source=SeededNoise(2)
         )
         pate.fit(features, other, 5)
         seen.append(pate._trained.predict(queries))

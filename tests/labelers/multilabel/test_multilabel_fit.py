@@ -14,9 +14,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.datamodules import LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.labelers import (
-    PrivateKNN,
-)
+from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Gaussian

@@ -16,13 +16,7 @@ from pl_privknn.labelers.pate_training import (
 )
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.accounting.accountant import account, read_records
-from pl_privknn.privacy.mechanisms import (
-    Charge,
-    ExponentialArgmax,
-    Gaussian,
-    Laplace,
-    NoisyScreening,
-)
+from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 

@@ -8,11 +8,7 @@ import yaml
 from jsonargparse import ArgumentParser
 from pate_setup import FixedVotes, fitted, table
 
-from pl_privknn.labelers.pate import (
-    GNMAX,
-    PATE,
-    ConfidentGNMAX,
-)
+from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
 from pl_privknn.labelers.pate_training import GuidedPartition
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account

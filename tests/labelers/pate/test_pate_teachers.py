@@ -2,11 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from pl_privknn.labelers.pate_training import (
-    CNNTeachers,
-    LinearTeachers,
-    ModuleTeachers,
-)
+from pl_privknn.labelers.pate_training import CNNTeachers, LinearTeachers, ModuleTeachers
 
 
 def quiet(fraction):
@@ -86,11 +82,7 @@ def test_blocks_of_teachers_do_not_matter_and_seeds_do():
     parts = torch.arange(300) % 7
     votes = {
         name: MAKERS["cnn"](**more).train(features, labels, parts, 3, 7, quiet)
-        for name, more in {
-            "all": {},
-            "by three": {"teachers_at_once": 3},
-            "other seed": {"seed": 1},
-        }.items()
+        for name, more in {"all": {}, "by three": {"teachers_at_once": 3}, "other seed": {"seed": 1}}.items()
     }
     weights = {
         name: torch.cat([trained.params(part).flatten() for part in trained.blocks[0]])
