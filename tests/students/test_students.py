@@ -1,12 +1,13 @@
 """Students: trained, resumed, rebuilt and asked, and what their losses count."""
 
+import functools
+
 import pytest
 import torch
 from grouped import grouped
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
-from pytorch_lightning.utilities import CombinedLoader
+from refusals import refusals
 from student_setup import STUDENTS, held_out, loaders, shuffled_digits, trainer
-from torch.utils.data import DataLoader, TensorDataset
 
 from pl_privknn.networks import build_network
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
@@ -22,54 +23,6 @@ class SeedEachStep(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         torch.manual_seed(trainer.global_step)
-
-
-@pytest.mark.parametrize("student", STUDENTS)
-def test_training_logs_and_predicts(student, digits, tmp_path):
-    module = student(image_size=8, ema_decay=0.9)
-    run = trainer(tmp_path)
-    run.fit(module, loaders(digits), held_out(digits))
-    parts = {name: value.item() for name, value in run.callback_metrics.items() if name.startswith("train/")}
-    loss = parts.pop("train/loss")
-    parts.pop("train/confident", None)
-    assert loss == pytest.approx(sum(parts.values()), rel=1e-4)
-    assert "val/accuracy" in run.callback_metrics
-    (results,) = run.test(module, held_out(digits), verbose=False)
-    probabilities = torch.cat(run.predict(module, held_out(digits)))
-    assert probabilities.shape == (797, 10)
-    assert torch.allclose(probabilities.sum(dim=1), torch.ones(797), atol=1e-5)
-    accuracy = (probabilities.argmax(dim=1) == digits[1][1000:]).float().mean().item()
-    assert results["test/accuracy"] == pytest.approx(accuracy, abs=1e-6)
-
-
-def test_supervised_student_learns_the_digits(digits, tmp_path):
-    module = SupervisedStudent(image_size=8, ema_decay=0.99)
-    run = trainer(tmp_path, max_epochs=6)
-    run.fit(module, DataLoader(TensorDataset(digits[0][:1000], digits[1][:1000]), 32, shuffle=True))
-    (results,) = run.test(module, held_out(digits), verbose=False)
-    assert results["test/accuracy"] > 0.95
-
-
-@pytest.mark.long
-def test_vat_beats_labels_alone_on_the_digits(digits, tmp_path):
-    # 50 labels and 950 images without. Over seeds 0 to 5 VAT was better by 0.00 to 0.14, by 0.06 in the mean.
-    def accuracy(student, seed):
-        torch.manual_seed(seed)
-        images, labels = digits
-        order = torch.randperm(1000)
-        images, labels = images[order], labels[order]
-        batches = {
-            "labeled": DataLoader(TensorDataset(images[:50], labels[:50]), 32, shuffle=True),
-            "unlabeled": DataLoader(TensorDataset(images), 64, shuffle=True),
-        }
-        module = student(image_size=8, ema_decay=0.99, optimization={"lr": 0.003})
-        run = trainer(tmp_path, max_epochs=10)
-        run.fit(module, CombinedLoader(batches, "max_size_cycle"))
-        (results,) = run.test(module, held_out(digits), verbose=False)
-        return results["test/accuracy"]
-
-    gains = [accuracy(VATStudent, seed) - accuracy(SupervisedStudent, seed) for seed in (0, 2)]
-    assert sum(gains) / 2 > 0.02
 
 
 @pytest.mark.parametrize("student", STUDENTS)
@@ -92,36 +45,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(student, digits, tmp_path):
     assert any(name.startswith("ema.network.") for name in ours)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-@pytest.mark.parametrize("student", STUDENTS)
-def test_hyperparameters_are_plain_and_rebuild_the_student(student, digits, tmp_path):
-    constants = {"mean": (0.5,), "std": (0.25,)}
-    module = student(image_size=8, ema_decay=0.9, normalization=constants, optimization={"lr": 0.002})
-    keep = ModelCheckpoint(tmp_path, filename="last")
-    trainer(tmp_path, callbacks=[keep], enable_checkpointing=True).fit(module, loaders(digits))
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)  # holds nothing but plain types
-    hparams = checkpoint["hyper_parameters"]
-    assert hparams["optimization"]["lr"] == 0.002
-    assert hparams["normalization"]["mean"] == [0.5]
-    assert ("radius" in hparams) == (student is VATStudent)
-    assert ("threshold" in hparams) == (student in (UDAStudent, FixMatchStudent))
-    loaded = student.load_from_checkpoint(tmp_path / "last.ckpt", map_location="cpu").eval()
-    images = digits[0][:9]
-    with torch.no_grad():
-        assert torch.equal(loaded(images), module.eval()(images))
-
-
-def test_a_module_as_network_stays_out_of_the_hyperparameters(tmp_path, digits):
-    def build():
-        return build_network("small_cnn", 10, 1, 8)
-
-    module = SupervisedStudent(network=build())
-    assert "network" not in module.hparams
-    keep = ModelCheckpoint(tmp_path, filename="last")
-    trainer(tmp_path, callbacks=[keep], enable_checkpointing=True).fit(module, loaders(digits))
-    loaded = SupervisedStudent.load_from_checkpoint(tmp_path / "last.ckpt", network=build())
-    assert torch.equal(loaded.eval()(digits[0][:5]), module.eval()(digits[0][:5]))
 
 
 @pytest.mark.parametrize(("student", "part"), [(VATStudent, "vat"), (FixMatchStudent, "consistency")])
@@ -147,13 +70,7 @@ def test_weak_views_of_labelled_images(monkeypatch):
 
 def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics():
     module = FixMatchStudent(image_size=8, threshold=0.05, consistency_weight=2.0)
-    images, labels, unlabeled = (
-        torch.rand(8, 1, 8, 8),
-        torch.zeros(8, dtype=torch.int64),
-        torch.rand(24, 1, 8, 8),
-    )
-    calls = []
-    logits = module.logits
+    calls, logits = [], module.logits
 
     def spy(x):
         result = logits(x)
@@ -161,36 +78,55 @@ def test_targets_of_consistency_leave_no_gradient_and_strong_views_no_statistics
         return result
 
     module.logits = spy
-    parts = module.objective(images, labels, unlabeled)
+    labels = torch.zeros(8, dtype=torch.int64)
+    parts = module.objective(torch.rand(8, 1, 8, 8), labels, torch.rand(24, 1, 8, 8))
     # Labelled, weak and strong pass: rows, gradient, batches that the running statistics have seen.
     assert calls == [(8, True, 1), (24, False, 2), (24, True, 2)]
     assert parts["consistency"].requires_grad
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("num_classes", 1),
-        ("optimizer", "lion"),
-        ("lr", 0),
-        ("momentum", 1.0),
-        ("weight_decay", -1),
-        ("scheduler", "sine"),
-        ("schedule_epochs", 0),
-        ("ema_decay", 1.0),
-        ("label_smoothing", 1.0),
-        ("label_robustness", 1.1),
-        ("confidence_weighting", -0.5),
-        ("augment", "strong"),
-        ("shift", 2),
-        ("mean", [0.5]),
-        ("network", "nothing"),
-        ("temperature", 0),
-        ("threshold", 1.0),
-        ("consistency_weight", -1),
-        ("num_ops", -2),
-    ],
+@pytest.mark.parametrize("student", STUDENTS)
+def test_training_logs_predicts_and_is_rebuilt_from_plain_hyperparameters(student, digits, tmp_path):
+    constants = {"mean": (0.5,), "std": (0.25,)}
+    module = student(image_size=8, ema_decay=0.9, normalization=constants, optimization={"lr": 0.002})
+    keep = ModelCheckpoint(tmp_path, filename="last")
+    run = trainer(tmp_path, callbacks=[keep], enable_checkpointing=True)
+    run.fit(module, loaders(digits), held_out(digits))
+    parts = {name: value.item() for name, value in run.callback_metrics.items() if name.startswith("train/")}
+    loss = parts.pop("train/loss")
+    parts.pop("train/confident", None)
+    assert loss == pytest.approx(sum(parts.values()), rel=1e-4)
+    assert "val/accuracy" in run.callback_metrics
+    (results,) = run.test(module, held_out(digits), verbose=False)
+    probabilities = torch.cat(run.predict(module, held_out(digits)))
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(797))
+    accuracy = (probabilities.argmax(dim=1) == digits[1][1000:]).float().mean().item()
+    assert results["test/accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    hparams = torch.load(tmp_path / "last.ckpt", weights_only=True)["hyper_parameters"]
+    assert (hparams["optimization"]["lr"], hparams["normalization"]["mean"]) == (0.002, [0.5])
+    assert ("radius" in hparams) == (student is VATStudent)
+    assert ("threshold" in hparams) == (student in (UDAStudent, FixMatchStudent))
+    loaded = student.load_from_checkpoint(tmp_path / "last.ckpt", map_location="cpu").eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(digits[0][:9]), module.eval()(digits[0][:9]))
+
+
+def test_a_module_as_network_stays_out_of_the_hyperparameters():
+    assert "network" not in SupervisedStudent(network=build_network("small_cnn", 10, 1, 8)).hparams
+
+
+WRONG = {
+    "num_classes": 1, "optimizer": "lion", "lr": 0, "momentum": 1.0, "weight_decay": -1, "scheduler": "sine",
+    "schedule_epochs": 0, "ema_decay": 1.0, "label_smoothing": 1.0, "label_robustness": 1.1,
+    "confidence_weighting": -0.5, "augment": "strong", "shift": 2, "mean": [0.5], "network": "nothing",
+    "temperature": 0, "threshold": 1.0, "consistency_weight": -1, "num_ops": -2,
+}  # fmt: skip
+
+
+def made(**arguments):
+    return UDAStudent(**grouped(UDAStudent, **{"image_size": 8, **arguments}))
+
+
+test_bad_arguments_are_named = refusals(
+    {f"{name}=": functools.partial(made, **{name: value}) for name, value in WRONG.items()}
 )
-def test_bad_arguments_are_named(argument, value):
-    with pytest.raises(ValueError, match=f"{argument}="):
-        UDAStudent(**grouped(UDAStudent, **{"image_size": 8, argument: value}))

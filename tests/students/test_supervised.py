@@ -1,7 +1,7 @@
 """Mixup of the supervised student: images and labels in the same shares, and what is left out."""
 
-import pytest
 import torch
+from refusals import refusals
 from scipy.stats import beta, kstest
 
 from pl_privknn.students import SupervisedStudent
@@ -51,8 +51,11 @@ def test_mixtures_are_for_training_alone(monkeypatch):
     assert module.hparams["mixup"] == 0.4
 
 
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="mixup=-1"):
-        SupervisedStudent(image_size=8, mixup=-1)
-    with pytest.raises(ValueError, match=r"mixup=0.4 is for classes, and task='multilabel'"):
-        SupervisedStudent(image_size=8, mixup=0.4, task="multilabel")
+test_bad_arguments_are_named = refusals(
+    {
+        "mixup=-1": lambda: SupervisedStudent(image_size=8, mixup=-1),
+        "mixup=0.4 is for classes, and task='multilabel'": lambda: SupervisedStudent(
+            mixup=0.4, task="multilabel"
+        ),
+    }
+)
