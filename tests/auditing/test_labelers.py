@@ -14,12 +14,7 @@ import torch
 from benchmarks.faulty import LessNoise, SharedNoise
 from pl_privknn import Gaussian
 from pl_privknn.auditing import attack_labeler, releases
-from pl_privknn.auditing.bounds import (
-    Guesses,
-    refutes_at_chosen,
-    refutes_at_midpoint,
-    refutes_epsilon,
-)
+from pl_privknn.auditing.bounds import Guesses, refutes_at_chosen, refutes_at_midpoint, refutes_epsilon
 from pl_privknn.auditing.releases import NearestTeachers, score_canaries, score_runs
 from pl_privknn.auditing.releases import small_target as table
 from pl_privknn.cli.main import main

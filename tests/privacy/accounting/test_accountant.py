@@ -32,6 +32,7 @@ from pl_privknn.privacy.mechanisms import (
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "reference_epsilons.json").read_text())
 SCREENING = NoisyScreening(k=300, threshold=210, sigma=85, num_classes=10, sampling_rate=0.2)
+SIGMA_1 = {"mechanism": "gaussian", "sigma": 1}
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case["id"])
@@ -55,26 +56,18 @@ def test_no_charges_cost_nothing():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("call", "named"),
     [
-        ({"delta": 0.0}, "delta"),
-        ({"delta": 1.0}, "delta"),
-        ({"delta": float("nan")}, "delta"),
-        ({"delta": 1e-5, "adjacency": "swap"}, "adjacency"),
-        ({"delta": 1e-5, "adjacency": "replace_one"}, "sampling_rate"),
+        *((lambda d=delta: account([Charge(SCREENING)], delta=d), "delta") for delta in (0.0, 1.0, math.nan)),
+        (lambda: account([Charge(SCREENING)], delta=1e-5, adjacency="swap"), "adjacency"),
+        (lambda: account([Charge(SCREENING)], delta=1e-5, adjacency="replace_one"), "sampling_rate"),
+        (lambda: read_records([SIGMA_1, {**SIGMA_1, "sigma": -2}]), "record 1: gaussian: sigma=-2"),
+        (lambda: read_records(SIGMA_1), "list"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments, named):
+def test_bad_arguments_are_refused_by_name(call, named):
     with pytest.raises(ValueError, match=named):
-        account([Charge(SCREENING)], exact=False, **arguments)
-
-
-def test_a_bad_record_is_found_in_its_list():
-    good = {"mechanism": "gaussian", "sigma": 1}
-    with pytest.raises(ValueError, match=r"record 1: gaussian: sigma=-2"):
-        read_records([good, {"mechanism": "gaussian", "sigma": -2}])
-    with pytest.raises(ValueError, match="list"):
-        read_records(good)
+        call()
 
 
 # --- composition -----------------------------------------------------------------------------------------
@@ -87,7 +80,7 @@ def test_equal_charges_are_merged():
     assert account(charges, delta=1e-5, exact=False) == together
 
 
-@pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-10, 1e-20])
+@pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-20])
 @pytest.mark.parametrize(("sigma", "count"), [(50.0, 5000), (5000.0, 1_000_000), (0.8, 1)])
 def test_pld_composition_equals_analytic_gaussian(sigma, count, delta):
     # Composed on the grid on purpose; the accountant itself uses the closed form for Gaussians.
@@ -103,9 +96,9 @@ def test_pld_composition_equals_analytic_gaussian(sigma, count, delta):
         assert first - math.exp(exact) * second == pytest.approx(delta, rel=1e-6)
 
 
-@pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-2])
+@pytest.mark.parametrize("delta", [1e-10, 1e-2])
 def test_every_total_of_a_gaussian_is_valid_from_tiny_to_huge(delta):
-    for mu in np.geomspace(1e-8, 30, 40):
+    for mu in np.geomspace(1e-8, 30, 20):
         report = account([Charge(Gaussian(1 / mu))], delta=delta, exact=False)
         for epsilon in (report.epsilon_rdp, report.epsilon_rdp_classic, report.epsilon_pld):
             # Balle and Wang's closed form of what is left at the stated ε; 1e-15 is the rounding of its difference.
@@ -161,23 +154,9 @@ def test_very_heavy_tails_stay_tight_and_small():
     assert 0.97 * expected <= ours <= expected
 
 
-def test_noisy_sgd_agrees_with_opacus():
-    from opacus.accountants import PRVAccountant, RDPAccountant
-
-    rate, steps = 256 / 60000, 2343
-    report = account([Charge(Gaussian(1.1, sampling_rate=rate), steps)], delta=1e-5, exact=False)
-    by_rdp, by_prv = RDPAccountant(), PRVAccountant()
-    by_rdp.history = by_prv.history = [(1.1, rate, steps)]
-    # Opacus converts on a coarser list of orders, so ours may be lower by as much as that list costs.
-    theirs = by_rdp.get_epsilon(1e-5)
-    assert 0.99 * theirs <= report.epsilon_rdp <= theirs * 1.0001
-    assert report.epsilon_pld == pytest.approx(by_prv.get_epsilon(1e-5), rel=0.015)
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.3])
-def test_compositions_of_screening_bound_every_sequence_of_pairs(rate):
+def test_compositions_of_screening_bound_every_sequence_of_pairs():
     # All 3-step sequences of pairs of a small family, composed by enumeration of all 8 outcomes.
-    mechanism = NoisyScreening(k=6, threshold=4, sigma=1.5, num_classes=3, sampling_rate=rate)
+    mechanism = NoisyScreening(k=6, threshold=4, sigma=1.5, num_classes=3, sampling_rate=0.3)
     p, q = mechanism.dominating_pairs("add_remove")
     eps = np.array([0.0, 0.2, 0.5, 1.0])
     worst = np.zeros(len(eps))
@@ -198,24 +177,16 @@ def test_compositions_of_screening_bound_every_sequence_of_pairs(rate):
 
 
 @pytest.mark.parametrize("method", ["rdp", "pld", "best"])
-@pytest.mark.parametrize(
-    "charges",
-    [
-        [Charge(SCREENING, 5000), Charge(Gaussian(20, math.sqrt(2), 0.2), 700)],
-        [Charge(Gaussian(2.0), 3)],
-        [Charge(ExponentialArgmax(19.5, "swap", 0.15), 735), Charge(Gaussian(10.0), 2)],
-    ],
-    ids=["sampled", "gaussian", "mixed"],
-)
-def test_delta_and_epsilon_are_inverse(charges, method):
-    for delta in (1e-3, 1e-6):
+def test_delta_and_epsilon_are_inverse(method):
+    sampled = [Charge(SCREENING, 5000), Charge(Gaussian(20, math.sqrt(2), 0.2), 700)]
+    mixed = [Charge(ExponentialArgmax(19.5, "swap", 0.15), 735), Charge(Gaussian(10.0), 2)]
+    for charges, delta in ((sampled, 1e-3), ([Charge(Gaussian(2.0), 3)], 1e-6), (mixed, 1e-6)):
         eps = epsilon_for_delta(charges, delta, method=method)
         # ε comes from a finite list of orders or grid points, so the way back may only be a little lower.
         assert delta_for_epsilon(charges, eps, method=method) == pytest.approx(delta, rel=2e-2)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-@pytest.mark.parametrize("flip", [0.1, 0.3])
+@pytest.mark.parametrize(("count", "flip"), [(1, 0.1), (3, 0.3), (8, 0.1)])
 def test_lumpy_losses_are_never_under_reported(count, flip):
     """Randomised response puts all mass on single losses; its composition is enumerated here by convolution."""
     bits, one = 2, np.array([flip, 1 - flip])
@@ -234,9 +205,7 @@ def test_lumpy_losses_are_never_under_reported(count, flip):
 
 
 @pytest.mark.parametrize(
-    "mechanism",
-    [Laplace(0.001), PureDP(1000.0), Gaussian(0.01), Gaussian(0.01, 1.0, 0.1)],
-    ids=repr,
+    "mechanism", [Laplace(0.001), PureDP(1000.0), Gaussian(0.01), Gaussian(0.01, 1.0, 0.1)], ids=repr
 )
 def test_releases_with_hardly_any_noise_cost_what_they_cost(mechanism):
     report = account([Charge(mechanism)], delta=1e-5, exact=False)

@@ -26,8 +26,7 @@ def literal_gaussian_epsilon(mu, delta):
     return brentq(excess, 0, 200)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-6), (8.0, 1e-3)])
-@pytest.mark.parametrize("count", [1, 50])
+@pytest.mark.parametrize(("epsilon", "delta", "count"), [(0.1, 1e-5, 50), (1.0, 1e-6, 1), (8.0, 1e-3, 50)])
 def test_gaussian_noise_is_that_of_the_closed_form(epsilon, delta, count):
     found = calibrate(lambda s: [Charge(Gaussian(s), count)], NOISE, epsilon=epsilon, delta=delta)
     mu = math.sqrt(count) / found.value
@@ -39,16 +38,6 @@ def test_laplace_noise_is_the_pure_one_as_delta_vanishes():
     found = calibrate(lambda b: [Charge(Laplace(b, 2.0), 3)], NOISE, epsilon=0.5, delta=1e-12)
     assert found.value == pytest.approx(3 * 2 / 0.5, rel=2e-3)
     assert found.report.epsilon <= 0.5
-
-
-def test_noise_of_subsampled_steps_agrees_with_opacus():
-    from opacus.accountants.utils import get_noise_multiplier
-
-    theirs = get_noise_multiplier(
-        target_epsilon=2.0, target_delta=1e-5, sample_rate=0.025, steps=400, accountant="prv"
-    )
-    found = calibrate(lambda s: [Charge(Gaussian(s, 1.0, 0.025), 400)], NOISE, epsilon=2.0, delta=1e-5)
-    assert found.value == pytest.approx(theirs, rel=0.01)
 
 
 COUNT = Parameter("count", start=100, low=1, high=10_000_000, rising=True, whole=True)
@@ -63,18 +52,12 @@ def test_the_number_found_is_the_largest():
     assert epsilon_for_delta(at, 1e-5) <= 1.0 < epsilon_for_delta(after, 1e-5)
 
 
-def test_the_sampling_rate_found_is_the_largest():
-    found = calibrate(lambda r: [Charge(Gaussian(5.0, 1.0, r), 200)], RATE, epsilon=1.0, delta=1e-5)
-    more = [Charge(Gaussian(5.0, 1.0, 1.01 * found.value), 200)]
-    assert found.report.epsilon <= 1.0 < epsilon_for_delta(more, 1e-5)
-
-
 def test_a_limit_that_meets_the_target_is_the_answer():
     found = calibrate(lambda r: [Charge(Gaussian(50.0, 1.0, r), 2)], RATE, epsilon=5.0, delta=1e-5)
     assert found.value == 1.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     epsilon=st.floats(0.05, 10),
     log_delta=st.floats(-12, -2),
@@ -90,17 +73,26 @@ def test_the_target_is_never_passed(epsilon, log_delta, count, laplace):
     assert account(charges(found.value), delta=10**log_delta, exact=False).epsilon <= epsilon
 
 
-def test_an_epsilon_that_goes_both_ways_is_refused():
-    def charges(x):
-        return [Charge(Gaussian(1.0 + 3.0 * abs(math.log(x / 6.0))))]
-
-    with pytest.raises(CalibrationError, match=r"ε does not fall with sigma"):
-        calibrate(charges, NOISE, epsilon=0.5, delta=1e-5)
-
-
-def test_a_target_out_of_reach_says_so():
-    with pytest.raises(CalibrationError, match=r"epsilon=0\.1 can't be met: count=1, the smallest"):
-        calibrate(lambda n: [Charge(Gaussian(1.0), int(n))], COUNT, epsilon=0.1, delta=1e-5)
+@pytest.mark.parametrize(
+    ("charges", "parameter", "epsilon", "told"),
+    [
+        (
+            lambda x: [Charge(Gaussian(1.0 + 3.0 * abs(math.log(x / 6.0))))],
+            NOISE,
+            0.5,
+            r"ε does not fall with sigma",
+        ),
+        (
+            lambda n: [Charge(Gaussian(1.0), int(n))],
+            COUNT,
+            0.1,
+            r"epsilon=0\.1 can't be met: count=1, the smallest",
+        ),
+    ],
+)
+def test_targets_that_can_not_be_met_say_so(charges, parameter, epsilon, told):
+    with pytest.raises(CalibrationError, match=told):
+        calibrate(charges, parameter, epsilon=epsilon, delta=1e-5)
 
 
 def test_the_exact_search_needs_less_noise_for_the_same_epsilon():

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from error_bounds import exact_bracket
 from scipy.stats import binom
 
 from pl_privknn.privacy.accounting import pld, rdp
@@ -31,6 +30,7 @@ from pl_privknn.privacy.mechanisms import (
 from pl_privknn.privacy.mechanisms.base import envelope
 
 DELTA = 1e-5
+SAMPLED = Charge(NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3), 60)
 
 # Two coins, told apart by opposite faces, and a third in between.
 COINS_P = np.array([[0.06, 0.94], [0.51, 0.49], [0.30, 0.70]])
@@ -153,7 +153,7 @@ def test_fixed_releases_belong_first_in_time():
     assert between > 1.09 * last
 
 
-@pytest.mark.parametrize("count", [1, 7, 400])
+@pytest.mark.parametrize("count", [1, 400])
 def test_one_pair_is_binomial_composition(count):
     p, q = 0.52, 0.48
     heads = np.arange(count + 1)
@@ -188,14 +188,6 @@ def test_blocks_only_add_and_longer_ones_add_less():
     assert epsilon[0] > 1.1 * epsilon[-1]
 
 
-def test_block_plan_spends_about_the_same_whatever_the_count():
-    plans = [BlockPlan.choose(count, 600, 2) for count in (18_000, 1_000_000, 10**9)]
-    assert max(plan.size for plan in plans) < 1.1 * min(plan.size for plan in plans) < 2500
-    small = BlockPlan.choose(10, 600, 2)
-    assert (small.size, small.blocks, small.rest) == (10, 1, 0)
-    assert small.divisions > plans[0].divisions
-
-
 def test_a_finer_grid_lowers_the_bound_towards_the_truth():
     charges = [Charge(NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3), 40)]
     values = [exact_epsilon(charges, delta=DELTA, work=1e8, coarsen=c) for c in (32, 16, 8, 4, 1, 0.25)]
@@ -204,17 +196,6 @@ def test_a_finer_grid_lowers_the_bound_towards_the_truth():
     # Second order: halving the spacing takes about three quarters of the error away.
     errors = np.array(values[:4]) - values[-1]
     assert np.all(errors[1:] < 0.4 * errors[:-1])
-
-
-def test_grows_with_the_count_and_with_company():
-    screening = NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3)
-    values = [exact_epsilon([Charge(screening, n)], delta=DELTA, work=1e8) for n in (1, 5, 20, 100, 500)]
-    assert values == sorted(values)
-    alone = values[3]
-    both = exact_epsilon([Charge(screening, 100), Charge(Laplace(20.0), 3)], delta=DELTA, work=1e8)
-    assert alone < both < alone + 3 / 20
-    split = exact_epsilon([Charge(screening, 40), Charge(screening, 60)], delta=DELTA, work=1e8)
-    assert split == alone
 
 
 def exact_delta(charges, epsilon, work):
@@ -244,7 +225,7 @@ def test_two_families_interleaved():
         )
         found = exact_delta(charges, epsilon=epsilon, work=1e8)
         assert truth <= found <= 1.0
-    screening = Charge(NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3), 60)
+    screening = SAMPLED
     answers = Charge(ExponentialArgmax(scale=20, votes="swap", sampling_rate=0.3), 60)
     together = exact_epsilon([screening, answers], delta=DELTA, work=1e8)
     apart = [exact_epsilon([c], delta=DELTA / 2, work=1e8) for c in (screening, answers)]
@@ -253,21 +234,10 @@ def test_two_families_interleaved():
     assert len(exact_compositions([screening, answers], delta=DELTA, work=1e7)) == 2
 
 
-def test_delta_and_epsilon_agree():
-    charges = [
-        Charge(NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3), 200),
-        Charge(Gaussian(sigma=5, l2_sensitivity=math.sqrt(2), sampling_rate=0.3), 30),
-    ]
-    for delta in (1e-3, 1e-5, 1e-9):
-        epsilon = exact_epsilon(charges, delta=delta, work=1e8)
-        assert exact_delta(charges, epsilon=epsilon, work=1e8) == pytest.approx(delta, rel=0.02)
-
-
 def test_nothing_to_do():
     assert exact_epsilon([], delta=DELTA) is None
     assert exact_epsilon([Charge(Gaussian(sigma=5), 10), Charge(Laplace(3.0))], delta=DELTA) is None
     assert exact_compositions([Charge(Gaussian(sigma=5), 10)], delta=DELTA) == []
-    assert exact_bracket([Charge(Laplace(3.0))], delta=DELTA) is None
     # With one vote and no sampling the count is always 1 and screening tells nothing.
     silent = Charge(NoisyScreening(k=1, threshold=1, sigma=1, num_classes=2), 1000)
     assert exact_epsilon([silent], delta=DELTA) == 0
@@ -277,18 +247,19 @@ def test_nothing_to_do():
     )
 
 
-def test_refusals_name_the_argument():
-    screening = Charge(NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3), 4)
-    with pytest.raises(ValueError, match="delta=0"):
-        exact_epsilon([screening], delta=0)
-    with pytest.raises(ValueError, match="work=0"):
-        exact_epsilon([screening], delta=DELTA, work=0)
-    with pytest.raises(ValueError, match="adjacency='add_remove'"):
-        exact_epsilon([screening], delta=DELTA, adjacency="replace_one")
-    with pytest.raises(ValueError, match="q: every row"):
-        worst_profiles(COINS_P, 2 * COINS_Q, [1], spacing=0.1, tail=1e-9)
-    with pytest.raises(ValueError, match="shapes"):
-        worst_profiles(COINS_P, DICE_Q, [1], spacing=0.1, tail=1e-9)
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: exact_epsilon([SAMPLED], delta=0), "delta=0"),
+        (lambda: exact_epsilon([SAMPLED], delta=DELTA, work=0), "work=0"),
+        (lambda: exact_epsilon([SAMPLED], delta=DELTA, adjacency="replace_one"), "adjacency='add_remove'"),
+        (lambda: worst_profiles(COINS_P, 2 * COINS_Q, [1], spacing=0.1, tail=1e-9), "q: every row"),
+        (lambda: worst_profiles(COINS_P, DICE_Q, [1], spacing=0.1, tail=1e-9), "shapes"),
+    ],
+)
+def test_refusals_name_the_argument(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()
 
 
 def test_replaced_records_follow_the_family():
@@ -299,15 +270,7 @@ def test_replaced_records_follow_the_family():
 
 
 @pytest.mark.parametrize(
-    ("sigma", "rate", "count"),
-    [
-        (0.5, 1.0, 20),
-        (0.3, 1.0, 200),
-        (2.0, 1.0, 5000),
-        (2000.0, 1.0, 5000),
-        (0.3, 1e-4, 500),
-        (20.0, 1e-5, 10**6),
-    ],
+    ("sigma", "rate", "count"), [(0.3, 1.0, 200), (2000.0, 1.0, 5000), (0.3, 1e-4, 500), (20.0, 1e-5, 10**6)]
 )
 @pytest.mark.filterwarnings("error")
 def test_extreme_noise(sigma, rate, count):

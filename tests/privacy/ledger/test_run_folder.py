@@ -17,14 +17,7 @@ from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.store import (
-    FolderInUse,
-    FolderLock,
-    HeadFile,
-    RowStore,
-    read_rows,
-    resumed_folder,
-)
+from pl_privknn.privacy.store import FolderInUse, FolderLock, HeadFile, RowStore, read_rows, resumed_folder
 
 TERMS = RunTerms(
     plan=[Charge(G, 50)], public_examples=10, public_digest="these", num_classes=3, delta=1e-5, max_epsilon=None,

@@ -33,10 +33,7 @@ def deltas(mechanism, step=2.0**-13):
     return deltas_of(made._pmf_remove, EPS), deltas_of(made._pmf_add, EPS)
 
 
-# --- local and shuffled ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("values", [2, 3, 10])
+@pytest.mark.parametrize("values", [2, 10])
 def test_randomized_response_equals_enumeration_and_dp_accounting(values):
     mechanism = RandomizedResponse(0.3, values)
     p = np.full(values, 0.3 / (values - 1))
@@ -55,11 +52,8 @@ def test_randomized_bits_add_up():
     mechanism = RandomizedResponse.for_epsilon(1.2, differing=3)
     assert mechanism.flip_probability == pytest.approx(1 / (math.exp(0.4) + 1))
     assert mechanism.pure_epsilon(ADD_REMOVE) == pytest.approx(1.2)
-    flip = mechanism.flip_probability
-    one_p, one_q = np.array([1 - flip, flip]), np.array([flip, 1 - flip])
-    p, q = one_p, one_q
-    for _ in range(2):
-        p, q = np.outer(p, one_p).ravel(), np.outer(q, one_q).ravel()
+    one = np.array([1 - mechanism.flip_probability, mechanism.flip_probability])
+    p, q = (np.einsum("i,j,k->ijk", *[coin] * 3).ravel() for coin in (one, one[::-1]))
     np.testing.assert_allclose(mechanism.rdp(ORDERS, ADD_REMOVE), literal_rdp(p, q, ORDERS), rtol=1e-9)
     np.testing.assert_allclose(deltas(mechanism)[0], hockey_stick(p, q), atol=2e-4)
 
@@ -124,10 +118,9 @@ def test_shuffled_randomized_response_costs_no_more_than_accounted():
         assert np.all(ours >= hockey_stick(upper, lower) - 1e-12)
 
 
-@pytest.mark.parametrize(("local", "clients"), [(1.0, 10_000), (4.0, 1_000_000)])
-def test_shuffling_beats_its_closed_form(local, clients):
-    mechanism, delta = ShuffleAmplification(local, clients), 1e-6
+def test_shuffling_among_many_beats_its_closed_form():
+    local, clients, delta = 4.0, 1_000_000, 1e-6
     inner = 8 * math.sqrt(math.exp(local) * math.log(4 / delta) / clients) + 8 * math.exp(local) / clients
-    ratio = (math.exp(local) - 1) / (math.exp(local) + 1)
-    closed = math.log(1 + ratio * inner)  # Feldman, McMillan, Talwar 2021, Theorem 3.1
-    assert 0.1 * closed < epsilon_for_delta([Charge(mechanism)], delta) < closed < local
+    closed = math.log(1 + math.tanh(local / 2) * inner)  # Feldman, McMillan, Talwar 2021, Theorem 3.1
+    found = epsilon_for_delta([Charge(ShuffleAmplification(local, clients))], delta)
+    assert 0.1 * closed < found < closed < local

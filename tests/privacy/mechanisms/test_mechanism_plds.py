@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from mechanism_setup import ADD_REMOVE, ALL, ORDERS, deltas_of
+from mechanism_setup import ADD_REMOVE, ALL, deltas_of
 from scipy import stats
 
 from pl_privknn.privacy.accounting import pld, rdp
@@ -109,12 +107,7 @@ def test_argmax_pld_and_pairs_dominate_every_member(votes, rate):
             assert np.all(row >= member - 1e-12)
 
 
-def test_swapped_votes_cost_as_added_ones_with_half_the_scale():
-    swap, add = ExponentialArgmax(8.0, "swap", 0.2), ExponentialArgmax(4.0, "add", 0.2)
-    np.testing.assert_allclose(swap.rdp(ORDERS, ADD_REMOVE), add.rdp(ORDERS, ADD_REMOVE))
-
-
-@pytest.mark.parametrize("shifts", [(0.5, 0.5), (0.9, 0.1), (0.4, 0.3, 0.3)])
+@pytest.mark.parametrize("shifts", [(0.9, 0.1), (0.4, 0.3, 0.3)])
 def test_laplace_in_one_coordinate_dominates_a_shift_over_several(shifts):
     # The claim that lets an L1 sensitivity stand for a vector's pair.
     one = Laplace(1.0).pld(ADD_REMOVE, 2.0**-10)
@@ -135,59 +128,20 @@ def test_the_pair_made_from_an_rdp_curve_dominates_and_has_that_conversion():
     assert made.get_epsilon_for_delta(1e-5) <= rdp.epsilon_improved(rdp.ORDERS, curve, 1e-5) + 2.0**-8
 
 
-# --- monotone in every parameter -----------------------------------------------------------------------
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    sigma=st.floats(0.5, 50),
-    rate=st.floats(0.01, 0.9),
-    more=st.floats(1.05, 1.1),
-    kind=st.sampled_from(["gaussian", "laplace", "screening", "argmax"]),
-)
-def test_more_noise_or_less_sampling_never_costs_more(sigma, rate, more, kind):
-    def build(noise, sampling):
-        if kind == "gaussian":
-            return Gaussian(noise, 1.0, sampling)
-        if kind == "laplace":
-            return Laplace(noise, 1.0, sampling)
-        if kind == "argmax":
-            return ExponentialArgmax(noise, "swap", sampling)
-        return NoisyScreening(30, 18, noise, 4, sampling)
-
-    curve = build(sigma, rate).rdp(ORDERS, ADD_REMOVE)
-    tolerance = 1 + 1e-9
-    assert np.all(build(sigma, rate * more).rdp(ORDERS, ADD_REMOVE) * tolerance >= curve)
-    assert np.all(build(sigma * more, rate).rdp(ORDERS, ADD_REMOVE) <= curve * tolerance)
-
-
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        (Gaussian(3, 1.0, 0.2), Gaussian(3, 1.4, 0.2)),
-        (Laplace(3, 1.0, 0.2), Laplace(3, 2.0, 0.2)),
-        (ExponentialArgmax(3, "add", 0.2), ExponentialArgmax(3, "swap", 0.2)),
-        (NoisyScreening(30, 18, 5, 4, 0.2), NoisyScreening(40, 18, 5, 4, 0.2)),
-        (NoisyScreening(30, 18, 5, 2), NoisyScreening(30, 18, 5, 10)),
-    ],
-)
-def test_more_sensitivity_never_costs_less(less, more):
-    assert np.all(less.rdp(ORDERS, ADD_REMOVE) <= more.rdp(ORDERS, ADD_REMOVE) * (1 + 1e-12))
-
-
 # --- the noise that is drawn is the noise that is accounted ----------------------------------------------
 
 
 def test_drawn_noise_has_the_accounted_scale_and_leaves_the_values_alone():
     # Kolmogorov-Smirnov at 20,000 draws; p < 1e-4 would come up by chance once in 10,000 seeds.
     values = torch.zeros(20_000, dtype=torch.float32)
-    noisy = Gaussian(25.0).add_noise(values, SeededNoise(1))
-    assert noisy.dtype == torch.float64
-    assert not values.any()
-    assert stats.kstest(noisy.numpy(), stats.norm(scale=25.0).cdf).pvalue > 1e-4
-    noisy = Laplace(20.0).add_noise(values, SeededNoise(2))
-    assert not values.any()
-    assert stats.kstest(noisy.numpy(), stats.laplace(scale=20.0).cdf).pvalue > 1e-4
+    for mechanism, law in (
+        (Gaussian(25.0), stats.norm(scale=25.0)),
+        (Laplace(20.0), stats.laplace(scale=20.0)),
+    ):
+        noisy = mechanism.add_noise(values, SeededNoise(1))
+        assert noisy.dtype == torch.float64
+        assert not values.any()
+        assert stats.kstest(noisy.numpy(), law.cdf).pvalue > 1e-4
 
 
 def test_screening_passes_with_the_accounted_probability():
@@ -205,3 +159,5 @@ def test_argmax_draws_the_softmax():
     counts = torch.bincount(drawn, minlength=3).numpy()
     expected = torch.softmax(votes.double() / 2.0, 0).numpy() * 30_000
     assert stats.chisquare(counts, expected).pvalue > 1e-4
+    with pytest.raises(ValueError, match="votes"):  # not a number never wins
+        mechanism.argmax(torch.tensor([[3.0, float("nan"), 1.0]]), SeededNoise(0))

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -10,84 +11,93 @@ from dp_accounting.rdp import rdp_privacy_accountant as dp_rdp
 from mechanism_setup import ADD_REMOVE, ALL, ORDERS, literal_rdp
 from scipy import integrate, stats
 
-from pl_privknn.privacy.accounting import rdp
-from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
-
-
-def test_the_curve_of_a_family_is_the_dearest_pair_in_the_dearer_direction():
-    rng = np.random.default_rng(0)
-    p, q = rng.dirichlet(np.full(3, 0.7), 6), rng.dirichlet(np.full(3, 0.7), 6)
-    for rows in (slice(0, 6), slice(0, 1), slice(3, 4)):
-        expected = np.max([literal_rdp(*pair) for pair in zip(p[rows], q[rows], strict=True)], axis=0)
-        for upper, lower in ((p, q), (q, p)):
-            found = rdp.pairs_rdp(np.log(upper[rows]), np.log(lower[rows]), ORDERS)
-            np.testing.assert_allclose(found, expected, rtol=1e-9)
-
+from pl_privknn.privacy.accounting import pld
+from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+    Conditional,
+    ExponentialArgmax,
+    Gaussian,
+    GaussianDPStream,
+    Laplace,
+    NoisyScreening,
+    PureDP,
+    RandomizedResponse,
+    ShuffleAmplification,
+)
 
 # --- records -------------------------------------------------------------------------------------------
 
+FURTHER = [
+    RandomizedResponse(0.2, 5, 3),
+    PureDP(0.5, 0.3),
+    ShuffleAmplification(1.0, 1000),
+    GaussianDPStream(0.4),
+    Conditional(Gaussian(40.0, math.sqrt(2)), "the partition does not depend on the records"),
+]
 
-@pytest.mark.parametrize("mechanism", ALL, ids=repr)
+
+@pytest.mark.parametrize("mechanism", [*ALL, *FURTHER], ids=repr)
 def test_a_record_round_trips(mechanism):
     charge = Charge(mechanism, 7)
     record = charge.to_record()
     assert record["mechanism"] == mechanism.kind
-    assert Charge.from_record(record) == charge
+    back = Charge.from_record(json.loads(json.dumps(record)))
+    assert back == charge
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.sampling_rate = 0.5
+    if mechanism in FURTHER:
+        assert epsilon_for_delta([back], 1e-6) == epsilon_for_delta([charge], 1e-6) < math.inf
+
+
+SCREENING = {"k": 10, "threshold": 5, "sigma": 1, "num_classes": 3}
 
 
 @pytest.mark.parametrize(
-    ("record", "named"),
+    ("kind", "fields", "named"),
     [
-        ({"mechanism": "gaussian", "sigma": -1}, "sigma"),
-        ({"mechanism": "gaussian", "sigma": float("nan")}, "sigma"),
-        ({"mechanism": "gaussian", "sigma": 0}, "sigma"),
-        ({"mechanism": "gaussian", "sigma": "25"}, "sigma"),
-        ({"mechanism": "gaussian", "sigma": 1, "l2_sensitivity": 0}, "l2_sensitivity"),
-        ({"mechanism": "gaussian", "sigma": 1, "sampling_rate": -0.1}, "sampling_rate"),
-        ({"mechanism": "gaussian", "sigma": 1, "sampling_rate": 1.5}, "sampling_rate"),
-        ({"mechanism": "gaussian", "sigma": 1, "sampling_rate": True}, "sampling_rate"),
-        ({"mechanism": "gaussian", "sigma": 1, "count": 0}, "count"),
-        ({"mechanism": "gaussian", "sigma": 1, "count": 1.5}, "count"),
-        ({"mechanism": "gaussian", "sigma": 1, "sensitivity": 1}, "sensitivity"),
-        ({"mechanism": "gaussian"}, "sigma"),
-        ({"mechanism": "laplace", "scale": float("inf")}, "scale"),
-        ({"mechanism": "unheard_of"}, "unheard_of"),
-        ({"mechanism": ["gaussian"]}, "gaussian"),
-        ({"sigma": 1}, "mechanism"),
-        ("gaussian", "mechanism"),
-        ({"mechanism": "exponential_argmax", "scale": 1, "votes": "both"}, "votes"),
+        *(("gaussian", {"sigma": sigma}, "sigma") for sigma in (-1, float("nan"), 0, "25")),
+        *(("gaussian", {"sigma": 1, "sampling_rate": rate}, "sampling_rate") for rate in (-0.1, 1.5, True)),
+        *(("gaussian", {"sigma": 1, "count": count}, "count") for count in (0, 1.5)),
+        ("gaussian", {"sigma": 1, "l2_sensitivity": 0}, "l2_sensitivity"),
         (
-            {"mechanism": "noisy_screening", "k": 10, "threshold": 11, "sigma": 1, "num_classes": 3},
-            "threshold",
+            "gaussian",
+            {"sigma": 1, "l2_sensitivity": None},
+            "l2_sensitivity=None must be a value, or left out",
         ),
-        (
-            {"mechanism": "noisy_screening", "k": 10, "threshold": -1, "sigma": 1, "num_classes": 3},
-            "threshold",
-        ),
-        ({"mechanism": "noisy_screening", "k": 0, "threshold": 0, "sigma": 1, "num_classes": 3}, "k"),
-        (
-            {"mechanism": "noisy_screening", "k": 10, "threshold": 5, "sigma": 1, "num_classes": 1},
-            "num_classes",
-        ),
+        ("gaussian", {"sigma": 1, "sensitivity": 1}, "sensitivity"),
+        ("gaussian", {}, "sigma"),
+        ("laplace", {"scale": float("inf")}, "scale"),
+        ("unheard_of", {}, "unheard_of"),
+        (["gaussian"], {}, "gaussian"),
+        ("exponential_argmax", {"scale": 1, "votes": "both"}, "votes"),
+        *(("noisy_screening", {**SCREENING, "threshold": threshold}, "threshold") for threshold in (11, -1)),
+        ("noisy_screening", {**SCREENING, "k": 0, "threshold": 0}, "k"),
+        ("noisy_screening", {**SCREENING, "num_classes": 1}, "num_classes"),
+        *(("randomized_response", {"flip_probability": flip}, "flip_probability") for flip in (0.5, 0)),
+        ("pure_dp", {"epsilon": -1}, "epsilon"),
+        ("shuffle_amplification", {"local_epsilon": 1, "num_clients": 1}, "num_clients"),
+        ("gaussian_dp_stream", {"mu": float("nan")}, "mu"),
+        ("conditional", {"inner": {"mechanism": "gaussian", "sigma": 0}, "condition": "x"}, "sigma"),
+        ("conditional", {"inner": {"mechanism": "gaussian", "sigma": 1}, "condition": ""}, "condition"),
     ],
 )
-def test_a_bad_record_is_refused_by_name(record, named):
+def test_a_bad_record_is_refused_by_name(kind, fields, named):
     with pytest.raises(ValueError, match=named):
-        Charge.from_record(record)
+        Charge.from_record({"mechanism": kind, **fields})
 
 
-@pytest.mark.parametrize("mechanism", ALL, ids=repr)
-def test_mechanisms_are_frozen(mechanism):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        mechanism.sampling_rate = 0.5
+def test_what_is_no_record_is_refused():
+    for record in ({"sigma": 1}, "gaussian"):
+        with pytest.raises(ValueError, match="mechanism"):
+            Charge.from_record(record)
 
 
 @pytest.mark.parametrize("mechanism", [m for m in ALL if m.sampling_rate < 1], ids=repr)
 def test_sampling_under_replace_one_is_refused(mechanism):
-    with pytest.raises(ValueError, match="sampling_rate"):
-        mechanism.rdp(ORDERS, "replace_one")
-    with pytest.raises(ValueError, match="sampling_rate"):
-        mechanism.pld("replace_one", 1e-3)
+    for cost in (lambda: mechanism.rdp(ORDERS, "replace_one"), lambda: mechanism.pld("replace_one", 1e-3)):
+        with pytest.raises(ValueError, match="sampling_rate"):
+            cost()
 
 
 def test_added_votes_are_no_replacement():
@@ -103,6 +113,23 @@ def test_screening_refuses_a_table_of_k_records():
     dataclasses.replace(plain, sampling_rate=0.5).check_table_size(3)
 
 
+def test_a_fixed_total_is_one_gaussian_release():
+    assert epsilon_for_delta([Charge(GaussianDPStream(0.25), 4)], 1e-5) == pytest.approx(
+        pld.gaussian_epsilon(0.5, 1e-5), rel=1e-9
+    )
+
+
+def test_a_conditional_part_makes_the_total_conditional_and_is_named():
+    gaussian = Gaussian(40.0, math.sqrt(2))
+    plain = [Charge(Gaussian(9.0), 2), Charge(gaussian, 286)]
+    marked = [plain[0], Charge(Conditional(gaussian, "the partition is fixed beforehand"), 286)]
+    report, reference = (account(charges, delta=1e-5, exact=False) for charges in (marked, plain))
+    assert report.epsilon == pytest.approx(reference.epsilon, rel=1e-12)
+    assert (reference.guarantee, reference.reason) == ("unconditional", "")
+    assert (report.guarantee, report.conditional) == ("conditional", ("gaussian",))
+    assert report.reason == "gaussian: the partition is fixed beforehand"
+
+
 # --- RDP -----------------------------------------------------------------------------------------------
 
 
@@ -110,7 +137,7 @@ def test_gaussian_rdp_is_the_closed_form():
     np.testing.assert_allclose(Gaussian(3.0, 2.0).rdp(ORDERS, ADD_REMOVE), ORDERS * 4 / 9 / 2)
 
 
-@pytest.mark.parametrize(("sigma", "rate"), [(17.7, 0.2), (1.1, 0.0043), (0.5, 0.01), (0.2, 0.3), (50, 0.05)])
+@pytest.mark.parametrize(("sigma", "rate"), [(17.7, 0.2), (1.1, 0.0043), (0.2, 0.3)])
 def test_sampled_gaussian_rdp_equals_dp_accounting_at_whole_orders(sigma, rate):
     # Its fractional orders drop the signs of the binomial series, so only whole ones are exact there.
     orders = np.array([2.0, 3.0, 5.0, 17.0, 60.0, 512.0])
@@ -118,8 +145,7 @@ def test_sampled_gaussian_rdp_equals_dp_accounting_at_whole_orders(sigma, rate):
     np.testing.assert_allclose(Gaussian(sigma, sampling_rate=rate).rdp(orders, ADD_REMOVE), theirs, rtol=1e-9)
 
 
-@pytest.mark.parametrize("order", [1.3, 2.5, 7.7])
-@pytest.mark.parametrize(("sigma", "rate"), [(1.5, 0.1), (0.7, 0.5)])
+@pytest.mark.parametrize(("sigma", "rate", "order"), [(1.5, 0.1, 1.3), (0.7, 0.5, 2.5), (0.7, 0.5, 7.7)])
 def test_sampled_gaussian_rdp_equals_quadrature_at_real_orders(sigma, rate, order):
     def integrand(x):
         return stats.norm.pdf(x) * (1 - rate + rate * math.exp(x / sigma - 0.5 / sigma**2)) ** order
@@ -176,7 +202,7 @@ def test_sampled_laplace_rdp_equals_quadrature_in_both_directions(order):
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.25])
-@pytest.mark.parametrize("k", [1, 2, 30])
+@pytest.mark.parametrize("k", [1, 30])
 def test_screening_rdp_is_the_maximum_over_all_pairs(k, rate):
     mechanism = NoisyScreening(k=k, threshold=0.7 * k, sigma=4.0, num_classes=3, sampling_rate=rate)
     lowest = math.ceil(k / 3) if rate == 1 else 0
@@ -211,7 +237,7 @@ def test_argmax_rdp_bounds_every_vote_vector_closely(votes, rate, scale):
     mechanism = ExponentialArgmax(scale, votes, rate)
     rng = np.random.default_rng(0)
     drawn = collections.defaultdict(list)  # pairs by their number of classes
-    for _ in range(3000):
+    for _ in range(1000):
         base = rng.uniform(0, 6 * scale, size=rng.integers(2, 6))
         moved = base.copy()
         moved[0] += 1
