@@ -1,5 +1,9 @@
+import numpy as np
 import pytest
+import timm
 import torch
+from refusals import refusals
+from safetensors.torch import save_file
 from torch import nn
 
 from pl_privknn.networks import FeatureNetwork, available_networks, build_network, register_network
@@ -22,8 +26,7 @@ def dense(network):
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 32), (1, (9, 14))])
 def test_logits_are_the_classifier_on_the_features(name, channels, size):
     network = build_network(name, num_classes=7, in_channels=channels, image_size=size).eval()
-    sides = (size, size) if isinstance(size, int) else size
-    images = torch.rand(3, channels, *sides)
+    images = torch.rand(3, channels, *np.broadcast_to(size, 2))
     with torch.no_grad():
         features, logits = network.features(images), network(images)
         again = network.classifier(features)
@@ -44,29 +47,29 @@ def test_layers_are_those_of_the_supplement():
     assert convolutions(build_network("cifar_cnn", 10, 3, 32)) == [(32, 3, 3), (64, 3, 3), (128, 3, 3)]
 
 
-def test_unknown_name_lists_the_known_ones():
-    # Modules that other tests import make one more network known.
-    known = "cifar_cnn, linear_probe, mlp, mnist_cnn, small_cnn, svhn_cnn, (tanh_cnn, )?wide_cnn"
-    with pytest.raises(ValueError, match=rf"'resnet'.*{known}.*timm:NAME"):
-        build_network("resnet")
+def small(**given):
+    return build_network(
+        **{"name": "small_cnn", "num_classes": 10, "in_channels": 1, "image_size": 8, **given}
+    )
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("small_cnn", 3), ("wide_cnn", 3), ("mnist_cnn", 3), ("cifar_cnn", 7)]
+# Modules that other tests import make one more network known.
+KNOWN = "cifar_cnn, linear_probe, mlp, mnist_cnn, small_cnn, svhn_cnn, (tanh_cnn, )?wide_cnn"
+test_what_does_not_fit_is_named = refusals(
+    {
+        rf"'resnet'.*{KNOWN}.*timm:NAME": lambda: build_network("resnet"),
+        r"image_size=\(3, 3\) does not fit network='wide_cnn'": lambda: small(name="wide_cnn", image_size=3),
+        r"image_size=\(7, 7\) does not fit network='cifar_cnn'": lambda: small(
+            name="cifar_cnn", image_size=7
+        ),
+        "num_classes": lambda: small(num_classes=1),
+        "in_channels": lambda: small(in_channels=0),
+        "image_size=0": lambda: small(image_size=0),
+        r"image_size=\(8, 8, 8\)": lambda: small(image_size=(8, 8, 8)),
+        r"timm has no model 'resnet17'; similar: .*resnet": lambda: build_network("timm:resnet17"),
+        "name a local file after '@'": lambda: build_network("timm:test_resnet@absent.pth"),
+    }
 )
-def test_too_small_images_are_named(name, size):
-    with pytest.raises(ValueError, match=rf"image_size=\({size}, {size}\) does not fit network='{name}'"):
-        build_network(name, 10, 1, size)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [("num_classes", 1), ("in_channels", 0), ("image_size", 0), ("image_size", (8, 8, 8))],
-)
-def test_bad_arguments_are_named(argument, value):
-    arguments = {"num_classes": 10, "in_channels": 1, "image_size": 8, argument: value}
-    with pytest.raises(ValueError, match=argument):
-        build_network("small_cnn", **arguments)
 
 
 def test_a_registered_network_is_built_by_name(monkeypatch):
@@ -94,37 +97,25 @@ def test_timm_models_have_features(name):
     assert logits.shape == (2, 4)
 
 
-def test_timm_weights_come_from_a_local_file(tmp_path):
-    source = build_network("timm:test_resnet", num_classes=1000, in_channels=3, image_size=32)
-    torch.save(source.model.state_dict(), tmp_path / "weights.pth")
-    loaded = build_network(f"timm:test_resnet@{tmp_path / 'weights.pth'}", 4, 3, 32)
+def assert_body_of(path, source):
+    loaded = build_network(f"timm:test_resnet@{path}", 4, 3, 32)
     ours, theirs = dict(loaded.model.named_parameters()), dict(source.model.named_parameters())
     assert ours["fc.weight"].shape[0] == 4
     assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("fc."))
 
 
-def test_timm_weights_come_from_the_cache_and_are_never_fetched(tmp_path, monkeypatch):
-    import timm
-    from safetensors.torch import save_file
-
+def test_timm_weights_come_from_a_file_or_the_cache_and_are_never_fetched(tmp_path, monkeypatch):
+    source = build_network("timm:test_resnet", num_classes=1000, in_channels=3, image_size=32)
+    torch.save(source.model.state_dict(), tmp_path / "weights.pth")
+    assert_body_of(tmp_path / "weights.pth", source)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     with pytest.raises(FileNotFoundError, match="no pretrained weights in the Hugging Face or torch cache"):
         build_network("timm:test_resnet@cache", 4, 3, 32)
-    source = build_network("timm:test_resnet", num_classes=1000, in_channels=3, image_size=32)
     repository = timm.models.get_pretrained_cfg("test_resnet").hf_hub_id.replace("/", "--")
     folder = tmp_path / f"models--{repository}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc").mkdir(parents=True)
     save_file(source.model.state_dict(), folder / "snapshots" / "abc" / "model.safetensors")
-    loaded = build_network("timm:test_resnet@cache", 4, 3, 32)
-    ours, theirs = dict(loaded.model.named_parameters()), dict(source.model.named_parameters())
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("fc."))
-
-
-def test_timm_errors_say_what_to_do(tmp_path):
-    with pytest.raises(ValueError, match=r"timm has no model 'resnet17'; similar: .*resnet"):
-        build_network("timm:resnet17")
-    with pytest.raises(FileNotFoundError, match="name a local file after '@'"):
-        build_network(f"timm:test_resnet@{tmp_path / 'absent.pth'}")
+    assert_body_of("cache", source)
