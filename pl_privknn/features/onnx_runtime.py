@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 #: How far vectors may lie from torch's, in shares of their length.
@@ -46,6 +45,9 @@ class OnnxNetwork:
                 self._session = self._ready(network, inputs[:1])
             except Exception as error:  # exporters refuse in many ways, and torch serves as well
                 self._failed = True
+                # Here alone: an extractor needs no Lightning, which knows the rank.
+                from pl_privknn._lightning import rank_zero_warn
+
                 rank_zero_warn(
                     f"{type(network).__name__} can't run on ONNX Runtime ({type(error).__name__}), so torch computes "
                     "its features, with the same result in more time"
