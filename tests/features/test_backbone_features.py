@@ -7,6 +7,7 @@ import warnings
 import pytest
 import timm
 import torch
+from refusals import refusals
 from torch import nn
 
 from pl_privknn.features import BackboneFeatures, Extractor, TimmFeatures
@@ -46,13 +47,14 @@ def test_leaves_the_module_bitwise_as_it_was(net):
     before = {name: value.clone() for name, value in net.state_dict().items()}
     modes = {name: module.training for name, module in net.named_modules()}
     flags = {name: value.requires_grad for name, value in net.named_parameters()}
-    generator = torch.get_rng_state()
+    with pytest.raises(RuntimeError):
+        BackboneFeatures(net)(torch.rand(3, 2, 8, 8))
+    generator, net.batches = torch.get_rng_state(), []
     BackboneFeatures(net, batch_size=4)(torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(1)))
     assert net.batches == [4, 4, 2]
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert {name: module.training for name, module in net.named_modules()} == modes
-    assert modes["body.1"]
-    assert not modes["frozen"]
+    assert modes["body.1"] > modes["frozen"]
     assert {name: value.requires_grad for name, value in net.named_parameters()} == flags
     assert all(value.grad is None for value in net.parameters())
     assert torch.equal(torch.get_rng_state(), generator)
@@ -69,40 +71,10 @@ def test_features_of_an_image_depend_on_it_alone(net):
     torch.testing.assert_close(unit, vectors / vectors.norm(dim=1, keepdim=True))
     assert BackboneFeatures(net)(images[:0]).shape == (0, 16)
     assert isinstance(BackboneFeatures(net), Extractor)
-
-
-def test_result_can_be_used_in_training(net):
-    vectors = BackboneFeatures(net)(torch.rand(3, 1, 8, 8))
     head = nn.Linear(16, 1)
     head(vectors).sum().backward()
     assert not vectors.is_inference()
     assert head.weight.grad is not None
-
-
-def test_modes_come_back_after_an_error(net):
-    with pytest.raises(RuntimeError):
-        BackboneFeatures(net)(torch.rand(3, 2, 8, 8))
-    assert net.training
-    assert net.body[1].training
-    assert not net.frozen.training
-
-
-def test_layers_that_mix_a_batch_are_refused():
-    net = Net()
-    net.body[1] = nn.BatchNorm2d(4, track_running_stats=False)
-    with pytest.raises(ValueError, match=r"'body\.1' \(BatchNorm2d\).*GroupNorm"):
-        BackboneFeatures(net)(torch.rand(3, 1, 8, 8))
-
-
-def test_other_errors():
-    with pytest.raises(TypeError, match=r"Linear has no features\(images\)"):
-        BackboneFeatures(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="batch_size=0"):
-        BackboneFeatures(Net(), batch_size=0)
-    net = Net()
-    net.features = lambda images: images
-    with pytest.raises(ValueError, match=r"returned shape \(n, 1, 8, 8\); want \(n, d\)"):
-        BackboneFeatures(net)(torch.rand(3, 1, 8, 8))
 
 
 LITE = "tf_efficientnet_lite0"
@@ -170,29 +142,6 @@ def test_timm_weights_from_an_installed_package(lite, tmp_path, monkeypatch):
     )
 
 
-def test_timm_errors(lite, tmp_path):
-    with pytest.raises(ValueError, match="model_name='no_such_net'"):
-        TimmFeatures("no_such_net")
-    with pytest.raises(FileNotFoundError, match=r"weights='nowhere\.pth'"):
-        TimmFeatures(LITE, "nowhere.pth")
-    with pytest.raises(FileNotFoundError, match="no weights for 'resnet18'"):
-        TimmFeatures("resnet18")
-    names = list(_other_names(lite.state_dict()).items())
-    names[1], names[2] = names[2], names[1]  # a weight and a bias of one shape change places
-    torch.save(dict(names), tmp_path / "swapped.pth")
-    with pytest.raises(ValueError, match=r"stands where 'bn1\.weight'"):
-        TimmFeatures(LITE, tmp_path / "swapped.pth")
-    torch.save(dict(names[:50]), tmp_path / "short.pth")
-    with pytest.raises(ValueError, match="another architecture"):
-        TimmFeatures(LITE, tmp_path / "short.pth")
-    torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="save a state_dict"):
-        TimmFeatures(LITE, tmp_path / "list.pth")
-    torch.save(lite.state_dict(), tmp_path / "lite.pth")
-    with pytest.raises(ValueError, match="want \\(n, 1 or 3, height, width\\)"):
-        TimmFeatures(LITE, tmp_path / "lite.pth")(torch.rand(1, 2, 28, 28))
-
-
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -236,3 +185,38 @@ def test_torch_stands_in_where_the_export_fails_and_it_is_said_once(lite, tmp_pa
         extractor(images)
     torch.testing.assert_close(found, _expected(lite, images), rtol=1e-4, atol=1e-4)
     assert not own_cache.exists()
+
+
+def asked(net, shape=(3, 1, 8, 8), **changed):
+    for name, value in changed.items():
+        setattr(net, name, value)
+    return lambda: BackboneFeatures(net)(torch.rand(shape))
+
+
+mixing = Net()
+mixing.body[1] = nn.BatchNorm2d(4, track_running_stats=False)
+test_what_is_no_extractor_is_refused = refusals(
+    {
+        r"'body\.1' \(BatchNorm2d\).*GroupNorm": asked(mixing),
+        r"Linear has no features\(images\)": lambda: BackboneFeatures(nn.Linear(2, 2)),
+        "batch_size=0": lambda: BackboneFeatures(Net(), batch_size=0),
+        r"returned shape \(n, 1, 8, 8\); want \(n, d\)": asked(Net(), features=lambda images: images),
+        "model_name='no_such_net'": lambda: TimmFeatures("no_such_net"),
+        r"weights='nowhere\.pth'": lambda: TimmFeatures(LITE, "nowhere.pth"),
+        "no weights for 'resnet18'": lambda: TimmFeatures("resnet18"),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "words", [r"stands where 'bn1\.weight'", "another arch", "a state_dict", "1 or 3, height"]
+)
+def test_weights_and_images_that_do_not_fit_are_refused(lite, tmp_path, words):
+    names = list(_other_names(lite.state_dict()).items())
+    names[1], names[2] = names[2], names[1]  # a weight and a bias of one shape change places
+    given = {"s": dict(names), "an": dict(names[:50]), "a ": [1, 2], "1 ": lite.state_dict()}
+    torch.save(
+        next(value for start, value in given.items() if words.startswith(start)), tmp_path / "weights.pth"
+    )
+    with pytest.raises(ValueError, match=words):
+        TimmFeatures(LITE, tmp_path / "weights.pth")(torch.rand(1, 2, 28, 28))

@@ -3,6 +3,7 @@ import pickle
 
 import pytest
 import torch
+from refusals import refusals
 
 from pl_privknn.features import HOG, CachedFeatures, Extractor, PublicPCA
 
@@ -40,47 +41,6 @@ def test_each_image_is_computed_once_and_given_in_the_order_asked(counted, image
     assert counted.shown == 4 + 2  # image 6 stood in the batch twice
 
 
-def test_other_arguments_other_shapes_and_other_public_images_are_other_features(counted, images):
-    CachedFeatures(counted())(images)
-    assert torch.equal(CachedFeatures(counted(2.0))(images), images.flatten(1) ** 2)
-    wide = images.reshape(7, 1, 4, 16)
-    CachedFeatures(counted())(wide)
-    assert counted.shown == 3 * 7
-    first, second = (CachedFeatures(PublicPCA(extractor=HOG(), components=3)) for _ in range(2))
-    first.fit_public(images)
-    expected = first(images)
-    second.fit_public(images[:5])
-    own = PublicPCA(extractor=HOG(), components=3)
-    own.fit_public(images[:5])
-    assert torch.allclose(second(images), own(images))
-    assert torch.equal(first(images), expected)  # what the second learned did not reach the first
-
-
-def test_an_extractor_that_learns_anew_leaves_what_others_share_as_it_was(counted, images):
-    one, again = (CachedFeatures(PublicPCA(extractor=HOG(), components=3)) for _ in range(2))
-    one.fit_public(images)
-    one.fit_public(images[:5])
-    again.fit_public(images)
-    own = PublicPCA(extractor=HOG(), components=3)
-    own.fit_public(images)
-    assert torch.allclose(again(images), own(images))
-
-
-def test_a_state_that_differs_begins_anew_and_changes_nothing_for_others(counted, images):
-    first = CachedFeatures(PublicPCA(extractor=HOG(), components=3))
-    first.fit_public(images)
-    expected, state = first(images), copy.deepcopy(first.state_dict())
-    same = CachedFeatures(PublicPCA(extractor=HOG(), components=3))
-    same.fit_public(images)
-    same.load_state_dict(state)
-    assert same.extractor is first.extractor
-    other = PublicPCA(extractor=HOG(), components=3)
-    other.fit_public(images[:5])
-    same.load_state_dict(other.state_dict())
-    assert torch.allclose(same(images), other(images))
-    assert torch.equal(first(images), expected)
-
-
 def test_copies_share_and_files_hold_no_vector(counted, images):
     remembered = CachedFeatures(PublicPCA(extractor=counted(), components=3))
     remembered.fit_public(images)
@@ -94,13 +54,51 @@ def test_copies_share_and_files_hold_no_vector(counted, images):
     assert torch.allclose(pickle.loads(pickle.dumps(remembered))(images), expected)
 
 
-def test_what_cannot_be_known_again_is_refused(images):
-    with pytest.raises(TypeError, match="extractor="):
-        CachedFeatures(torch.nn.Flatten())
+def projection(images=None):
+    """A remembered extractor, fitted where there are images; its features are those of one that is not shared."""
+    extractor = CachedFeatures(PublicPCA(extractor=HOG(), components=3))
+    if images is not None:
+        extractor.fit_public(images)
+    return extractor
 
-    class WithTensor(_Counted):
-        def __init__(self, weights: torch.Tensor) -> None:
-            self.weights = weights
 
-    with pytest.raises(ValueError, match="weights is no plain value"):
-        CachedFeatures(WithTensor(torch.ones(2)))
+def test_other_arguments_shapes_public_images_and_states_are_other_features(counted, images):
+    CachedFeatures(counted())(images)
+    assert torch.equal(CachedFeatures(counted(2.0))(images), images.flatten(1) ** 2)
+    CachedFeatures(counted())(images.reshape(7, 1, 4, 16))
+    assert counted.shown == 3 * 7
+    wanted = {}
+    for count in (5, 7):
+        own = PublicPCA(extractor=HOG(), components=3)
+        own.fit_public(images[:count])
+        wanted[count] = own(images), own.state_dict()
+    first, other = projection(images), projection(images[:5])
+    anew = projection(images)
+    anew.fit_public(images[:5])
+    loaded = projection(images)
+    loaded.load_state_dict(copy.deepcopy(wanted[7][1]))
+    assert loaded.extractor is first.extractor  # the same state is shared
+    loaded.load_state_dict(wanted[5][1])
+    # What one of them learned reaches no other.
+    for extractor, count in (
+        (first, 7),
+        (other, 5),
+        (anew, 5),
+        (loaded, 5),
+        (projection(images), 7),
+        (first, 7),
+    ):
+        torch.testing.assert_close(extractor(images), wanted[count][0])
+
+
+class WithTensor(_Counted):
+    def __init__(self, weights: torch.Tensor) -> None:
+        self.weights = weights
+
+
+test_what_cannot_be_known_again_is_refused = refusals(
+    {
+        "extractor=": lambda: CachedFeatures(torch.nn.Flatten()),
+        "weights is no plain value": lambda: CachedFeatures(WithTensor(torch.ones(2))),
+    }
+)
