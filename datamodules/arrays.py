@@ -22,7 +22,7 @@ from pl_privknn.datamodules.tables import (
     shard_file,
 )
 
-_PARTS = ("private", "public", "test", "val", "predict")
+_PARTS = ("private", "public", "test")
 _COLOURS = (1, 3)
 _CHUNK = 4096
 
@@ -53,14 +53,6 @@ class _TablesDataModule(PrivatePublicDataModule):
         if self._has(f"test_{self.kind}"):
             return self._labeled("test")
         return LabeledImages.none(self.image_shape, self.num_classes, self.task)
-
-    def load_validation(self) -> LabeledImages | None:
-        """The validation records, if given."""
-        return self._labeled("val") if self._has(f"val_{self.kind}") else None
-
-    def load_predict(self) -> ImageStore | None:
-        """The records to predict, if given."""
-        return self._store(f"predict_{self.kind}") if self._has(f"predict_{self.kind}") else None
 
     def _has(self, name: str) -> bool:
         return self._sources.get(name) is not None
@@ -93,10 +85,8 @@ class _TablesDataModule(PrivatePublicDataModule):
             )
         if without and not missing:
             raise ValueError(f'public="none", and public_{cls.kind} are given; leave one of them out')
-        for part in ("test", "val"):
-            pair = [f"{part}_{cls.kind}", f"{part}_labels"]
-            if len({sources.get(name) is None for name in pair}) == 2:
-                raise ValueError(f"{pair[0]} and {pair[1]} go together; pass both or neither")
+        if (sources[f"test_{cls.kind}"] is None) != (sources["test_labels"] is None):
+            raise ValueError(f"test_{cls.kind} and test_labels go together; pass both or neither")
         return sources
 
 
@@ -120,9 +110,6 @@ class ArraysDataModule(_TablesDataModule):
         test_images: images for the final accuracy; none by default.
         test_labels: their classes.
         num_classes: number of classes, a public constant.
-        val_images: a validation set, instead of public images with known truth.
-        val_labels: their classes.
-        predict_images: images to predict, instead of the test images.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``.
         channels_last: whether four-dimensional arrays are ``(n, h, w, c)``. None: the dimension that is 1 or
             3 holds the colours, and an error asks where both or neither of them are.
@@ -145,9 +132,6 @@ class ArraysDataModule(_TablesDataModule):
         test_labels: ArrayOrPath | Sequence[int] | None = None,
         *,
         num_classes: int,
-        val_images: ArrayOrPath | None = None,
-        val_labels: ArrayOrPath | Sequence[int] | None = None,
-        predict_images: ArrayOrPath | None = None,
         private_groups: ArrayOrPath | Sequence[int] | None = None,
         channels_last: bool | None = None,
         **kwargs: Any,

@@ -34,6 +34,7 @@ from pl_privknn.datamodules.loaders import (
 from pl_privknn.privacy.redaction import redacted
 
 Overlap = Literal["error", "warn", "ignore"]
+_EVALUATED_AT_ONCE = 256  # images in a batch of validation, test and prediction
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
 _OVERLAP: tuple[Overlap, ...] = ("error", "warn", "ignore")
 
@@ -49,7 +50,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     ``(b, channels, height, width)`` with ``y`` int64 ``(b,)``, or float32 ``(b, num_classes)`` once soft
     labels were released; under ``"multilabel"`` always ``(b, num_classes)``. An epoch is one pass over the
     public images; the labelled part walks over the labels that exist when the epoch begins, as often as
-    needed. Labels that change between epochs are followed without a reload, by running workers too. Nothing
+    needed. Labels that change between epochs are followed without a reload. Nothing
     in the training loader holds private data or the public truth. Validation runs on the public images
     whose truth is known (unless there is a validation set), so public images serve training and validation
     and only the test set is unseen.
@@ -65,9 +66,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             an image; labels everywhere are then int64 ``(n, num_classes)``).
         batch_size: labelled images in a training batch (of one process).
         unlabeled_batch_size: unlabelled images in a training batch; as many as labelled ones by default.
-        eval_batch_size: images in a batch of validation, test and prediction.
         num_workers: loader processes for each loader; 0 loads in the main process.
-        persistent_workers: keep loader processes from one epoch to the next.
         seed: of the order of training examples, a public constant.
         public: ``"images"``, those of :meth:`load_public`, or ``"none"``, where there is no public image at all: one
             blank image stands in the public part then, from which nothing can be learned. Private training needs no
@@ -78,8 +77,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             labelers are compared with. Leave the labeler out then.
         overlap: what to do when an image is both public and in the test set, which would make test accuracy
             meaningless: ``"error"``, ``"warn"`` or ``"ignore"`` (not even looked for). The private images
-            are not compared at ``setup``: what such a message says would depend on private data. See
-            :meth:`count_overlaps`.
+            are not compared: what such a message says would depend on private data.
 
     Attributes:
         num_classes: as given.
@@ -110,9 +108,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         task: str = "multiclass",
         batch_size: int = 64,
         unlabeled_batch_size: int | None = None,
-        eval_batch_size: int = 256,
         num_workers: int = 0,
-        persistent_workers: bool = True,
         seed: int = 0,
         public: str = "images",
         name: str | None = None,
@@ -135,9 +131,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         self.batch_size = check_int("batch_size", batch_size)
         unlabeled = batch_size if unlabeled_batch_size is None else unlabeled_batch_size
         self.unlabeled_batch_size = check_int("unlabeled_batch_size", unlabeled)
-        self.eval_batch_size = check_int("eval_batch_size", eval_batch_size)
         self.num_workers = check_int("num_workers", num_workers, 0)
-        self.persistent_workers = persistent_workers and self.num_workers > 0
         self.seed = check_int("seed", seed, 0)
         self.has_public = check_choice("public", public, ("images", "none")) == "images"
         if train_on_truth and not self.has_public:
@@ -283,17 +277,6 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             rows = slice(start, start + batch_size)
             yield self.private.images(rows), self.private.labels[rows]
 
-    def count_overlaps(self) -> dict[str, int]:
-        """Numbers of identical images in two parts, for the owner of the data to look at after ``setup("fit")``.
-
-        Returns:
-            Counts for ``"public/test"``, ``"private/public"`` and ``"private/test"``. The last two are private
-            information: they must not be published.
-        """
-        parts = {name: getattr(self, name).store for name in ("private", "public", "test")}
-        pairs = (("public", "test"), ("private", "public"), ("private", "test"))
-        return {f"{a}/{b}": len(common_images(parts[a], parts[b])) for a, b in pairs}
-
     # ------------------------------------------------------------------ the loaders
 
     def train_dataloader(self) -> pl.CombinedLoader | DataLoader[Any]:
@@ -307,14 +290,12 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         public = self.public
         if self.num_workers > 0:
             public.store.preload()
-        if self.persistent_workers:
-            public.table.reserve_soft()
         world = {
             "num_replicas": self.trainer.world_size if self.trainer is not None else 1,
             "rank": self.trainer.global_rank if self.trainer is not None else 0,
             "seed": self.seed,
         }
-        common: dict[str, Any] = {**self._loader_options(), "persistent_workers": self.persistent_workers}
+        common = self._loader_options()
         images, size = Batches(public.store), self.unlabeled_batch_size
         sampler = UnlabeledSampler(images, size, **world)
         loaders = {"unlabeled": LateStartLoader(images, batch_size=size, sampler=sampler, **common)}
@@ -349,7 +330,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
     def _evaluation(self, batches: Batches) -> DataLoader[Any]:
         # By keyword: where a trainer builds a loader anew, it passes batch_size by keyword itself.
-        return DataLoader(batches, batch_size=self.eval_batch_size, shuffle=False, **self._loader_options())
+        return DataLoader(batches, batch_size=_EVALUATED_AT_ONCE, shuffle=False, **self._loader_options())
 
     def _loader_options(self) -> dict[str, Any]:
         pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

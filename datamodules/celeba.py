@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
@@ -32,7 +31,7 @@ class CelebADataModule(PublishedDataModule):
     The training partition is private (162,770 images of 8,192 people). A fixed shuffle of the test partition
     gives the public images, which are those that are asked about, and all the rest of it is for testing, as in
     Private-kNN (Zhu et al. 2020, section 4.4). The paper speaks of 60,000 test images; the published partition has
-    19,962 (39,829 with ``include_validation``).
+    19,962.
 
     **On disk**, in ``root/celeba``: the folder ``img_align_celeba`` with ``000001.jpg`` … ``202599.jpg`` (aligned and
     cropped, 178×218) and the five lists, from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, for non-commercial
@@ -47,7 +46,6 @@ class CelebADataModule(PublishedDataModule):
         attributes: names of the attributes to use, in this order; all 40 by default.
         num_public: public images.
         num_test: a fixed random choice of test images; all that are left by default.
-        include_validation: take queries and test images from the validation partition too.
         cache: keep decoded images in memory, as uint8.
         **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`.
 
@@ -70,7 +68,6 @@ class CelebADataModule(PublishedDataModule):
         attributes: Sequence[str] | None = None,
         num_public: int | None = 800,
         num_test: int | None = None,
-        include_validation: bool = False,
         cache: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -85,9 +82,6 @@ class CelebADataModule(PublishedDataModule):
             num_test=num_test,
             **kwargs,
         )
-        self.held_out = (
-            ("test", "valid") if check_switch("include_validation", include_validation) else ("test",)
-        )
         self.cache = check_switch("cache", cache)
 
     def load_private(self) -> LabeledImages:
@@ -98,17 +92,14 @@ class CelebADataModule(PublishedDataModule):
 
     def part(self, name: str) -> tuple[ImageStore, Tensor, Tensor]:
         """See :meth:`PublishedDataModule.part`."""
-        splits = ("train",) if name == "private" else self.held_out
-        files = [self.torchvision_files(self.root, split=split) for split in splits]
+        published = self.torchvision_files(self.root, split="train" if name == "private" else "test")
         folder = self.root / "celeba" / "img_align_celeba"
-        names = [file for part in files for file in part.filename]
+        names = published.filename
         if missing := set(names).difference(os.listdir(folder)):
             raise FileNotFoundError(
                 f"{folder}: {len(missing)} of {len(names)} images are missing, the first is {min(missing)}; unpack "
                 "img_align_celeba.zip again"
             )
         store = FileImages([folder / file for file in names], self.image_shape, cache=self.cache)
-        labels = torch.cat([part.attr for part in files])[
-            :, [CELEBA_ATTRIBUTES.index(n) for n in self.class_names]
-        ]
+        labels = published.attr[:, [CELEBA_ATTRIBUTES.index(n) for n in self.class_names]]
         return store, labels, self.rows_of(name, len(store))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -175,35 +176,20 @@ class JoinedImages(ImageStore):
 
 
 def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Tensor:
-    """Turn any way of naming images into int64 ``(n,)`` on the CPU.
-
-    Args:
-        indices: whole numbers in ``[0, count)``, a bool mask of length ``count``, a slice, or None for all.
-        count: how many images there are.
+    """Positions, int64 ``(n,)``, of images that a tensor of them, a mask, a list or a slice names; None names all.
 
     Raises:
-        IndexError: if an index is negative or too large, or the mask has another length.
-        ValueError: if the indices are not one-dimensional whole numbers.
+        IndexError: for what names no image; the message does not tell how many there are.
     """
-    if indices is None or isinstance(indices, slice):
-        return torch.arange(count)[indices if indices is not None else slice(None)]
-    rows = torch.as_tensor(indices).detach().cpu()
-    if rows.numel() == 0 and rows.ndim == 1:
-        return torch.empty(0, dtype=torch.int64)
-    if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex():
-        raise ValueError(
-            f"indices: shape {tuple(rows.shape)}, {rows.dtype}; want whole numbers of shape (n,)"
-        )
-    if rows.dtype == torch.bool:
-        if len(rows) != count:
-            raise IndexError("indices: a mask of another length than the images")
-        return torch.nonzero(rows).flatten()
-    rows = rows.to(torch.int64)
-    if int(rows.min()) < 0 or int(rows.max()) >= count:
-        raise IndexError(
-            "indices: some are no positions of images; want whole numbers from 0 to the number of images less 1"
-        )
-    return rows
+    named = slice(None) if indices is None else indices
+    with contextlib.suppress(IndexError):
+        rows = torch.arange(count)[named if isinstance(named, slice) else torch.as_tensor(named).cpu()]
+        if rows.ndim == 1:
+            return rows
+    raise IndexError(
+        "indices: some are no positions of images; want whole numbers of shape (n,) below the number of images, or a "
+        "mask with one value an image"
+    )
 
 
 def common_images(first: ImageStore, second: ImageStore) -> list[tuple[int, int]]:
@@ -360,9 +346,6 @@ class LabeledImages(_ImageSet):
         label = self.labels[index]
         return self.images([index])[0], label if self.task == "multilabel" else int(label)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(image_shape={self.store.shape})"
-
     def check_same(self, agree: Callable[[bytes], bool]) -> None:
         """Refuse processes of one training that hold different images, where each is to read a share of them.
 
@@ -401,8 +384,7 @@ class LabelTable(Dataset[Tensor]):
     Attributes:
         labels: int64, shape ``(count,)``, or ``(count, num_classes)`` under ``"multilabel"``; -1 where there is
             no label.
-        soft: float32, shape ``(count, num_classes)``, or None before the first soft label (or
-            :meth:`reserve_soft`).
+        soft: float32, shape ``(count, num_classes)``, or None before the first soft label.
         soft_rows: bool, shape ``(count,)``; which examples have a soft label.
     """
 
@@ -410,15 +392,9 @@ class LabelTable(Dataset[Tensor]):
         self.num_classes = num_classes
         self.task = check_choice("task", task, TASKS)
         shape = (count, num_classes) if task == "multilabel" else (count,)
-        self.labels = torch.full(shape, -1, dtype=torch.int64).share_memory_()
+        self.labels = torch.full(shape, -1, dtype=torch.int64)
         self.soft: Tensor | None = None
-        self.soft_rows = torch.zeros(count, dtype=torch.bool).share_memory_()
-
-    def reserve_soft(self) -> Tensor:
-        """Make room for soft labels now: workers that live longer than an epoch can't see later rooms."""
-        if self.soft is None:
-            self.soft = torch.zeros(len(self.labels), self.num_classes).share_memory_()
-        return self.soft
+        self.soft_rows = torch.zeros(count, dtype=torch.bool)
 
     @property
     def labeled(self) -> Tensor:
@@ -489,9 +465,6 @@ class PublicDataset(_ImageSet):
     def __getitem__(self, index: int) -> Tensor:
         return self.images([index])[0]
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} images, image_shape={self.image_shape})"
-
     @property
     def truth(self) -> Tensor | None:
         """True classes, int64 ``(m,)`` (attributes ``(m, a)``), -1 where not known, or None; for evaluation only."""
@@ -514,11 +487,6 @@ class PublicDataset(_ImageSet):
     def soft_mask(self) -> Tensor:
         """Bool ``(m,)``: which images have a soft label."""
         return self.table.soft_rows
-
-    @property
-    def labeled_indices(self) -> Tensor:
-        """int64: the images that have a label now, in ascending order."""
-        return torch.nonzero(self.table.labeled).flatten()
 
     def set_labels(
         self,
@@ -555,7 +523,9 @@ class PublicDataset(_ImageSet):
         self.table.labels.numpy()[where] = values.numpy()
         self.table.soft_rows.numpy()[where] = False
         if soft is not None:
-            self.table.reserve_soft().numpy()[where] = soft.numpy()
+            if self.table.soft is None:
+                self.table.soft = torch.zeros(len(self), self.num_classes)
+            self.table.soft.numpy()[where] = soft.numpy()
             self.table.soft_rows.numpy()[where] = known.numpy()
 
     def clear_labels(self) -> None:

@@ -49,16 +49,6 @@ def test_evaluation_sets(tmp_path):
         _ = module.private  # evaluation never loads it
 
 
-def test_own_validation_and_prediction_sets(tmp_path):
-    module = make_data(
-        val_images=numbered(3000, 5), val_labels=[0, 1, 2, 0, 1], predict_images=numbered(4000, 3)
-    )
-    model, runner = Recorder(), trainer(tmp_path)
-    runner.validate(model, module, verbose=False)
-    assert torch.cat([numbers for numbers, _ in model.evaluated["val"]]).tolist() == list(range(3000, 3005))
-    assert torch.cat(runner.predict(model, module)).tolist() == [4000, 4001, 4002]
-
-
 def test_private_images_come_in_batches_and_in_order(data):
     images, labels = zip(*data.private_batches(8), strict=True)
     assert [len(part) for part in images] == [8, 8, 8, 6]
@@ -84,15 +74,6 @@ def test_overlap_of_public_and_test_images():
     with pytest.warns(UserWarning, match="1 test images are public"):
         make_data(test_images=both, overlap="warn").setup("fit")
     make_data(test_images=both, overlap="ignore").setup("fit")
-
-
-def test_private_overlaps_are_counted_on_request_only(recwarn):
-    module = make_data(
-        private_images=torch.cat([numbered(0, 3), numbered(1000, PRIVATE - 4), numbered(2000, 1)])
-    )
-    module.setup("fit")
-    assert not recwarn.list
-    assert module.count_overlaps() == {"public/test": 0, "private/public": 3, "private/test": 1}
 
 
 @pytest.mark.parametrize(
@@ -168,4 +149,3 @@ def test_digits_split_is_fixed_and_complete():
         images, torch.tensor(source.images[order] / 16).float(), atol=0.501 / 255, rtol=0
     )
     assert labels.tolist() == source.target[order].tolist()
-    assert module.count_overlaps() == {"public/test": 0, "private/public": 0, "private/test": 0}

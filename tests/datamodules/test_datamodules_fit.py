@@ -33,9 +33,9 @@ class Relabel(pl.Callback):
         self.label(trainer, trainer.current_epoch + 1)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_each_epoch_trains_on_the_labels_of_its_beginning(tmp_path, workers, persistent):
-    module = make_data(num_workers=workers, persistent_workers=persistent)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_epoch_trains_on_the_labels_of_its_beginning(tmp_path, workers):
+    module = make_data(num_workers=workers)
     # The scheduler has the loader made before on_fit_start, when there is no label at all.
     model, teacher = Recorder(scheduled=True), Relabel()
     trainer(tmp_path, callbacks=[teacher], limit_val_batches=0).fit(model, module)
@@ -45,8 +45,8 @@ def test_each_epoch_trains_on_the_labels_of_its_beginning(tmp_path, workers, per
     assert [batch.tolist() for batch in model.unlabeled[0]] != [b.tolist() for b in model.unlabeled[1]]
 
 
-def test_running_workers_see_soft_labels_that_come_later(tmp_path):
-    module = make_data(num_workers=1, persistent_workers=True)
+def test_workers_see_soft_labels_that_come_later(tmp_path):
+    module = make_data(num_workers=1)
     model, teacher = Recorder(), Relabel(soft_from=1)
     trainer(tmp_path, epochs=2, callbacks=[teacher], limit_val_batches=0).fit(model, module)
     assert all(y.dtype == torch.int64 for _, y in model.labeled[0])

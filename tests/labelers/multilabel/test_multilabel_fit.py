@@ -106,8 +106,9 @@ def test_two_rounds_of_a_fit(tmp_path):
     assert callback.label_counts() == {"queried": 60, "answered": 60, "refused": 0, "lost": 0}
     assert int(data.public.table.labeled.sum()) == 60
     assert callback.epsilon == account(labeler.plan(60, 60, 5), delta=1e-5, exact=False).epsilon
-    known = data.public.truth[data.public.labeled_indices] >= 0
-    right = (data.public.labels == data.public.truth)[data.public.labeled_indices]
+    labeled = data.public.table.labeled
+    known = data.public.truth[labeled] >= 0
+    right = (data.public.labels == data.public.truth)[labeled]
     assert callback.metrics["labels/accuracy"] == pytest.approx(float(right[known].double().mean()))
     assert callback.metrics["labels/accuracy"] > 0.95
     metrics = trainer.validate(student, data, verbose=False)[0]
