@@ -164,8 +164,7 @@ def check_budget(balance: Balance, run_id: str, asked: Sequence[Charge], after: 
     raise BudgetExceeded(
         f"{what} run {run_id!r} ({releases}) would bring ε from {before:.4g} to {epsilon:.4g} at δ={balance.delta:g} "
         f"({rule}), above max_epsilon={budget:g}; nothing was charged and nothing was drawn. Ask fewer queries, cap "
-        "the answers (max_answers), add noise, lower the sampling rate, or raise the budget (Ledger(…, "
-        "max_epsilon=…, allow_budget_change=True))",
+        "the answers (max_answers), add noise, or lower the sampling rate",
         epsilon,
         budget,
         balance.delta,
@@ -224,10 +223,6 @@ def _condition(balance: Balance, late: Sequence[int]) -> str:
     )
     if balance.max_epsilon is None:
         return f"{text} (no budget was set that would hold otherwise)"
-    if balance.late_budgets:
-        return (
-            f"{text}, nor did the budget that was changed in rows {', '.join(map(str, balance.late_budgets))}"
-        )
     return (
         f"{text}; whatever they depended on, the Rényi filter at order {balance.order:g} keeps the ledger within "
         f"ε = {balance.max_epsilon:g} at δ = {balance.delta:g}"
@@ -421,13 +416,11 @@ class Ledger:
         unit: unit of privacy, ``"record"`` or ``"person"``; likewise.
         delta: δ of the budget.
         max_epsilon: the budget; None for no limit.
-        allow_budget_change: write a visible budget row where ``delta`` or ``max_epsilon`` differ from those in
-            force, instead of refusing.
         head_path: a file, best in another place, that notes the head hash after every row; a ledger that does
             not hold the noted head is refused (:class:`~pl_privknn.privacy.store.HeadFile`).
 
     Raises:
-        ValueError: for another adjacency, unit or budget than the ledger's, or a new budget that is already passed.
+        ValueError: for another adjacency, unit or budget than the ledger's.
         LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
         FileNotFoundError: if it is missing although ``head_path`` has its head.
 
@@ -451,7 +444,6 @@ class Ledger:
         unit: Unit = "record",
         delta: float = 1e-5,
         max_epsilon: float | None = None,
-        allow_budget_change: bool = False,
         head_path: str | Path | None = None,
     ) -> None:
         adjacency, unit = check_adjacency(adjacency), check_unit(unit)
@@ -473,20 +465,14 @@ class Ledger:
         self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, "unit": unit, **budget}))
         try:
             self._sync()
-            for name, asked in (("adjacency", adjacency), ("unit", unit)):
+            for name, asked in (
+                ("adjacency", adjacency), ("unit", unit), ("delta", delta), ("max_epsilon", max_epsilon),
+            ):  # fmt: skip
                 if (known := getattr(self._balance, name)) != asked:
                     raise ValueError(
-                        f"{name}={asked!r}, but the ledger {self.path} counts under {known!r}; use that, or another "
-                        "ledger: they are never composed"
+                        f"{name}={asked!r}, but the ledger {self.path} was opened with {name}={known!r}; use that, "
+                        "or another ledger: what was promised under one is never changed, nor composed with another"
                     )
-            if not self._has_budget(delta, max_epsilon):
-                if not allow_budget_change:
-                    raise ValueError(
-                        f"delta={delta}, max_epsilon={max_epsilon}, but the ledger {self.path} keeps delta="
-                        f"{self._balance.delta}, max_epsilon={self._balance.max_epsilon}; pass those, or "
-                        "allow_budget_change=True to write the new budget into the ledger"
-                    )
-                self._change_budget(budget)
             if kept is not None:
                 if kept.head is not None:
                     self.check_head(kept.head, f"head_path={str(head_path)!r}")
@@ -532,8 +518,6 @@ class Ledger:
         run_id: str,
         plan: Sequence[Charge] = (),
         description: dict[str, Any] | None = None,
-        *,
-        extend: bool = False,
     ) -> LedgerRun:
         """State a run's worst case and get the handle with which it pays.
 
@@ -543,8 +527,6 @@ class Ledger:
             plan: the most that the run may release, over its whole life. Without a plan every charge is
                 checked by itself.
             description: public facts for the reader of the ledger, as JSON; written with the plan.
-            extend: allow a plan that differs from the run's earlier one, larger in some mechanism. The
-                guarantee then covers the larger count of each.
 
         Raises:
             BudgetExceeded: if the guarantee of all runs together would pass the budget; nothing was written.
@@ -562,14 +544,13 @@ class Ledger:
             "description": description or {},
         }
         with self._writing():
-            run, known = self._balance.run(run_id), run_id in self._balance.runs
-            if not known or beyond(wanted, run.planned) or (wanted and beyond(run.planned, wanted)):
-                if run.planned and not (extend and beyond(wanted, run.planned)):
-                    raise ValueError(
-                        f"run_id={run_id!r} has another plan in the ledger {self.path}; continue it with the "
-                        "same parameters, use another run_id, or pass extend=True with a plan that is larger "
-                        "in some mechanism"
-                    )
+            run = self._balance.run(run_id)
+            if run.planned and wanted and (beyond(wanted, run.planned) or beyond(run.planned, wanted)):
+                raise ValueError(
+                    f"run_id={run_id!r} has another plan in the ledger {self.path}; continue it with the same "
+                    "parameters, or use another run_id"
+                )
+            if run_id not in self._balance.runs or (wanted and not run.planned):
                 granted = run.guaranteed()
                 if asked := beyond(wanted, granted):
                     check_budget(self._balance, run_id, asked, larger(granted, wanted), "the plan of")
@@ -711,27 +692,8 @@ class Ledger:
         except (TypeError, ValueError) as error:
             raise ValueError(f"description: must be JSON without NaN or infinity ({error})") from error
 
-    def _has_budget(self, delta: float, max_epsilon: float | None) -> bool:
-        return (delta, max_epsilon) == (self._balance.delta, self._balance.max_epsilon)
 
-    def _change_budget(self, budget: dict[str, Any]) -> None:
-        delta, max_epsilon = budget["delta"], budget["max_epsilon"]
-        with self._writing():
-            if self._has_budget(delta, max_epsilon):  # another process was faster
-                return
-            granted = self.report(delta).epsilon
-            if max_epsilon is not None and granted > max_epsilon:
-                raise ValueError(
-                    f"max_epsilon={max_epsilon:g} is below ε={granted:.4g} at δ={delta:g}, which the runs in "
-                    f"{self.path} have been granted already; a budget can't be taken back"
-                )
-            if self._balance.num_charges:  # the filter's order is fixed with the first release
-                budget = {**budget, "filter_order": self._balance.order}
-            self._append("budget", budget)
-        self._sync()
-
-
-_STAMPED = ("open", "plan", "budget")
+_STAMPED = ("open", "plan")
 
 
 def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:

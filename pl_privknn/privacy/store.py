@@ -468,7 +468,6 @@ class Balance:
         max_epsilon: the budget in force; None for none.
         order: Rényi order of the filter.
         runs: the runs in order of appearance.
-        late_budgets: positions of budget rows after the first charge.
         num_charges: number of charges of all runs.
         notes: the last note on each topic.
         position: of the last row taken in.
@@ -484,7 +483,6 @@ class Balance:
         self.max_epsilon: float | None = None
         self.order = 2.0
         self.runs: dict[str, RunBalance] = {}
-        self.late_budgets: list[int] = []
         self.num_charges = 0
         self.notes: dict[str, str] = {}
         self.position = 0
@@ -519,8 +517,6 @@ class Balance:
                 self.adjacency, self.unit = check_adjacency(body["adjacency"]), check_unit(body["unit"])
                 self.order = float(body["filter_order"])
                 self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]
-            elif kind == "budget":
-                self._apply_budget(position, body)
             elif kind == "plan":
                 self._apply_plan(position, body["run"], merged(map(_charge, body["plan"])))
             elif kind == "charge":
@@ -557,13 +553,6 @@ class Balance:
     def spent(self) -> list[Charge]:
         """Charges, added over runs."""
         return in_total(run.charged for run in self.runs.values())
-
-    def _apply_budget(self, position: int, body: Mapping[str, Any]) -> None:
-        self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]
-        if self.num_charges:  # the filter's order is fixed with the first release
-            self.late_budgets.append(position)
-        else:
-            self.order = float(body.get("filter_order", self.order))
 
     def _apply_plan(self, position: int, run_id: str, plan: Releases) -> None:
         run = self.runs.setdefault(run_id, RunBalance())

@@ -1,6 +1,5 @@
 """Totals, budget and rules of the ledger. Its file is in test_ledger_store.py and test_ledger_processes.py."""
 
-import json
 import math
 import sqlite3
 
@@ -178,14 +177,6 @@ def test_parameters_chosen_after_a_release_make_the_figure_conditional(path):
     assert a.report().guarantee.guarantee == "unconditional"
     assert b.report().guarantee.guarantee == "conditional"
     assert b.report().filter["late_rows"] == [4]
-    # A budget that was changed afterwards is not one that held from the beginning.
-    changed = Ledger(path, max_epsilon=3.0, allow_budget_change=True).report()
-    assert "budget that was changed in rows 5" in changed.guarantee.reason
-    assert changed.filter["order"] == report.filter["order"]
-    with sqlite3.connect(path) as db:
-        written = json.loads(db.execute("SELECT body FROM rows WHERE position = 5").fetchone()[0])
-    assert (written["kind"], written["max_epsilon"]) == ("budget", 3.0)
-    assert written["filter_order"] == report.filter["order"]
 
 
 def test_without_a_plan_only_the_first_charge_was_chosen_blindly(path):
@@ -230,50 +221,20 @@ def test_same_plan_continues_and_another_is_refused(path):
     for other in ([Charge(G, 11)], [Charge(G, 9)], [Charge(G, 9), Charge(S, 1)]):
         with pytest.raises(ValueError, match="another plan"):
             ledger.run("a", plan=other)
-    with pytest.raises(ValueError, match="another plan"):
-        ledger.run("a", plan=[Charge(G, 9)], extend=True)
     assert ledger.report().rows == rows
-    # An extension covers the larger count of each mechanism.
-    ledger.run("a", plan=[Charge(G, 9), Charge(S, 1)], extend=True)
-    assert set(ledger.report().guaranteed) == {Charge(G, 10), Charge(S, 1)}
-    assert ledger.report().rows == rows + 1
-
-
-def test_extension_is_checked_against_the_budget(path):
-    ledger = Ledger(path, max_epsilon=epsilon(Charge(G, 40)) * 1.0001)
-    ledger.run("a", plan=[Charge(G, 20)])
-    with pytest.raises(BudgetExceeded):
-        ledger.run("a", plan=[Charge(G, 41)], extend=True)
-    ledger.run("a", plan=[Charge(G, 40)], extend=True)
 
 
 def test_adjacency_and_budget_of_a_ledger_stay(path):
     Ledger(path, max_epsilon=1.0)
     with pytest.raises(ValueError, match="adjacency='replace_one'"):
         Ledger(path, adjacency="replace_one", max_epsilon=1.0)
-    with pytest.raises(ValueError, match=r"max_epsilon=2.*allow_budget_change"):
+    with pytest.raises(ValueError, match=r"max_epsilon=2.*max_epsilon=1"):
         Ledger(path, max_epsilon=2.0)
     with pytest.raises(ValueError, match="max_epsilon=None"):
         Ledger(path)
     with pytest.raises(ValueError, match=r"delta=0\.001"):
         Ledger(path, delta=1e-3, max_epsilon=1.0)
     assert Ledger(path, max_epsilon=1.0).report().rows == 1
-
-
-def test_budget_changes_are_rows_and_can_not_undo_a_grant(path):
-    ledger = Ledger(path, max_epsilon=1.0)
-    ledger.run("a", plan=[Charge(G, 20)])
-    granted = ledger.report().epsilon
-    with pytest.raises(ValueError, match="granted already"):
-        Ledger(path, max_epsilon=granted * 0.99, allow_budget_change=True)
-    changed = Ledger(path, max_epsilon=3.0, delta=1e-6, allow_budget_change=True)
-    assert (changed.max_epsilon, changed.delta) == (3.0, 1e-6)
-    assert changed.report().rows == 3
-    # Nothing was released yet, so the filter may take the order of the new budget.
-    assert changed.report().filter["order"] == best_order(3.0, 1e-6)
-    # A handle that was open before keeps the new budget too.
-    with pytest.raises(BudgetExceeded, match="max_epsilon=3"):
-        ledger.run("b", plan=[Charge(G, 10_000)])
 
 
 def test_undefined_mechanisms_are_refused_at_once(path):

@@ -40,7 +40,7 @@ def test_a_ledger_keeps_to_one_unit(ledgers, unit, other):
     assert "\n" not in str(refused.value)
     assert ledger.run("a").num_charges == 1
     ledger.close()
-    with pytest.raises(ValueError, match=f"unit='{other}', but the ledger .* counts under '{unit}'"):
+    with pytest.raises(ValueError, match=f"unit='{other}', but the ledger .* was opened with unit='{unit}'"):
         Ledger(ledgers[unit], unit=other)
     reopened = Ledger.reopen(ledgers[unit])
     assert reopened.unit == unit
