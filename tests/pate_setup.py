@@ -25,7 +25,7 @@ def table(n=300, d=6, classes=3, seed=0):
     return centres[labels] + torch.randn(n, d, generator=generator), labels
 
 
-def fitted(n=300, **arguments):
+def fitted(n=300, given=None, **arguments):
     arguments = {
         "num_teachers": 12,
         "teachers": LinearTeachers(steps=20, batch_size=8),
@@ -34,5 +34,5 @@ def fitted(n=300, **arguments):
         **arguments,
     }
     pate = PATE(**arguments)
-    pate.fit(*table(n), 3)
+    pate.fit(*(table(n) if given is None else given), 3)
     return pate
