@@ -7,11 +7,12 @@ import pytest
 import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 from multilabel_setup import clusters
+from refusals import refusals
 
 from pl_privknn.labelers import FixedThresholds, LinearTeachers
 from pl_privknn.labelers.attributes import clip_attributes, swapped_vote_norms
 from pl_privknn.labelers.pate_training import ClassBalancedPartition, RandomPartition
-from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
+from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -36,38 +37,28 @@ def test_noise_of_the_sums_has_the_charged_deviation():
     assert (noisy.std(dim=0) / 7).log().abs().max() < 5 / math.sqrt(2 * 4000)
 
 
-def test_changed_part_changes_one_teacher():
+def test_changed_part_changes_one_teacher_and_parts_are_of_persons():
     features, labels, queries, _ = clusters()
-    seen = []
-    for changed in (False, True):
-        # The same draws, one record's label turned over.
-        other = labels.clone()
-        if changed:
-            other[7] = 1 - other[7]
-        pate = attribute_pate(
-            6, LinearTeachers(steps=30), RandomPartition(), progress=False, noise_source=SeededNoise(2)
-        )
-        pate.fit(features, other, 5)
-        seen.append(pate._trained.predict(queries))
-    differing = (seen[0] != seen[1]).any(dim=0).any(dim=1)
-    assert int(differing.sum()) <= 1
-    distance = clip_attributes(seen[0], 2).sum(dim=1) - clip_attributes(seen[1], 2).sum(dim=1)
-    assert float(distance.norm(dim=1).max()) <= swapped_vote_norms(2, 5)[1] + 1e-9
-
-
-def test_pate_deals_out_persons():
-    features, labels, _, _ = clusters()
-    dealt = []
+    seen, dealt = [], []
 
     class Watched(LinearTeachers):
         def train(self, features, labels, parts, *rest):
             dealt.append(parts)
             return super().train(features, labels, parts, *rest)
 
-    pate = attribute_pate(5, Watched(steps=2), progress=False)
-    pate.private_owners = torch.arange(240) // 6
-    pate.fit(features, labels, 5)
-    assert all(len(part.unique()) == 1 for part in dealt[0].split(6))
+    changed = labels.clone()
+    changed[7] = 1 - labels[7]  # the same draws, one record's label turned over
+    for given, owners in ((labels, None), (changed, None), (labels, torch.arange(240) // 6)):
+        teachers, settings = Watched(steps=30), {"progress": False, "noise_source": SeededNoise(2)}
+        pate = attribute_pate(6, teachers, RandomPartition(), **settings)
+        pate.private_owners = owners
+        pate.fit(features, given, 5)
+        seen.append(pate._trained.predict(queries))
+    assert int((seen[0] != seen[1]).any(dim=0).any(dim=1).sum()) <= 1
+    distance = clip_attributes(seen[0], 2).sum(dim=1) - clip_attributes(seen[1], 2).sum(dim=1)
+    assert float(distance.norm(dim=1).max()) <= swapped_vote_norms(2, 5)[1] + 1e-9
+    assert all(len(part.unique()) == 1 for part in dealt[2].split(6))
+    assert not all(len(part.unique()) == 1 for part in dealt[0].split(6))
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
@@ -97,14 +88,14 @@ def test_reverse_knn_moves_within_its_sensitivity(adjacency, k):
         assert mechanism.pure_epsilon(adjacency) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: attribute_knn(5, 0.5),
-        lambda: attribute_pate(3, progress=False),
-        lambda: attribute_reverse_knn(epsilon=1.0),
-    ],
-)
+MAKERS = [
+    lambda: attribute_knn(5, 0.5),
+    lambda: attribute_pate(3, progress=False),
+    lambda: attribute_reverse_knn(epsilon=1.0),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_tables_that_do_not_fit_are_refused(make):
     features, labels, queries, _ = clusters()
     for bad in (labels[:, 0], labels[:, :4], labels.float(), labels * 2):
@@ -116,22 +107,20 @@ def test_tables_that_do_not_fit_are_refused(make):
         make().label(queries, FreeLedger())
 
 
-def test_parameters_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="noise"):
-        attribute_knn(noise=ExponentialArgmax(5.0))
-    with pytest.raises(ValueError, match="tau"):
-        attribute_knn(tau=0)
-    with pytest.raises(ValueError, match="l2_sensitivity"):
-        attribute_knn(tau=2, noise=Gaussian(5.0, 1.4)).plan(5, 5, 10)
-    with pytest.raises(ValueError, match="k=300"):
-        attribute_knn(sampling_rate=1.0).fit(*clusters()[:2], 5)
-    with pytest.raises(ValueError, match="partitioner"):
-        attribute_pate(partitioner=ClassBalancedPartition())
-    with pytest.raises(ValueError, match="epsilon"):
-        attribute_reverse_knn()
-    with pytest.raises(ValueError, match="epsilon"):
-        attribute_reverse_knn(epsilon=1.0, noise=Laplace(1.0))
+def few():
     teacher = attribute_reverse_knn(k=3, epsilon=1.0)
     teacher.fit(*clusters()[:2], 5)
-    with pytest.raises(ValueError, match="fewer than k=3"):
-        teacher.label(torch.zeros(2, 2), FreeLedger())
+    teacher.label(torch.zeros(2, 2), FreeLedger())
+
+
+test_parameters_that_do_not_fit_are_refused = refusals(
+    {
+        "noise": lambda: attribute_knn(noise=ExponentialArgmax(5.0)),
+        "tau": lambda: attribute_knn(tau=0),
+        "l2_sensitivity": lambda: attribute_knn(tau=2, noise=Gaussian(5.0, 1.4)).plan(5, 5, 10),
+        "k=300": lambda: attribute_knn(sampling_rate=1.0).fit(*clusters()[:2], 5),
+        "partitioner": lambda: attribute_pate(partitioner=ClassBalancedPartition()),
+        "epsilon": attribute_reverse_knn,
+        "fewer than k=3": few,
+    }
+)

@@ -4,11 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from attributes_setup import attribute_knn
-from grouped import grouped
 from multilabel_setup import clusters
+from student_setup import trainer as trainer_of
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.label_store import LabelStore
@@ -43,14 +42,8 @@ class Clusters(PrivatePublicDataModule):
     """2×1 images whose pixels are the features of :func:`clusters`."""
 
     def __init__(self, **kwargs):
-        super().__init__(
-            num_classes=5,
-            image_shape=(1, 2, 1),
-            class_names="abcde",
-            task="multilabel",
-            overlap="ignore",
-            **kwargs,
-        )
+        names = {"class_names": "abcde", "task": "multilabel", "overlap": "ignore"}
+        super().__init__(num_classes=5, image_shape=(1, 2, 1), **names, **kwargs)
 
     @staticmethod
     def images(features):
@@ -72,32 +65,19 @@ class Clusters(PrivatePublicDataModule):
         return LabeledImages(self.images(queries), truth, 5, task="multilabel")
 
 
-def fit(folder, labeler, data=None, **kwargs):
+def fit(folder, labeler, data=None):
     callback = PrivateLabeler(
-        labeler,
-        **grouped(
-            PrivateLabeler,
-            rounds=2,
-            epochs_per_round=1,
-            queries_per_round=30,
-            progress=False,
-            features=torch.nn.Flatten(),
-            **kwargs,
-            budget={"delta": 1e-5},
-            files={"run_dir": folder},
-        ),
-    )
+        labeler, rounds=2, epochs_per_round=1, queries_per_round=30, progress=False,
+        features=torch.nn.Flatten(), budget={"delta": 1e-5}, files={"run_dir": folder},
+    )  # fmt: skip
     network = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5)
     )
     student = SupervisedStudent(network=network, num_classes=5, task="multilabel", optimization={"lr": 0.05})
-    trainer = pl.Trainer(
-        max_epochs=2, callbacks=[callback] if labeler else [], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-    )  # fmt: skip
+    run = trainer_of(folder, max_epochs=2, callbacks=[callback] if labeler else [])
     data = data or Clusters(batch_size=16)
-    trainer.fit(student, data)
-    return callback, data, trainer, student
+    run.fit(student, data)
+    return callback, data, run, student
 
 
 def test_two_rounds_of_a_fit(tmp_path):

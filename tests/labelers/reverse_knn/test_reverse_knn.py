@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 from scipy import stats
 
 from pl_privknn.labelers.base import stated_plan
@@ -89,14 +90,17 @@ def test_decisions():
     assert decide(noisy, 1.0, 0.0, False, max_answers=2).labels.tolist() == [0, 0, -1]
 
 
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="exactly one"):
-        ReverseKNN()
-    with pytest.raises(ValueError, match="epsilon=-1"):
-        ReverseKNN(epsilon=-1)
-    with pytest.raises(ValueError, match="k=0"):
-        ReverseKNN(k=0, epsilon=1)
+def few():
     labeler = ReverseKNN(k=5, epsilon=1)
     labeler.fit(*_table()[:2], 4)
-    with pytest.raises(ValueError, match="fewer than k=5"):
-        labeler.label(torch.zeros(3, 5), FreeLedger())
+    labeler.label(torch.zeros(3, 5), FreeLedger())
+
+
+test_bad_arguments_are_named = refusals(
+    {
+        "exactly one": ReverseKNN,
+        "epsilon=-1": lambda: ReverseKNN(epsilon=-1),
+        "k=0": lambda: ReverseKNN(k=0, epsilon=1),
+        "fewer than k=5": few,
+    }
+)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 from scipy import stats
 
 from pl_privknn.labelers import ReverseKNN
@@ -50,10 +51,11 @@ def test_negative_binomial_costs_the_hockey_stick_of_its_cells(shape, ratio, adj
 
 def test_two_votes_cost_more_than_one_and_as_much_as_two_independent_releases():
     one, two = NegativeBinomial(20.0, 0.9), NegativeBinomial(20.0, 0.9, moved=2)
-    composed = account([Charge(one, 2)], delta=1e-4, adjacency="replace_one").epsilon
-    assert account([Charge(two)], delta=1e-4, adjacency="replace_one").epsilon == pytest.approx(
-        composed, rel=0.01
+    composed, found = (
+        account([charge], delta=1e-4, adjacency="replace_one").epsilon
+        for charge in (Charge(one, 2), Charge(two))
     )
+    assert found == pytest.approx(composed, rel=0.01)
 
 
 def test_shares_of_all_clients_add_up_to_the_noise():
@@ -139,70 +141,57 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, settings):
     assert release.scores.shape == (3, 3)
     epsilon = account(plan, delta=1e-5, adjacency="replace_one").epsilon
     assert 0.97 * settings["epsilon"] < epsilon <= settings["epsilon"]
+    if settings["trust"] == "shuffle":  # fewer clients than stated are refused before anything is paid
+        charges = run.num_charges
+        with pytest.raises(ValueError, match="num_clients=3000"):
+            labeler.fit(features[1:], labels[1:], 3)
+        labeler.fit_blocks(lambda: [(features[1:], labels[1:])], 3)  # counted as they come
+        with pytest.raises(ValueError, match="num_clients=3000"):
+            labeler.label(torch.eye(3), run)
+        assert run.num_charges == charges
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"trust": "nobody", "epsilon": 1.0}, "trust='nobody'"),
-        ({"trust": "local"}, "epsilon=None"),
-        ({"trust": "local", "epsilon": 1.0, "adjacency": "add_remove"}, "adjacency='add_remove'"),
-        ({"trust": "local", "epsilon": 1.0, "randomizer": "shares"}, "randomizer='shares'"),
-        ({"trust": "shuffle", "epsilon": 1.0}, "num_clients=None"),
-        ({"trust": "shuffle", "epsilon": 1.0, "num_clients": 10, "delta": 2.0}, "delta=2"),
-    ],
+def made(**given):
+    return lambda: ReverseKNN(**{"epsilon": 1.0, **given})
+
+
+test_bad_arguments_are_named = refusals(
+    {
+        "trust='nobody'": made(trust="nobody"),
+        "epsilon=None": made(trust="local", epsilon=None),
+        "adjacency='add_remove'": made(trust="local", adjacency="add_remove"),
+        "randomizer='shares'": made(trust="local", randomizer="shares"),
+        "num_clients=None": made(trust="shuffle"),
+        "delta=2": made(trust="shuffle", num_clients=10, delta=2.0),
+    }
 )
-def test_bad_arguments_are_named(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        ReverseKNN(**arguments)
-
-
-def test_fewer_clients_than_stated_are_refused_before_anything_is_paid(tmp_path):
-    features, labels = clusters()
-    labeler = ReverseKNN(trust="shuffle", epsilon=1.0, num_clients=3000)
-    with pytest.raises(ValueError, match="num_clients=3000"):
-        labeler.fit(features[1:], labels[1:], 3)
-    labeler.fit_blocks(lambda: [(features[1:], labels[1:])], 3)  # counted as they come
-    run = Ledger(tmp_path / "l.sqlite", adjacency="replace_one").run("a", plan=labeler.plan(3, 3, 3))
-    with pytest.raises(ValueError, match="num_clients=3000"):
-        labeler.label(torch.eye(3), run)
-    assert run.num_charges == 0
 
 
 def test_how_records_are_spread_over_clients_changes_nothing():
     features, labels = clusters()
-    queries = torch.eye(3) * 5.5
-    whole = ReverseKNN(epsilon=1.0)
+    queries, whole, total = torch.eye(3) * 5.5, ReverseKNN(epsilon=1.0), 0
     whole.fit(features, labels, 3)
-    parts = []
-    for chosen in torch.randperm(3000, generator=torch.Generator().manual_seed(4)).tensor_split(
-        [10, 700, 701]
-    ):
+    order = torch.randperm(3000, generator=torch.Generator().manual_seed(4))
+    for chosen in order.tensor_split([10, 700, 701]):
         client = ReverseKNN(epsilon=1.0)
         client.fit(features[chosen], labels[chosen], 3)
-        parts.append(client.counts(queries))
-    assert torch.equal(sum(parts), whole.counts(queries))
-    # One release of the sum is the release of the whole table, at the same price.
-    released = []
-    for counts in (sum(parts), whole.counts(queries)):
-        server, ledger = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(5)), FreeLedger()
-        released.append((server.release(counts, ledger), ledger.rows))
-    (from_clients, rows), (from_table, same) = released
-    assert rows == same
-    assert [(row.mechanism, row.count) for row in rows] == [(ReverseKNN(epsilon=1.0).noise, 1)]
+        total += client.counts(queries)
+    assert torch.equal(total, whole.counts(queries))
+    # One release of the sum is that of the whole table, at the same price.
+    server, ledgers = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(5)), (FreeLedger(), FreeLedger())
+    whole.noise_source = SeededNoise(5)
+    from_clients, from_table = server.release(total, ledgers[0]), whole.label(queries, ledgers[1])
+    assert ledgers[0].rows == ledgers[1].rows
+    assert [(row.mechanism, row.count) for row in ledgers[0].rows] == [(whole.noise, 1)]
     assert torch.equal(from_clients.scores, from_table.scores)
     assert torch.equal(from_clients.labels, from_table.labels)
 
 
 def test_counts_are_released_by_a_curator_alone():
+    whole, ledger = {"dtype": torch.int64}, FreeLedger()
     with pytest.raises(ValueError, match="trust='local'"):
-        ReverseKNN(trust="local", epsilon=1.0).release(torch.zeros(2, 2, dtype=torch.int64), FreeLedger())
-    for counts in (
-        torch.zeros(2, 2),
-        torch.zeros(2, dtype=torch.int64),
-        -torch.ones(2, 2, dtype=torch.int64),
-    ):
-        ledger = FreeLedger()
+        ReverseKNN(trust="local", epsilon=1.0).release(torch.zeros(2, 2, **whole), ledger)
+    for counts in (torch.zeros(2, 2), torch.zeros(2, **whole), -torch.ones(2, 2, **whole)):
         with pytest.raises(ValueError, match="counts"):
             ReverseKNN(epsilon=1.0).release(counts, ledger)
-        assert ledger.rows == []
+    assert ledger.rows == []
