@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from benchmarks.record import Measured, commit, store
+from benchmarks.record import commit, store
 
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
@@ -19,27 +19,14 @@ BENCHMARKS = {
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
     "membership": "membership inference on students and on a network trained on private records",
     "persons": "teachers whose unit of privacy is a person, beside records and group privacy",
-    "private_training": "PrivateTraining on Fashion-MNIST, and what each addition gains",
+    "private_training": "a network from pixels by PrivateTraining on Fashion-MNIST",
     "recipes": "what is recommended beside every teacher tuned by hand, over data sets, sizes and ε",
     "runs": "one training configuration over several seeds, or a comparison of methods",
     "scale": "what a round costs a process that holds a shard, for 10⁹ records; memory beside a large table",
-    "speed": "labelling, HOG, an epoch, the exact ε and the import, as ratios of processor seconds",
-    "statistics": "head and student of a teacher that releases statistics, at several values of ε",
-    "text": "the recommended run on BBC news, over ten splits and several values of ε",
+    "speed": "labelling, features, an epoch, the exact ε and the import, as ratios of processor seconds",
 }
 #: Options that say where things lie or which are measured, and change no figure.
-PLACES = (
-    "cache",
-    "prv",
-    "checkpoint",
-    "dry_run",
-    "folder",
-    "name",
-    "only",
-    "root",
-    "weights",
-    "words",
-)
+PLACES = ("prv", "dry_run", "folder", "name", "only", "root", "words")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -47,11 +34,9 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="name_of_benchmark", metavar="NAME", required=True)
-    for name, what in BENCHMARKS.items():
+    render = {"render": "write tables and plots of what is stored; --check compares"}
+    for name, what in {**BENCHMARKS, **render}.items():
         commands.add_parser(name, help=what, add_help=False)
-    commands.add_parser(
-        "render", help="write tables and plots of what is stored; --check compares", add_help=False
-    )
     name = parser.parse_known_args(words[:1])[0].name_of_benchmark
     module = importlib.import_module(f"benchmarks.{name}")
     own = argparse.ArgumentParser(
@@ -70,15 +55,11 @@ def main(words: Sequence[str] | None = None) -> int:
     settings = {key: value for key, value in vars(options).items() if key not in PLACES}
     begun = commit()
     for measured in module.measure(options):
-        _show(measured)
+        text = json.dumps({measured.part: measured.results}, indent=1, ensure_ascii=False, default=str)
+        Console().print(text, markup=False, highlight=False, soft_wrap=True)
         if not options.dry_run:
             store(measured.benchmark or name, measured, settings, begun)
     return 0
-
-
-def _show(measured: Measured) -> None:
-    text = json.dumps({measured.part: measured.results}, indent=1, ensure_ascii=False, default=str)
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -125,21 +125,22 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         if "dp_accounting" not in row:
             row["dp_accounting"] = by_dp_accounting(records, epsilon) / epsilon
     if options.prv:
-        asked = [
-            (row, {"records": records, "delta": DELTA, "error": 1e-3 * row["epsilon"]})
-            for row, (records, _) in zip(rows, plans, strict=True)
-            if "prv" not in row
-            and all(
-                r["mechanism"] == "gaussian" or (r["mechanism"] == "laplace" and r["sampling_rate"] == 1)
-                for r in records
-            )
-        ]
-        lines = "".join(json.dumps(plan) + "\n" for _, plan in asked)
-        run = subprocess.run([options.prv, "-c", _PRV], input=lines, capture_output=True, text=True)
-        for (row, _), line in zip(asked, run.stdout.splitlines(), strict=True):
-            found = json.loads(line)
-            row["prv"] = found if isinstance(found, str) else [end / row["epsilon"] for end in found]
+        _ask_prv(options.prv, [(row, records) for row, (records, _) in zip(rows, plans, strict=True)])
     yield Measured({"delta": DELTA, "plans": rows}, [options.seed])
+
+
+def _ask_prv(python: str, plans: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
+    """Both ends of prv-accountant's interval over our ε, of plans whose releases it knows."""
+    asked = []
+    for row, records in plans:
+        kinds = {(one["mechanism"], one["sampling_rate"] < 1) for one in records}
+        if "prv" not in row and kinds <= {("gaussian", False), ("gaussian", True), ("laplace", False)}:
+            asked.append((row, {"records": records, "delta": DELTA, "error": 1e-3 * row["epsilon"]}))
+    lines = "".join(json.dumps(plan) + "\n" for _, plan in asked)
+    run = subprocess.run([python, "-c", _PRV], input=lines, capture_output=True, text=True)
+    for (row, _), line in zip(asked, run.stdout.splitlines(), strict=True):
+        found = json.loads(line)
+        row["prv"] = found if isinstance(found, str) else [end / row["epsilon"] for end in found]
 
 
 def _stored(seed: int) -> dict[float, dict[str, Any]]:
@@ -154,45 +155,14 @@ def table() -> str:
     """How far the other figures lie from ours."""
     plans = results("accountants")["plans"]
     library = [one["dp_accounting"] for one in plans]
-    ends = [one["prv"] for one in plans if not isinstance(one.get("prv", ""), str)]
-    inside = sum(low <= 1 <= high for low, high in ends)
-    lines = [
-        [
-            "dp-accounting, PLD",
-            len(library),
-            f"{min(library):.5f} to {max(library):.5f}",
-            f"{np.median(library):.5f}",
-        ],
-        [
-            "prv-accountant, both ends of its interval",
-            len(ends),
-            f"{min(low for low, _ in ends):.5f} to {max(high for _, high in ends):.5f}",
-            f"ours lies inside in {inside}",
-        ],
-    ]
+    low, high = zip(*(one["prv"] for one in plans if not isinstance(one.get("prv", ""), str)), strict=True)
+    inside = sum(ends[0] <= 1 <= ends[1] for ends in zip(low, high, strict=True))
+    rows = {
+        "dp-accounting, PLD": (library, library, f"{np.median(library):.5f}"),
+        "prv-accountant, both ends of its interval": (low, high, f"ours lies inside in {inside}"),
+    }
+    lines = (
+        [name, len(least), f"{min(least):.5f} to {max(most):.5f}", median]
+        for name, (least, most, median) in rows.items()
+    )
     return markdown(["accountant", "plans", "its ε over ours", "median"], lines)
-
-
-def figure() -> Any:
-    """Ratio of the other ε to ours against ε."""
-    from matplotlib.figure import Figure
-
-    plans = results("accountants")["plans"]
-    drawn = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = drawn.add_subplot()
-    known = [one for one in plans if not isinstance(one.get("prv", ""), str)]
-    ratios = np.array([one["prv"] for one in known])
-    axes.vlines(
-        [one["epsilon"] for one in known],
-        ratios[:, 0],
-        ratios[:, 1],
-        color="lightgray",
-        label="prv-accountant",
-    )
-    axes.plot(
-        [one["epsilon"] for one in plans], [one["dp_accounting"] for one in plans], ".", label="dp-accounting"
-    )
-    axes.axhline(1.0, color="black", linewidth=0.5)
-    axes.set(xscale="log", xlabel="ε by this package, δ = 1e-5", ylabel="other ε / ours", ylim=(0.995, 1.005))
-    axes.legend()
-    return drawn

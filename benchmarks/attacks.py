@@ -17,7 +17,7 @@ import math
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,46 +31,27 @@ from pl_privknn.config import read_document
 from pl_privknn.planning import Cost, free_parameter, is_training
 from pl_privknn.privacy.noise import SeededNoise
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 NONE = "none"
 _QUERIES = 100
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}
-#: Configuration, what is set to ε or found for it, and what else is changed.
-METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "reverse kNN": ("digits_reverse_knn", "epsilon", {}),
-    "reverse kNN, local": ("digits_reverse_knn_local", "epsilon", {}),
-    "reverse kNN, shuffle": ("digits_reverse_knn_shuffle", "epsilon", {}),
-    "statistics": ("digits_statistics", "epsilon", {}),
-    "noisy SGD teacher": ("digits_noisy_sgd_teacher", "epsilon", {}),
-    "Private-kNN": ("digits_private_knn", "noise.init_args.sigma", {"screening": None, "noise": _SIGMA}),
-    "PATE": (
-        "digits_pate",
-        "aggregator.init_args.sigma",
-        {"aggregator": {"class_path": "GNMAX", "init_args": {"sigma": 10.0}}},
-    ),
-    "Ind-KNN": ("digits_ind_knn", "epsilon", {}),
-    "NoisySGD": ("digits_noisy_sgd", "epsilon", {}),
-    "PrivateTraining": ("digits_noisy_sgd", "epsilon", {}),
-    "reverse kNN, Fashion-MNIST": ("fashion_mnist_reverse_knn_eps1", "epsilon", {}),
-    "reverse kNN, local, Fashion-MNIST": ("fashion_mnist_reverse_knn_local_eps1", "epsilon", {}),
-    "reverse kNN, shuffle, Fashion-MNIST": (
-        "fashion_mnist_reverse_knn_shuffle",
-        "epsilon",
-        {"num_clients": 3000},
-    ),
-    "statistics, Fashion-MNIST": (
-        "fashion_mnist_statistics",
-        "epsilon",
-        {"expected_records": 3000, "components": 200},
-    ),
-    "noisy SGD teacher, Fashion-MNIST": (
-        "fashion_mnist_noisy_sgd_teacher",
-        "epsilon",
-        {"expected_batch_size": 300},
-    ),
-    "Ind-KNN, Fashion-MNIST": ("fashion_mnist_ind_knn", "epsilon", {}),
+#: Configuration, and what is changed in its teacher; its ε is set, or the noise of its votes found for it.
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "reverse kNN": ("digits_reverse_knn", {}),
+    "reverse kNN, local": ("digits_reverse_knn_local", {}),
+    "reverse kNN, shuffle": ("digits_reverse_knn_shuffle", {}),
+    "statistics": ("digits_statistics", {}),
+    "noisy SGD teacher": ("digits_noisy_sgd_teacher", {}),
+    "Private-kNN": ("digits_private_knn", {"screening": None, "noise": _SIGMA}),
+    "PATE": ("digits_pate", {"aggregator": {**_SIGMA, "class_path": "GNMAX"}}),
+    "Ind-KNN": ("digits_ind_knn", {}),
+    "NoisySGD": ("digits_noisy_sgd", {}),
+    "PrivateTraining": ("digits_noisy_sgd", {}),
+    "reverse kNN, Fashion-MNIST": ("fashion_mnist_reverse_knn_eps1", {}),
+    "reverse kNN, local, Fashion-MNIST": ("fashion_mnist_reverse_knn_local_eps1", {}),
+    "reverse kNN, shuffle, Fashion-MNIST": ("fashion_mnist_reverse_knn_shuffle", {"num_clients": 3000}),
+    "statistics, Fashion-MNIST": ("fashion_mnist_statistics", {"expected_records": 3000, "components": 200}),
+    "noisy SGD teacher, Fashion-MNIST": ("fashion_mnist_noisy_sgd_teacher", {"expected_batch_size": 300}),
+    "Ind-KNN, Fashion-MNIST": ("fashion_mnist_ind_knn", {}),
 }
 #: A guarantee holds for every table; of these methods a part of the private and the public images is enough.
 FEWER_IMAGES = {"num_private": 3000, "num_public": 1000}
@@ -162,22 +143,9 @@ def _found(part: str, method: str, fault: str, epsilon: float, canaries: int, ru
     return Measured(figures, list(seeds), part, settings, "attack_faults")
 
 
-def _training(document: dict[str, Any], epsilon: float, plain: bool) -> dict[str, Any]:
-    """A private training for an ε: of the baseline, or of a plain module by the callback."""
-    arguments = document["model"]["init_args"]
-    arguments["epsilon"] = epsilon
-    if plain:
-        kept = {
-            name: arguments[name] for name in ("epsilon", "delta", "expected_batch_size", "expected_records")
-        }
-        document["model"] = {"class_path": "benchmarks.faulty.PlainClassifier"}
-        document["trainer"]["callbacks"] = [{"class_path": "pl_privknn.PrivateTraining", "init_args": kept}]
-    return document
-
-
 def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
     """The configuration of a method, with its noise for an ε."""
-    name, setting, changes = METHODS[method]
+    name, changes = METHODS[method]
     document = copy.deepcopy(read_document(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
     if root is not None and "root" in document["data"].get("init_args", {}):
         document["data"]["init_args"]["root"] = root
@@ -187,16 +155,24 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
         if document["labeling"].get("queries_per_round", 0) > _QUERIES:
             document["labeling"]["queries_per_round"] = _QUERIES
     if "labeling" not in document:
-        return _training(document, epsilon, method == "PrivateTraining")
+        arguments = document["model"]["init_args"]
+        arguments["epsilon"] = epsilon
+        if method == "PrivateTraining":
+            names = ("epsilon", "delta", "expected_batch_size", "expected_records")
+            kept = {name: arguments[name] for name in names}
+            document["model"] = {"class_path": "benchmarks.faulty.PlainClassifier"}
+            document["trainer"]["callbacks"] = [
+                {"class_path": "pl_privknn.PrivateTraining", "init_args": kept}
+            ]
+        return document
     arguments = document["labeling"]["labeler"]["init_args"]
     arguments.update(copy.deepcopy(changes))
-    if "." not in setting:
-        arguments[setting] = epsilon
+    votes = next((name for name in ("noise", "aggregator") if name in changes), None)
+    if votes is None:
+        arguments["epsilon"] = epsilon
         return document
     plan = Cost(document["data"], name).plan(document, free_parameter(document), epsilon)
-    arguments["noise" if method == "Private-kNN" else "aggregator"]["init_args"]["sigma"] = round(
-        plan.values[plan.found], 4
-    )
+    arguments[votes]["init_args"]["sigma"] = round(plan.values[plan.found], 4)
     return document
 
 
@@ -212,7 +188,8 @@ def table() -> str:
             method,
             found[0]["honest"]["released"],
             " / ".join(f"{one['honest']['epsilon']:.2f}" for one in found),
-            " / ".join(_bound(one) for one in found),
+            # A lower bound, rounded down.
+            " / ".join(f"{math.floor(100 * one['honest']['epsilon_lower']) / 100:.2f}" for one in found),
             "–" if method in WHOLE_NUMBERS else " / ".join(
                 "yes" if one["half_noise"]["violated"] else "no" for one in found
             ),
@@ -225,58 +202,16 @@ def faults_table() -> str:
     """One line a method, one column a fault; attacks that found it at each ε, and the size that all of them found."""
     found = [one["results"] for one in entries("attack_faults").values()]
     columns = sorted({one["fault"] for one in found}, key=lambda fault: (fault != NONE, fault))
-    rows: dict[str, dict[str, list[str]]] = {}
+    cells: dict[tuple[str, str], list[str]] = {}
     for one in sorted(found, key=lambda each: (faulty.METHODS.index(each["method"]), each["epsilon"])):
         cell = f"{one['found']}/{one['of']}"
         if one["fault"] != NONE and one["size_found"] is None:
             cell += "" if one["size"] == 1 else " (–)"
         elif one["fault"] != NONE and one["size_found"] != one["size"]:
             cell += f" ({one['size_found']:g}×)"
-        rows.setdefault(one["method"], {}).setdefault(one["fault"], []).append(cell)
+        cells.setdefault((one["method"], one["fault"]), []).append(cell)
+    methods = dict.fromkeys(method for method, _ in cells)
     lines = [
-        [method, *(", ".join(cells.get(fault, [])) for fault in columns)] for method, cells in rows.items()
+        [method, *(", ".join(cells.get((method, fault), [])) for fault in columns)] for method in methods
     ]
     return markdown(["method", *columns], lines)
-
-
-def _bound(one: dict[str, Any]) -> str:
-    """A lower bound, rounded down."""
-    return f"{math.floor(100 * one['honest']['epsilon_lower']) / 100:.2f}"
-
-
-#: Panels of the figure, and the methods in each.
-_PANELS = {
-    "Reverse kNN": ("reverse kNN", "reverse kNN, local", "reverse kNN, shuffle"),
-    "Votes for each query": ("Ind-KNN", "PATE", "Private-kNN"),
-    "Training and statistics": ("NoisySGD", "PrivateTraining", "noisy SGD teacher", "statistics"),
-}
-_OTHER = ", Fashion-MNIST"
-
-
-def figure() -> Figure:
-    """Bounds beside stated ε, on white so that both themes show them."""
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(10, 4.6), layout="constrained", facecolor="white")
-    found = [one["results"] for one in entries("attacks").values()]
-    panels = drawn.subplots(1, len(_PANELS), sharex=True, sharey=True)
-    for axes, (title, families) in zip(panels, _PANELS.items(), strict=True):
-        for number, family in enumerate(families):
-            for method, line, fill in ((family, "-", "full"), (family + _OTHER, "--", "none")):
-                # A bound of 0 has no place on an axis of logarithms.
-                points = sorted(
-                    (one["honest"]["epsilon"], one["honest"]["epsilon_lower"] or float("nan"))
-                    for one in found
-                    if one["method"] == method
-                )
-                if points:
-                    style = {"color": f"C{number}", "marker": "osv^"[number], "fillstyle": fill}
-                    axes.plot(*zip(*points, strict=True), line, label=method, **style)
-        axes.plot([1, 8], [1, 8], ":", color="black", label="stated ε")
-        axes.set(xscale="log", yscale="log", xlabel="stated ε", title=title)
-        axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-        axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
-        axes.minorticks_off()
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize="small", frameon=False)
-    panels[0].set_ylabel("measured lower bound on ε")
-    return drawn

@@ -56,48 +56,44 @@ class SeveralTeachers(PATE):
 
     def _train(self, features: Tensor, labels: Tensor, num_classes: int, groups: Any) -> Any:
         assert isinstance(self.partitioner, GivenParts)
-        parts = torch.nn.functional.pad(
-            self.partitioner.parts, (0, len(labels) - len(self.partitioner.parts))
-        )
-        first = torch.nonzero(parts == 0).flatten()
-        more = range(1, self.copies)
+        own = self.partitioner.parts
+        parts = nn.functional.pad(own, (0, len(labels) - len(own)))
+        first, more = torch.nonzero(parts == 0).flatten(), range(1, self.copies)
         rows = torch.cat([torch.arange(len(labels)), *[first] * len(more)])
         dealt = torch.cat([parts, *[torch.full_like(first, teacher) for teacher in more]])
-        return self.teachers.train(
-            features[rows], labels[rows], dealt, num_classes, self.num_teachers, lambda share: None
-        )
+        records = features[rows], labels[rows], dealt
+        return self.teachers.train(*records, num_classes, self.num_teachers, lambda share: None)
 
 
-def _sigma_of(made: Callable[[float], Labeler], epsilon: float) -> float:
+@functools.cache
+def noise_for(
+    made: Callable[[float], Labeler],
+    epsilon: float,
+    delta: float = DELTA,
+    queries: int = QUERIES,
+    classes: int = CLASSES,
+) -> float:
     """σ of a labeler's noise with which all queries cost ε."""
-    found = calibrate(
-        lambda sigma: made(sigma).plan(QUERIES, QUERIES, CLASSES),
-        Parameter("sigma", start=10.0, low=0.1, high=1e4, rising=False),
-        epsilon=epsilon,
-        delta=DELTA,
-        exact=False,
-    )
-    return found.value
+    free = Parameter("sigma", start=10.0, low=0.01, high=1e6, rising=False)
+    settings: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "exact": False}
+    return calibrate(lambda sigma: made(sigma).plan(queries, queries, classes), free, **settings).value
 
 
-@functools.cache
-def _sigma(epsilon: float, rate: float, k: int) -> float:
-    return _sigma_of(lambda sigma: PrivateKNN(k=k, sampling_rate=rate, noise=Gaussian(sigma)), epsilon)
+def _voting(sigma: float) -> Labeler:
+    return PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(sigma))
 
 
-@functools.cache
-def _pate_sigma(epsilon: float) -> float:
-    return _sigma_of(lambda sigma: PATE(_TEACHERS, _NEAREST, aggregator=GNMAX(sigma)), epsilon)
+def _sampled(sigma: float, rate: float = _RATE) -> Labeler:
+    return PrivateKNN(k=1, sampling_rate=rate, noise=Gaussian(sigma))
+
+
+def _pate(sigma: float, made: type[PATE] = PATE) -> PATE:
+    return made(num_teachers=_TEACHERS, teachers=_NEAREST, aggregator=GNMAX(sigma), progress=False)
 
 
 def _sgd(epsilon: float) -> Labeler:
     settings = {"sampling_rate": _RATE, "steps": 8, "max_grad_norm": 0.1, "expected_batch_size": 15}
     return NoisySGDTeacher(epsilon=epsilon, delta=DELTA, **settings)  # type: ignore[arg-type]
-
-
-def _pate(epsilon: float, made: type[PATE] = PATE) -> PATE:
-    aggregator = GNMAX(_pate_sigma(epsilon))
-    return made(num_teachers=_TEACHERS, teachers=_NEAREST, aggregator=aggregator, progress=False)
 
 
 #: Makes the labeler of each method for an ε.
@@ -107,13 +103,9 @@ LABELERS: dict[str, Callable[[float], Labeler]] = {
     "reverse kNN, shuffle": lambda epsilon: ReverseKNN(
         epsilon=epsilon, trust="shuffle", randomizer="shares", num_clients=RECORDS, delta=DELTA
     ),
-    "Private-kNN": lambda epsilon: PrivateKNN(
-        k=5, sampling_rate=1.0, noise=Gaussian(_sigma(epsilon, 1.0, 5))
-    ),
-    "Private-kNN, sampled": lambda epsilon: PrivateKNN(
-        k=1, sampling_rate=_RATE, noise=Gaussian(_sigma(epsilon, _RATE, 1))
-    ),
-    "PATE": _pate,
+    "Private-kNN": lambda epsilon: _voting(noise_for(_voting, epsilon)),
+    "Private-kNN, sampled": lambda epsilon: _sampled(noise_for(_sampled, epsilon)),
+    "PATE": lambda epsilon: _pate(noise_for(_pate, epsilon)),
     "Ind-KNN": lambda epsilon: IndKNN(0.5, 1.0, epsilon=epsilon, delta=DELTA, num_queries=1000),
     "statistics": lambda epsilon: PreconditionedGradients(
         epsilon=epsilon, delta=DELTA, expected_records=RECORDS, releases=2
@@ -142,11 +134,8 @@ def attack(
         size: of the fault.
         **settings: ``canaries`` and ``runs``.
     """
-    made: Any = (
-        small_training(method, epsilon, DELTA)
-        if method in TRAININGS
-        else small_target(LABELERS[method](epsilon))
-    )
+    training = method in TRAININGS
+    made: Any = small_training(method, epsilon) if training else small_target(LABELERS[method](epsilon))
     with contextlib.ExitStack() as stack:
         if fault == "less noise" and method == "reverse kNN, local":  # chance answers are its noise
             made = dataclasses.replace(made, labeler=LABELERS[method](epsilon * size))
@@ -178,8 +167,8 @@ def _fewer_shares(made: Any, size: float) -> Iterator[Any]:
 @contextlib.contextmanager
 def _coins(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
     if method == "Private-kNN, sampled":
-        rate, sigma = min(1.0, size * _RATE), _sigma(epsilon, _RATE, 1)
-        yield dataclasses.replace(made, labeler=PrivateKNN(k=1, sampling_rate=rate, noise=Gaussian(sigma)))
+        more = _sampled(noise_for(_sampled, epsilon), min(1.0, size * _RATE))
+        yield dataclasses.replace(made, labeler=more)
         return
     place = "labelers.noisy_sgd" if method == "noisy SGD teacher" else "training.session"
 
@@ -228,22 +217,20 @@ def _unclipped(made: Any, method: str, epsilon: float, size: float) -> Iterator[
     place = {"statistics": "labelers.preconditioned_gradients", "noisy SGD teacher": "labelers.noisy_sgd"}
     module = f"pl_privknn.{place.get(method, 'training.clipped_sums')}"
     # A sum in whole steps checks what it clips, and would refuse.
-    with (
-        mock.patch(
-            f"{module}.clip_factors", lambda norms, bound, *rest: clip_factors(norms, size * bound, *rest)
-        ),
-        mock.patch(
-            f"{module}.not_too_long",
-            lambda squares, bound, step: not_too_long(squares, size * bound, step),
-            create=True,
-        ),
-    ):
+    with contextlib.ExitStack() as stack:
+        for honest, create in ((clip_factors, False), (not_too_long, True)):
+            longer = functools.partial(_longer, honest, size)
+            stack.enter_context(mock.patch(f"{module}.{honest.__name__}", longer, create=create))
         yield made
+
+
+def _longer(honest: Any, size: float, lengths: Tensor, bound: float, *rest: Any) -> Any:
+    return honest(lengths, size * bound, *rest)
 
 
 @contextlib.contextmanager
 def _parts(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
-    several = _pate(epsilon, SeveralTeachers)
+    several = _pate(noise_for(_pate, epsilon), SeveralTeachers)
     several.copies = int(size)  # type: ignore[attr-defined]
     yield dataclasses.replace(made, labeler=several)
 
@@ -393,7 +380,9 @@ def dealt(images: Tensor, labels: Tensor, private: int, public: int, **settings:
     return ArraysDataModule(**settings)
 
 
-def small_training(method: str, epsilon: float, delta: float, records_of_a_person: int = 0) -> TrainingTarget:
+def small_training(
+    method: str, epsilon: float, delta: float = DELTA, records_of_a_person: int = 0
+) -> TrainingTarget:
     """A training of ten steps on made-up images; persons who own so many of them are its unit, where any do."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES + _PUBLIC + 20, 1, _SIDE, _SIDE, generator=generator)

@@ -56,47 +56,36 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     public = data.public.images(torch.arange(_QUERIES))
     test, truth = data.test.images(slice(None)), data.test.labels
     members = np.random.default_rng(0).random((options.runs, len(private))) < 0.5
-    extract = HOG()
+    tables, extract = torch.from_numpy(members), HOG()
     features, queries = extract(private).float(), extract(public).float()
-    for part in PARTS:
-        if part in stored:
-            continue
+    settings = {"runs": options.runs, "epsilon": options.epsilon, "queries": _QUERIES, "hidden": _HIDDEN}
+    for part in (part for part in PARTS if part not in stored):
         seen, told = public, torch.empty(0)
         if part == "direct":
-            seen, told = private, torch.where(torch.from_numpy(members), labels, -1)
+            seen, told = private, torch.where(tables, labels, -1)
         else:
-            tables = [torch.from_numpy(row) for row in members]
-            told = torch.stack(
-                [
-                    _labels(features[row], labels[row], queries, options.epsilon, part == "private", run)
-                    for run, row in enumerate(tables)
-                ]
-            )
-        networks = train_networks(
-            seen.flatten(1), told, data.num_classes, hidden=_HIDDEN, steps=_STEPS, rate=0.01
-        )
+            answers = []
+            for run, row in enumerate(tables):
+                teacher = ReverseKNN(epsilon=options.epsilon, noise_source=SeededNoise(run))
+                teacher.fit(features[row], labels[row], 10)
+                if part == "private":
+                    answers.append(teacher.label(queries, FreeLedger()).labels)
+                else:
+                    answers.append(teacher.counts(queries).argmax(dim=1))
+            told = torch.stack(answers)
+        networks = train_networks(seen.flatten(1), told, 10, hidden=_HIDDEN, steps=_STEPS, rate=0.01)
         own = networks(private.flatten(1))[:, torch.arange(len(labels)), labels]
         scores = likelihood_ratios(confidences(own.numpy()), members)
-        grid = np.geomspace(1e-3, 1.0, 61)
-        right = (networks(test.flatten(1)).argmax(dim=2) == truth).double().mean(dim=1)
-        rates = dict(zip(map(str, RATES), true_positive_rates(scores, members, RATES).tolist(), strict=True))
+        right, grid = networks(test.flatten(1)).argmax(dim=2) == truth, np.geomspace(1e-3, 1.0, 61)
+        rates = true_positive_rates(scores, members, RATES).tolist()
         figures = {
             **({"epsilon": options.epsilon, **stated(SEEDED)} if part == "private" else {"epsilon": None}),
-            "accuracy": float(right.mean()),
-            "tpr_at_fpr": rates,
+            "accuracy": float(right.double().mean()),
+            "tpr_at_fpr": dict(zip(map(str, RATES), rates, strict=True)),
             "fpr": grid.tolist(),
             "tpr": true_positive_rates(scores, members, grid).tolist(),
         }
-        settings = {"runs": options.runs, "epsilon": options.epsilon, "queries": _QUERIES, "hidden": _HIDDEN}
         yield Measured(figures, seeds=[0], part=part, settings=settings)
-
-
-def _labels(
-    features: Tensor, labels: Tensor, queries: Tensor, epsilon: float, noisy: bool, run: int
-) -> Tensor:
-    teacher = ReverseKNN(epsilon=epsilon, noise_source=SeededNoise(run))
-    teacher.fit(features, labels, 10)
-    return teacher.label(queries, FreeLedger()).labels if noisy else teacher.counts(queries).argmax(dim=1)
 
 
 def confidences(log_probabilities: ArrayLike) -> Floats:
@@ -211,9 +200,7 @@ def train_networks(
     with torch.enable_grad():
         for _ in range(steps):
             optimizer.zero_grad()
-            loss = functional.cross_entropy(
-                told(vectors).flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum"
-            )
-            (loss / len(vectors)).backward()
+            given = told(vectors).flatten(0, 1), labels.flatten()
+            (functional.cross_entropy(*given, ignore_index=-1, reduction="sum") / len(vectors)).backward()
             optimizer.step()
     return lambda rows: told(rows).detach().log_softmax(dim=2)

@@ -9,6 +9,7 @@ seed; noise is the operating system's. Accuracy is that of released labels of pu
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.faulty import noise_for
 from benchmarks.record import Measured, entries, markdown, rows_of, spread
 from pl_privknn.comparison.results import stated
 from pl_privknn.datamodules import FashionMNISTDataModule
@@ -35,7 +37,6 @@ from pl_privknn.labelers import (
 from pl_privknn.labelers.base import Labeler, ProtectsPersons, UsesPublicFeatures
 from pl_privknn.labelers.ind_knn import IndKNNSwitches, PublicDensity
 from pl_privknn.neighbors import assign
-from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.testing import FreeLedger
@@ -47,40 +48,31 @@ COMPONENTS = 128
 _CLASSES = 10
 
 
-def noisy_knn(epsilon: float, delta: float, most: int) -> Labeler:
-    """Private-kNN with the noise that QUERIES answers need; ``most`` times as many neighbours."""
-
-    def made(sigma: float) -> PrivateKNN:
-        return PrivateKNN(100 * most, 0.15, noise=Gaussian(sigma))
-
-    return made(_sigma(lambda sigma: made(sigma), epsilon, delta))
+def noisy_knn(sigma: float, most: int = 1) -> Labeler:
+    """Private-kNN; ``most`` times as many neighbours."""
+    return PrivateKNN(100 * most, 0.15, noise=Gaussian(sigma))
 
 
-def noisy_pate(epsilon: float, delta: float, most: int) -> Labeler:
+def noisy_pate(sigma: float, most: int = 1) -> Labeler:
     """PATE of 200 linear teachers, or more, likewise."""
-
-    def made(sigma: float) -> PATE:
-        teachers = LinearTeachers(steps=200)
-        return PATE(200 * most, teachers, aggregator=GNMAX(sigma), progress=False)
-
-    return made(_sigma(lambda sigma: made(sigma), epsilon, delta))
+    return PATE(200 * most, LinearTeachers(steps=200), aggregator=GNMAX(sigma), progress=False)
 
 
-def _sigma(made: Callable[[float], Labeler], epsilon: float, delta: float) -> float:
-    found = calibrate(
-        lambda sigma: made(sigma).plan(QUERIES, QUERIES, _CLASSES),
-        Parameter("sigma", 40.0, 1e-2, 1e6, False),
-        epsilon=epsilon,
-        delta=delta,
-        exact=False,
-    )
-    return found.value
+def _voting(made: Callable[[float, int], Labeler], epsilon: float, delta: float, most: int) -> Labeler:
+    """With the noise that QUERIES answers need."""
+    return made(noise_for(functools.partial(made, most=most), epsilon, delta, QUERIES, _CLASSES), most)
+
+
+def _released(made: Any, records: int, epsilon: float, delta: float, most: int) -> Labeler:
+    several = {"records_per_person": records} if records > 1 else {}
+    released: Labeler = made(epsilon, delta=delta, expected_records=PERSONS * most, **several)
+    return released
 
 
 #: Of ε, δ and a factor by which votes may grow where there are more records.
 TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
-    "Private-kNN": noisy_knn,
-    "PATE": noisy_pate,
+    "Private-kNN": functools.partial(_voting, noisy_knn),
+    "PATE": functools.partial(_voting, noisy_pate),
     "Reverse kNN": lambda epsilon, delta, most: ReverseKNN(1, epsilon),
     "Reverse kNN, shuffled": lambda epsilon, delta, most: ReverseKNN(
         1, epsilon, trust="shuffle", randomizer="shares", num_clients=PERSONS, delta=delta
@@ -96,15 +88,9 @@ TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
     "Noisy SGD": lambda epsilon, delta, most: NoisySGDTeacher(
         0.2, PERSONS * most // 5, steps=100, epsilon=epsilon, delta=delta
     ),
-    "Class sums": lambda epsilon, delta, most: SufficientStatistics(
-        epsilon, delta=delta, expected_records=PERSONS * most
-    ),
-    "Released gradients": lambda epsilon, delta, most: PreconditionedGradients(
-        epsilon, delta=delta, expected_records=PERSONS * most
-    ),
-    "Released gradients, 5 records a person": lambda epsilon, delta, most: PreconditionedGradients(
-        epsilon, delta=delta, expected_records=PERSONS * most, records_per_person=5
-    ),
+    "Class sums": functools.partial(_released, SufficientStatistics, 1),
+    "Released gradients": functools.partial(_released, PreconditionedGradients, 1),
+    "Released gradients, 5 records a person": functools.partial(_released, PreconditionedGradients, 5),
 }
 
 
@@ -127,18 +113,13 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
                 continue
             made = TEACHERS[name](epsilon, DELTA, 1)
             whole = weakest(charge.guarantee for charge in made.plan(QUERIES, QUERIES, _CLASSES))
-            found: dict[str, Any] = {
-                "epsilon": epsilon,
-                "delta": DELTA,
-                "adjacency": made.adjacencies[0],
-                **stated(whole),
-            }
+            found: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "adjacency": made.adjacencies[0]}
+            found |= stated(whole)
             for seed in options.seeds:
                 for way, accuracy in _ways(tables, name, epsilon, seed):
                     found.setdefault(way, []).append(accuracy)
-            yield Measured(
-                found, options.seeds, part, {"persons": PERSONS, "queries": QUERIES, "components": COMPONENTS}
-            )
+            settings = {"persons": PERSONS, "queries": QUERIES, "components": COMPONENTS}
+            yield Measured(found, options.seeds, part, settings)
 
 
 def _features(root: str) -> dict[str, Tensor]:
@@ -169,40 +150,33 @@ def owners_of(count: int, unequal: bool, seed: int) -> Tensor:
 def _ways(tables: dict[str, Tensor], name: str, epsilon: float, seed: int) -> Iterator[tuple[str, float]]:
     """Accuracy of each way to ε for a person."""
     features, labels = tables["private"], tables["labels"]
-    for unequal in (False, True):
-        owners = owners_of(len(labels), unequal, seed)
-        if not unequal:
-            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed + 100))
-            rows = order[: len(owners.unique())]
-            yield "record", _accuracy(tables, TEACHERS[name](epsilon, DELTA, 1), features[rows], labels[rows])
-        kind = "unequal" if unequal else "five each"
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed + 100))[:PERSONS]
+    yield "record", _accuracy(tables, TEACHERS[name](epsilon, DELTA, 1), features[rows], labels[rows])
+    for kind in ("five each", "unequal"):
+        owners = owners_of(len(labels), kind == "unequal", seed)
         teacher = TEACHERS[name](epsilon, DELTA, 1)
         assert isinstance(teacher, ProtectsPersons)
         teacher.private_owners = owners
         yield f"person, {kind}", _accuracy(tables, teacher, features, labels)
-        largest = int(owners.bincount().max())
-        small = epsilon / largest
+        small = epsilon / int(owners.bincount().max())
         # k neighbouring records: ε k, and a δ that grows by (e^{kε} − 1)/(e^ε − 1).
         delta = DELTA * math.expm1(small) / math.expm1(epsilon)
         # Where more records bring more votes, these may be five times as many.
-        yield (
-            f"group, {kind}",
-            _accuracy(tables, TEACHERS[name](small, delta, len(labels) // PERSONS), features, labels),
-        )
+        teacher = TEACHERS[name](small, delta, len(labels) // PERSONS)
+        yield f"group, {kind}", _accuracy(tables, teacher, features, labels)
 
 
 def _accuracy(tables: dict[str, Tensor], teacher: Labeler, features: Tensor, labels: Tensor) -> float:
     """Share of right labels of public images, each of the query nearest to it where these are few."""
     public, truth = tables["public"], tables["truth"]
-    reverse = isinstance(teacher, ReverseKNN)
-    sums = isinstance(teacher, UsesPublicFeatures) and not isinstance(teacher, IndKNN)
+    reverse, queries = isinstance(teacher, ReverseKNN), public[:QUERIES]
     if isinstance(teacher, UsesPublicFeatures):
         teacher.fit_public(public)
+        queries = queries if isinstance(teacher, IndKNN) else public
     teacher.fit(features, labels, _CLASSES)
-    queries = public if sums else public[: PLACES if reverse else QUERIES]
-    answers = teacher.label(queries, FreeLedger()).labels
+    answers = teacher.label(public[:PLACES] if reverse else queries, FreeLedger()).labels
     if reverse:
-        answers = answers[assign(public, queries, 1)[:, 0].long()]
+        answers = answers[assign(public, public[:PLACES], 1)[:, 0].long()]
     return round(float((answers == truth[: len(answers)]).double().mean()), 4)
 
 

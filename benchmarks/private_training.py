@@ -1,9 +1,9 @@
-"""PrivateTraining on Fashion-MNIST at δ = 1e-5, and what each addition gains.
+"""A network from pixels by PrivateTraining on Fashion-MNIST, and the leaderboard: ours beside published accuracies.
 
-One part a run, so that a run that stops goes on where it was: ``python -m benchmarks private_training`` measures what
-is not stored. Noise of the accuracies is the operating system's; a seed is that of weights and augmentation. Settings
-were chosen by the truth of public images, those without public images on 10,000 of the private ones, at no charge;
-accuracies are those of test images. Seconds are the processor's.
+The module is one as anyone would write it: convolutions with standardised weights and group normalisation, of which
+the first ones are levelled patches of public images; large batches, and the moving average of the weights. Settings
+were chosen by the truth of public images, accuracies are those of test images. Noise is the operating system's; a
+seed is that of the weights. A part that is stored is not measured again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -22,85 +22,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.record import Measured, entries
-from benchmarks.statistics import features_file, features_of, saved, sections_at
+from benchmarks.record import Measured, entries, explained, markdown, spread
 from pl_privknn._lightning import TRAINS_ALONE
-from pl_privknn.comparison.results import guarantee_of, stated
-from pl_privknn.datamodules import EmbeddingsDataModule, FashionMNISTDataModule
-from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.features import HOG, JoinedFeatures, PublicKernelPCA, PublicPCA, Scattering
-from pl_privknn.privacy.noise import SystemNoise
-from pl_privknn.training import NoisySGD, PrivateTraining
-from pl_privknn.training.noisy_sgd import NoisyOptimization
+from pl_privknn.comparison.results import guarantee_of, mark, stated
+from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
+from pl_privknn.training import PrivateTraining
 
-NAME = "private_training"
 DELTA, RECORDS = 1e-5, 60_000
-#: Features that learn nothing, of data without public images.
-ALONE = "scattering and HOG of each image alone"
-
-
-class Setting(NamedTuple):
-    """A training; its fields stand in the stored settings.
-
-    Attributes:
-        network: ``"head"`` on features, or ``"convolutions"`` from pixels.
-        features: of the head.
-        batch_size: expected size of a batch.
-        epochs: of ⌈records / batch_size⌉ steps.
-        lr: learning rate.
-        momentum: of SGD.
-        clip_norm: bound of a record's gradient.
-        averaging: decay of the weights' moving average; 0 for none.
-        views: of an image in a step.
-        standardised: convolutions with standardised weights and group normalisation.
-        patches: the first filters are levelled patches of public images.
-        noise_limit: of NoisySGD, which has clipped sums from what its layers saw; 0 for a module as anyone writes it.
-    """
-
-    network: str = "head"
-    features: str = "imagenet"
-    batch_size: int = 30_000
-    epochs: int = 15
-    lr: float = 200.0
-    momentum: float = 0.7
-    clip_norm: float = 0.5
-    averaging: float = 0.0
-    views: int = 1
-    standardised: bool = False
-    patches: bool = False
-    noise_limit: float = 0.0
-
-
-HEAD = Setting()
-PIXELS = Setting(
-    "convolutions", "pixels", 4_096, 20, 8.0, 0.9, 0.1, averaging=0.95, standardised=True, patches=True
-)
-#: Name of a setting: what it is, and the values of ε at which it is measured.
-SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {
-    "head": (HEAD, (0.5, 1.0, 2.0)),
-    "head on scattering": (HEAD._replace(features="scattering"), (1.0, 2.0)),
-    "no public images": (
-        Setting("head", ALONE, 12_000, 40, 800.0, 0.9, clip_norm=0.05, noise_limit=0.0068),
-        (1.0, 2.0),
-    ),
-    "head, small batches": (HEAD._replace(batch_size=1_000, epochs=5, lr=10.0), (2.0,)),
-    "head, average of weights": (HEAD._replace(averaging=0.8), (2.0,)),
-    "pixels": (PIXELS, (1.0, 2.0)),
-    "pixels, no average": (PIXELS._replace(averaging=0.0), (2.0,)),
-    "pixels, no standardised weights": (PIXELS._replace(standardised=False), (2.0,)),
-    "pixels, random first filters": (PIXELS._replace(patches=False), (2.0,)),
-    "pixels, small batches": (PIXELS._replace(batch_size=1_000, epochs=5, lr=4.0, averaging=0.98), (2.0,)),
-    "pixels, 4 views": (PIXELS._replace(views=4), (2.0,)),
-}
+PRIVATE = {"expected_batch_size": 4096, "max_grad_norm": 0.1}
+SETTINGS = {**PRIVATE, "epochs": 20, "lr": 8.0, "momentum": 0.9, "averaging": 0.95}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
-    parser.add_argument("--cache", type=Path, default=Path("runs/private_training"), help="for features")
-    parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--epsilons", type=float, nargs="+", help="of these alone")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=SETTINGS["epochs"])
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
@@ -108,29 +47,19 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    options.cache.mkdir(parents=True, exist_ok=True)
-    sources: dict[str, PrivatePublicDataModule] = {}
+    data = FashionMNISTDataModule(root=options.root)
+    data.setup("fit")
+    data.setup("test")
+    settings = {"setting": "pixels", **SETTINGS, "epochs": options.epochs}
     for seed in options.seeds:
-        for name in options.only:
-            setting, epsilons = SETTINGS[name]
-            for epsilon in epsilons:
-                part = f"{name}, ε {epsilon:g}, seed {seed}"
-                if part in entries(NAME) or epsilon not in (options.epsilons or epsilons):
-                    continue
-                if setting.features not in sources:
-                    sources[setting.features] = _data(setting.features, options)
-                results = _run(setting, epsilon, seed, sources[setting.features])
-                yield Measured(results, [seed], part, {"setting": name, **setting._asdict()})
+        for epsilon in options.epsilons:
+            part = f"pixels, ε {epsilon:g}, seed {seed}"
+            if part not in entries("private_training"):
+                yield Measured(_run(settings, epsilon, seed, data), [seed], part, settings)
 
 
 class Lit(pl.LightningModule):
-    """A classifier as anyone would write it.
-
-    Args:
-        net: from images to logits.
-        lr: learning rate.
-        momentum: of SGD.
-    """
+    """A classifier as anyone would write it."""
 
     def __init__(self, net: nn.Module, lr: float, momentum: float) -> None:
         super().__init__()
@@ -149,99 +78,52 @@ class Lit(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum)
 
 
-# ------------------------------------------------------------------ accuracy
-
-
-def _run(setting: Setting, epsilon: float, seed: int, data: PrivatePublicDataModule) -> dict[str, Any]:
+def _run(settings: dict[str, Any], epsilon: float, seed: int, data: FashionMNISTDataModule) -> dict[str, Any]:
     pl.seed_everything(seed, verbose=False)
-    private = {
-        "epsilon": epsilon,
-        "delta": DELTA,
-        "max_grad_norm": setting.clip_norm,
-        "expected_batch_size": setting.batch_size,
-        "expected_records": RECORDS,
-        "noise_source": SystemNoise(),
-    }
-    module: Any
-    callbacks: list[pl.Callback] = []
-    if setting.noise_limit:
-        steps = NoisyOptimization(
-            lr=setting.lr, momentum=setting.momentum, scheduler="none", noise_limit=setting.noise_limit
-        )
-        module = NoisySGD(
-            network(setting, data), clipping="ghost", physical_batch_size=4096, optimization=steps, **private
-        )
-        training = module.private_training
-    else:
-        module = Lit(network(setting, data), setting.lr, setting.momentum)
-        augment = shifted if setting.views > 1 else None
-        training = PrivateTraining(augment=augment, views=setting.views, **private)
-        callbacks.append(training)
-    if setting.averaging:
-        callbacks.append(pl.callbacks.EMAWeightAveraging(decay=setting.averaging))
+    training = PrivateTraining(epsilon, DELTA, expected_records=RECORDS, **PRIVATE)
+    module = Lit(network(data.public.images()), settings["lr"], settings["momentum"])
+    average = pl.callbacks.EMAWeightAveraging(decay=settings["averaging"])
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        pl.Trainer(
-            max_epochs=setting.epochs,
-            accelerator="cpu",
-            default_root_dir=folder,
-            callbacks=callbacks,
-            **TRAINS_ALONE,
-        ).fit(module, data)
+        own: dict[str, Any] = {"default_root_dir": folder, "callbacks": [training, average]}
+        trainer = pl.Trainer(max_epochs=settings["epochs"], accelerator="cpu", **own, **TRAINS_ALONE)
+        trainer.fit(module, data)
         summary = training.privacy_summary()
     assert summary is not None
-    truth = data.public.truth
-    public = {} if truth is None else {"public_accuracy": _accuracy(module, data.public.images(), truth)}
+    assert data.public.truth is not None
     return {
-        "epsilon": summary["epsilon"],
-        "delta": summary["delta"],
-        "adjacency": summary["adjacency"],
+        **{name: summary[name] for name in ("epsilon", "delta", "adjacency", "steps", "noise_multiplier")},
         **stated(guarantee_of(summary)),
-        "steps": summary["steps"],
-        "noise_multiplier": summary["noise_multiplier"],
-        **public,
+        "public_accuracy": _accuracy(module, data.public.images(), data.public.truth),
         "test_accuracy": _accuracy(module, data.test.images(), data.test.labels),
         "processor_seconds": round(time.process_time() - started),
     }
 
 
-def network(setting: Setting, data: PrivatePublicDataModule) -> nn.Module:
-    """A linear head, or two convolutions of stride 2 and a linear layer; the last weights begin at 0."""
-    if setting.network == "head":
-        last = nn.Linear(data.image_shape[0], data.num_classes, bias=False)
-        nn.init.zeros_(last.weight)
-        return nn.Sequential(nn.Flatten(), last)
-    images = data.public.images()
-    if setting.standardised:
-        from timm.layers import StdConv2d as Convolution
-    else:
-        Convolution = nn.Conv2d
-    layers: list[nn.Module] = []
+def network(images: Tensor) -> nn.Module:
+    """Two convolutions of stride 2 and a linear layer, which begins at 0; levels are those of public images."""
+    from timm.layers import StdConv2d
+
+    layers: list[Any] = []
     for inputs, outputs, side in ((1, 16, 7), (16, 32, 3)):
-        layers.append(Convolution(inputs, outputs, side, stride=2, padding=side // 2))
-        if setting.standardised:
-            layers.append(nn.GroupNorm(outputs // 4, outputs))
-        layers.append(nn.ReLU() if setting.standardised else nn.Tanh())
-    if setting.patches:
-        first: Any = layers[0]
-        with torch.no_grad():
-            filters = _patches(images, *first.weight.shape[::2])
-            first.weight.copy_(filters * (first.weight.norm() / filters.norm()))
-            if first.bias is not None:
-                first.bias.zero_()
-    last = nn.Linear(32 * 49, data.num_classes)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    level = Levelled(float(images.float().mean()), float(images.float().std()))
-    return nn.Sequential(level, *layers, nn.Flatten(), last)
+        layers.append(StdConv2d(inputs, outputs, side, stride=2, padding=side // 2))
+        layers += [nn.GroupNorm(outputs // 4, outputs), nn.ReLU()]
+    last = nn.Linear(32 * 49, 10)
+    with torch.no_grad():
+        first = layers[0].weight
+        filters = _patches(images, *first.shape[::2])
+        first.copy_(filters * (first.norm() / filters.norm()))
+        for zeros in (layers[0].bias, last.weight, last.bias):
+            zeros.zero_()
+    return nn.Sequential(Levelled(images.float()), *layers, nn.Flatten(), last)
 
 
 class Levelled(nn.Module):
     """Images by the mean and deviation of public ones."""
 
-    def __init__(self, mean: float, deviation: float) -> None:
+    def __init__(self, images: Tensor) -> None:
         super().__init__()
-        self.mean, self.deviation = mean, deviation
+        self.mean, self.deviation = float(images.mean()), float(images.std())
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape as given."""
@@ -260,79 +142,73 @@ def _patches(images: Tensor, count: int, side: int) -> Tensor:
     return F.normalize(chosen @ levelling, dim=1).view(count, 1, side, side)
 
 
-def shifted(views: Tensor) -> Tensor:
-    """Each view mirrored or not, and moved by up to two pixels; of one image."""
-    flipped = torch.where(torch.rand(len(views), 1, 1, 1) < 0.5, views.flip(3), views)
-    padded = F.pad(flipped, (2, 2, 2, 2), mode="replicate")
-    height, width = views.shape[2:]
-    corners = torch.randint(0, 5, (len(views), 2)).tolist()
-    return torch.stack(
-        [
-            view[:, down : down + height, right : right + width]
-            for view, (down, right) in zip(padded, corners, strict=True)
-        ]
-    )
-
-
 @torch.no_grad()
 def _accuracy(module: nn.Module, images: Tensor, truth: Tensor) -> float:
     module.eval()
-    right = sum(
-        int((module(x.float()).argmax(dim=1) == y).sum())
-        for x, y in zip(images.split(500), truth.split(500), strict=True)
-    )
-    return round(right / len(truth), 6)
+    told = torch.cat([module(part.float()).argmax(dim=1) for part in images.split(500)])
+    return round(float((told == truth).double().mean()), 6)
 
 
-def _data(features: str, options: argparse.Namespace) -> PrivatePublicDataModule:
-    """Images, or their features, which depend on public images alone and are kept in the cache."""
-    if features == "pixels":
-        images = FashionMNISTDataModule(root=options.root)
-        images.setup("fit")
-        images.setup("test")
-        return images
-    if features == "imagenet":
-        sections = sections_at(2.0, 0, options.root, own=False)
-        tables = features_of(sections, options.cache / features_file(0, own=False))
-    else:
-        tables = _scattering(options, alone=features == ALONE)
-    known = {"public_embeddings": "public", "public_truth": "public_labels"} if "public" in tables else {}
-    names = {
-        f"{part}_{what}": part if what == "embeddings" else f"{part}_labels"
-        for part in ("private", "test")
-        for what in ("embeddings", "labels")
-    }
-    made = EmbeddingsDataModule(
-        **{argument: tables[name].numpy() for argument, name in (names | known).items()},
-        num_classes=10,
-        public="images" if known else "none",
-    )
-    made.setup("fit")
-    made.setup("test")
-    return made
+# -- leaderboard -------------------------------------------------------------------------------------------------
+
+#: ε of our rows that are shown.
+EPSILONS = (0.5, 1.0, 2.0)
+#: (method, source, ε, test accuracy): trained on 60,000 records without public data, at δ and adjacency of our rows.
+PUBLISHED = (
+    ("DP-SGD, tempered sigmoids", "Papernot et al. 2021 (arXiv:2007.14191)", 2.7, 0.861),
+    ("DP-SGD, linear on scattering", "Tramèr, Boneh 2021 (arXiv:2011.11660)", 2.7, 0.895),
+    ("DP-SGD on scattering", "Tramèr, Boneh 2021 (arXiv:2011.11660)", 3.0, 0.897),
+)
+#: Of stored trainings: method, public data, and what measures them again.
+TRAINED = {
+    "pixels": ("PrivateTraining, pixels", "images", "python -m benchmarks private_training"),
+    "no public images": (
+        "NoisySGD, linear on scattering and HOG", "none", "fit: fashion_mnist_noisy_sgd_no_public",
+    ),
+}  # fmt: skip
 
 
-def _scattering(options: argparse.Namespace, alone: bool) -> dict[str, Tensor]:
-    """Kernel principal components of a scattering transform; or that of each image by itself, and its HOG."""
-    path = options.cache / f"{'scattering_hog' if alone else 'scattering_0'}.pt"
-    if not path.is_file():
-        data = _data("pixels", options)
-        extractor: Any
-        if alone:
-            extractor = JoinedFeatures([Scattering(normalize=False, groups=27), HOG()], weights=[0.7, 0.3])
-        else:
-            extractor = PublicKernelPCA(PublicPCA(Scattering(), 500), gamma=1.3, components=600, power=0.7)
-            extractor.fit_public(data.public.images())
+class Row(NamedTuple):
+    """A method: its accuracies at each ε, the other cells, and how far each ε holds."""
 
-        def mapped(images: Tensor) -> Tensor:
-            return torch.cat([extractor(part) for part in images.split(1024)])
+    accuracies: dict[float, tuple[float, str]]
+    cells: tuple[object, ...]
+    named: list[tuple[str, Guarantee]]
 
-        found = {"test": mapped(data.test.images()), "test_labels": data.test.labels}
-        found |= {"private": torch.cat([mapped(images) for images, _ in data.private_batches()])}
-        found |= {"private_labels": data.private.labels}
-        if not alone:
-            assert data.public.truth is not None
-            found |= {"public": mapped(data.public.images()), "public_labels": data.public.truth}
-        saved(found, path)
-    loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
-    return loaded
+
+def table() -> str:
+    """All methods, the one with the most accurate row first."""
+    found: dict[tuple[str, str, str], dict[float, list[dict[str, Any]]]] = {}
+    for entry in entries("compare_fashion_mnist").values():
+        one = entry["results"]
+        public = "images" if one["method"] == "noisy_sgd" else "images, ImageNet"
+        if one["target_epsilon"] in EPSILONS:
+            here = found.setdefault((one["title"], public, f"compare: {one['method']}"), {})
+            here.setdefault(one["target_epsilon"], []).append(one)
+    for part, entry in entries("private_training").items():
+        setting, _, asked = part.rpartition(", seed")[0].rpartition(", ε ")
+        found.setdefault(TRAINED[setting], {}).setdefault(float(asked), []).append(entry["results"])
+    rows = [_row(*about, by_epsilon) for about, by_epsilon in found.items()]
+    for method, source, epsilon, accuracy in PUBLISHED:
+        cells = (method, "none", "–", source)
+        rows.append(Row({epsilon: (accuracy, f"{accuracy:.3f}")}, cells, [(method, UNCONDITIONAL)]))
+    rows.sort(key=lambda row: -max(row.accuracies.values())[0])
+    shown = sorted({epsilon for row in rows for epsilon in row.accuracies})
+    lines = [
+        [row.cells[0], *(row.accuracies.get(epsilon, (0.0, "–"))[1] for epsilon in shown), *row.cells[1:]]
+        for row in rows
+    ]
+    header = ["method", *(f"ε = {epsilon:g}" for epsilon in shown), "public data", "seeds", "source"]
+    return explained(markdown(header, lines), (one for row in rows for one in row.named))
+
+
+def _row(method: str, public: str, command: str, by_epsilon: dict[float, list[dict[str, Any]]]) -> Row:
+    accuracies, named = {}, []
+    for epsilon, here in by_epsilon.items():
+        # The page states both once.
+        assert {(one["delta"], one["adjacency"]) for one in here} == {(DELTA, "add_remove")}
+        runs, weak = [one["test_accuracy"] for one in here], weakest(guarantee_of(one) for one in here)
+        accuracies[epsilon] = mean(runs), spread(runs) + mark(weak)
+        named.append((method, weak))
+    seeds = min(len(here) for here in by_epsilon.values())
+    return Row(accuracies, (method, public, seeds, f"`{command}`"), named)

@@ -11,20 +11,22 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from benchmarks import (
     accountants,
     attacks,
     foreign_modules,
-    leaderboard,
     membership,
-    papers,
     persons,
+    private_training,
     recipes,
-    text,
+    scale,
+    speed,
 )
 from benchmarks.record import (
     DOCS,
@@ -44,7 +46,9 @@ from benchmarks.record import (
 from pl_privknn.comparison import markdown_table
 from pl_privknn.comparison.plot import digest_of, draw
 from pl_privknn.comparison.results import Result, guarantee_of, in_order, mark, result_from
-from pl_privknn.privacy.mechanisms.base import weakest
+from pl_privknn.privacy import account
+from pl_privknn.privacy.accounting.accountant import read_records
+from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +59,6 @@ TITLES = {
     "compare_fashion_mnist": "Fashion-MNIST, 60,000 private records",
     "compare_fashion_mnist_attributes": "Attributes of Fashion-MNIST, 60,000 private records",
 }
-RUN = ("run", "data", "teacher", "ε", "δ", "answered", "label accuracy", "student's test accuracy", "seeds")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,14 +74,10 @@ def render(options: argparse.Namespace) -> int:
         for page in old:
             print(f"{page} is not up to date; run python -m benchmarks render")
         return int(bool(old))
-    draw_comparisons()
-    for place, figure in (
-        (PLOTS / "attack.svg", attacks.figure()),
-        (PLOTS / "membership.svg", membership.figure()),
-        (PLOTS / "recipes.svg", recipes.figure()),
-        (DOCS / "reference" / "accountants.svg", accountants.figure()),
-    ):
-        _save(figure, place)
+    for name, found in comparisons().items():
+        draw(found, PLOTS / name, TITLES.get(name))
+    for place, figure in FIGURES.items():
+        _save(figure(), DOCS / place)
     return 0
 
 
@@ -114,7 +113,7 @@ def _save(figure: Figure, place: Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": place.name}):  # the same file each time
-        figure.savefig(place, dpi=110, metadata={"Date": None} if place.suffix == ".svg" else None)
+        figure.savefig(place, dpi=110, metadata={"Date": None})
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------
@@ -149,56 +148,12 @@ def compared() -> str:
 
 def old_plots() -> list[str]:
     """Plots of comparisons that don't show the stored results."""
-    plots = {PLOTS / f"{name}.svg": digest_of(found) for name, found in comparisons().items()}
-    return [
-        plot.name
-        for plot, digest in plots.items()
-        if not plot.is_file() or digest not in plot.read_text(encoding="utf-8")
-    ]
+    shown = {plot.stem: plot.read_text(encoding="utf-8") for plot in PLOTS.glob("compare_*.svg")}
+    digests = {name: digest_of(found) for name, found in comparisons().items()}
+    return [f"{name}.svg" for name, digest in digests.items() if digest not in shown.get(name, "")]
 
 
-def draw_comparisons() -> None:
-    """Each comparison into ``docs/guides/<its name>.svg`` and ``.png``."""
-    for name, found in comparisons().items():
-        draw(found, PLOTS / name, TITLES.get(name))
-
-
-# -- runs of one configuration -----------------------------------------------------------------------------------
-
-
-def run_row(name: str, summaries: list[dict[str, Any]]) -> list[object]:
-    """The cells of a run, under :data:`RUN`."""
-    first, answered = summaries[0], "–"
-    if first.get("queried"):
-        answered = f"{statistics.mean(s['answered'] for s in summaries):.0f} of {first['queried']}"
-    return [
-        name,
-        first["data"].removesuffix("DataModule"),
-        first.get("labeler", first["student"]),
-        epsilon_of(summaries),
-        f"{first['delta']:g}" if first.get("delta") else "–",
-        answered,
-        spread(summary.get("label_accuracy") for summary in summaries),
-        spread(summary["test_accuracy"] for summary in summaries),
-        len(summaries),
-    ]
-
-
-def run_table(chosen: Iterable[str] | None = None, keep: Iterable[int] = range(len(RUN))) -> str:
-    """Some columns of some runs; all of them by default."""
-    found, kept = runs(), list(keep)
-    shown = list(found if chosen is None else chosen)
-    lines = [[run_row(name, found[name])[i] for i in kept] for name in shown]
-    return explained(
-        markdown([RUN[i] for i in kept], lines), ((name, guarantee(found[name])) for name in shown)
-    )
-
-
-def curator() -> str:
-    """Runs of reverse kNN with a curator."""
-    chosen = [name for name in runs() if name.startswith("fashion_mnist_reverse_knn_eps")]
-    return run_table(chosen, [0, 3, 6, 7, 8])
-
+# -- runs of one configuration, and older measurements -------------------------------------------------------------
 
 _SAME_QUERIES = (
     "fashion_mnist_pate",
@@ -207,22 +162,25 @@ _SAME_QUERIES = (
 )
 
 
-# -- teachers ----------------------------------------------------------------------------------------------------
-
-
-def smoothing() -> str:
-    """Labels of reverse kNN with means as queries and smoothed counts."""
-    found = results("reverse_knn", "labels")
-    columns = list(dict.fromkeys((one["epsilon"], one["queries"]) for one in found))
-    rows: dict[tuple[str, str], list[str]] = {}
-    for one in found:
-        cell = f"{one['label_accuracy']:.3f} ± {one['label_accuracy_deviation']:.3f}"
-        rows.setdefault((one["ask"], one["spread"]), []).append(cell)
-    whole = weakest(guarantee_of(one) for one in found)
-    header = [f"ε = {epsilon:g}{mark(whole)}, {queries} queries" for epsilon, queries in columns]
-    spreads = {"nearest": "of the nearest query"}
-    lines = [[ask, spreads.get(how, "smoothed"), *cells] for (ask, how), cells in rows.items()]
-    return explained(markdown(["asked about", "counts", *header], lines), [("", whole)])
+def run_table(columns: list[str], chosen: Iterable[str] = ()) -> str:
+    """Some runs, those of reverse kNN with a curator by default: some columns, accuracies and seeds."""
+    found, columns = runs(), [*columns, "label accuracy", "student's test accuracy", "seeds"]
+    shown = list(chosen) or [name for name in found if name.startswith("fashion_mnist_reverse_knn_eps")]
+    lines = []
+    for name in shown:
+        summaries = found[name]
+        first = summaries[0]
+        cells = {
+            "run": name,
+            "teacher": first["labeler"],
+            "ε": epsilon_of(summaries),
+            "answered": f"{statistics.mean(s['answered'] for s in summaries):.0f} of {first['queried']}",
+            "label accuracy": spread(summary["label_accuracy"] for summary in summaries),
+            "student's test accuracy": spread(summary["test_accuracy"] for summary in summaries),
+            "seeds": len(summaries),
+        }
+        lines.append([cells[column] for column in columns])
+    return explained(markdown(columns, lines), ((name, guarantee(found[name])) for name in shown))
 
 
 def attribute_rules() -> str:
@@ -254,162 +212,117 @@ def attribute_reverse() -> str:
     return explained(markdown(header, lines), [("", guarantee_of(found))])
 
 
-def extractors() -> str:
-    """Accuracy and speed of features."""
-    columns = {
-        "features": "{part}",
-        "numbers": "{width}",
-        "linear model": "{linear:.3f}",
-        "ten neighbours": "{neighbors:.3f}",
-        "images a second": "{images_per_second:,}",
-    }
-    return listed(columns, rows_of("extractors"))
-
-
-def statistics_teacher() -> str:
-    """Head, student and their mean; each with the number of its runs."""
-    rows: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for entry in entries("statistics").values():
-        settings, found = entry["settings"], entry["results"]
-        student = settings.get("student", "on pixels")
-        own = not settings.get("imagenet_weights")
-        if own and settings["split_seed"] == 0:  # those with ImageNet are in the comparison
-            rows.setdefault((student, found["epsilon"]), []).append(found)
-    lines, named = [], []
-    for (student, epsilon), seeds in sorted(rows.items()):
-        weak = weakest(guarantee_of(one) for one in seeds)
-        named.append((f"ε = {epsilon:g}", weak))
-        cells = []
-        for name in ("label_accuracy", "head", "student", "mean"):
-            known = [one[name] for one in seeds if name in one]
-            cells.append(f"{spread(known)} ({len(known)})" if known else "–")
-        lines.append([student, f"{epsilon:g}{mark(weak)}", *cells])
-    kinds = ["label accuracy (runs)", "head (runs)", "its accuracy (runs)", "mean with head (runs)"]
-    return explained(markdown(["student", "ε", *kinds], lines), named)
-
-
-# -- Ind-KNN -----------------------------------------------------------------------------------------------------
-
-
-def ind_knn_speed() -> str:
-    """Time of queries over that of the bare product."""
-    columns = {
-        "records × dimensions": "{records:,} × {dimension}",
-        "queries at once": "{batch:,}",
-        "Ind-KNN": "{exact_ratio:.2f}",
-        "with hashing": "{hashing_ratio:.2f}",
-        "recall": "{recall:.2f}",
-    }
-    return listed(columns, results("ind_knn_speed")["rows"])
-
-
-# -- students and training ---------------------------------------------------------------------------------------
-
-
 def students(kind: str, header: str) -> str:
     """Students with 1,000 labels, or ways to deal with wrong labels."""
     rows = [row for row in rows_of("students") if row["part"].startswith(f"{kind}: ")]
     for row in rows:
         row |= {"part": row["part"].removeprefix(f"{kind}: "), "seeds": len(row["accuracies"])}
     columns = {header: "{part}", "test accuracy": "{accuracy:.3f} ± {deviation:.3f}", "seeds": "{seeds}"}
-    table = listed(columns, rows)
-    if kind == "unlabeled":  # true labels of public images
-        return table
-    return explained(table, ((row["part"], guarantee_of(row)) for row in rows))
+    noisy = [] if kind == "unlabeled" else rows  # those have true labels of public images
+    return explained(listed(columns, rows), ((row["part"], guarantee_of(row)) for row in noisy))
 
 
-# -- scale and speed ---------------------------------------------------------------------------------------------
+# -- the papers' printed rows --------------------------------------------------------------------------------------
+
+#: The starts of papers' names, which are the names of their tables.
+PAPERS = ("Private-kNN", "Reverse kNN", "Ind-KNN", "Guided PATE")
 
 
-def scaled() -> str:
-    """Table of a round at 10⁹ records in many processes; an extrapolation."""
-    from benchmarks.scale import PROCESSES, RECORDS, TEACHERS, K
-
-    stored = entries("scale")
-    settings = next(iter(stored.values()))["settings"]
-    d, share = settings["dimensions"], RECORDS // PROCESSES
-    lines = []
-    for name, teacher in TEACHERS.items():
-        found = stored[name]["results"]
-        seconds = found["seconds_a_round"] + share * found["seconds_a_record"]
-        sent = found["bytes_sent_a_round"]
-        lines.append(
-            [
-                f"`{name}`",
-                teacher.settings,
-                f"{4 * share * teacher.table(d) / 1e9:.1f}",
-                f"{sent / 1e6:.3g} MB" if sent >= 1e6 else f"{sent / 1e3:.3g} kB",
-                f"{seconds / 3600:.2g}",
-            ]
-        )
-    header = ["teacher", "settings", "table, GB", "sent a round", "processor hours of a process"]
-    table = markdown(header, lines)
-    merging = PROCESSES * stored["merging"]["results"]["seconds_a_query_and_shard"]
-    return (
-        f"{table}\n\nBeside that global rank 0 merges the candidates of `PrivateKNN`: "
-        f"{16 * K * PROCESSES / 1e6:.1f} MB and {merging:.2g} processor seconds a query and release."
-    )
+@cache
+def printed_rows() -> list[dict[str, Any]]:
+    """The rows of ``papers.yaml`` with the reports of their releases; equal releases are accounted once."""
+    document = yaml.safe_load((ROOT / "benchmarks" / "papers.yaml").read_text(encoding="utf-8"))
+    reports: dict[str, Any] = {}
+    for row in document:
+        delta, adjacency = row.get("delta", 1e-5), row.get("adjacency", "add_remove")
+        key = repr((row["releases"], delta, adjacency))
+        if key not in reports:
+            reports[key] = account(read_records(row["releases"]), delta=delta, adjacency=adjacency)
+        row["report"] = reports[key]
+    return document
 
 
-def memory() -> str:
-    """Table of the memory of a labelling round, beside the table of features."""
-    columns = {
-        "teacher": "`{part}`",
-        "private features": "{records:,} x {dimensions:,}",
-        "their table": "{table_mb:,} MB",
-        "queries": "{queries}",
-        "peak of its own": "{peak_mb_of_its_own:,} MB",
-    }
-    return listed(columns, rows_of("table_memory"))
+def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
+    """Our nearest run: mean accuracy over seeds, its spread and its ε; and how far that ε holds."""
+    name = row["measured"]
+    if name is None:
+        return "–", UNCONDITIONAL
+    if isinstance(name, str):
+        found = runs()[name]
+        accuracy = spread(summary["test_accuracy"] for summary in found)
+        return f"{accuracy} at ε {epsilon_of(found)}", guarantee(found)
+    if "ind_knn" in name:
+        wanted = {"queries": 2000, "epsilon": name["ind_knn"], "method": "density", "accounting": "gdp"}
+        stored = results("ind_knn_accuracy", "hog")
+        (one,) = [one for one in stored["rows"] if all(one[key] == value for key, value in wanted.items())]
+        whole = guarantee_of(stored)
+        return f"answers {one['mean']:.3f} ± {one['spread']:.3f}, HOG, 2,000 queries{mark(whole)}", whole
+    settings = results("pate_figures")["settings"]["100 teachers, LNMAX 1/γ = 10"]
+    kinds = ("RandomPartition", "ClassBalancedPartition", "GuidedPartition")
+    cells = [settings[kind][name["guided_pate"]] for kind in kinds]
+    whole = weakest(guarantee_of(cell) for cell in cells)
+    return ", ".join(f"{cell['student_accuracy']['mean']:.3f}" for cell in cells) + mark(whole), whole
 
 
-def speeds() -> str:
-    """Table of stored measurements beside their baselines."""
-    from benchmarks.speed import ROWS
-
-    found = {name: one["results"] for name, one in entries("speed").items()}
-    lines = [
-        [wanted.what, wanted.beside, wanted.aim, ratio(found[name])]
-        for name, wanted in ROWS.items()
-        if name in found
-    ]
-    return markdown(["what", "beside", "aim", "ratio of processor seconds"], lines)
-
-
-def ratio(found: dict[str, Any]) -> str:
-    """A ratio with its range, and the seconds of a command."""
-    between = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
-    clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
-    seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
-    return f"{found['ratio']:.2f}{between}{clock}{seconds}"
+def paper(name: str) -> str:
+    """The table of one paper, with our nearest run beside each row."""
+    lines, named = [], []
+    for row in printed_rows():
+        if row["paper"].startswith(name):
+            report, printed, (ours, whole) = row["report"], row["printed"], measured(row)
+            epsilons = [f"{report.epsilon_rdp_classic:.4g}", f"**{report.epsilon:.4g}**"]
+            accuracies = [printed.get("accuracy", "–"), ours]
+            lines.append(
+                [row["where"], row["what"], printed["epsilon"], *epsilons, *accuracies, row.get("note", "")]
+            )
+            named.append((row["where"], whole))
+    epsilons = ["printed ε", "classic", "**ε**"]
+    header = ["where", "what", *epsilons, "printed accuracy", "our nearest run", "remark"]
+    return explained(markdown(header, lines), named)
 
 
+_EXTRACTORS = {
+    "features": "{part}",
+    "numbers": "{width}",
+    "linear model": "{linear:.3f}",
+    "ten neighbours": "{neighbors:.3f}",
+    "images a second": "{images_per_second:,}",
+}
+_IND_KNN_SPEED = {
+    "records × dimensions": "{records:,} × {dimension}",
+    "queries at once": "{batch:,}",
+    "Ind-KNN": "{exact_ratio:.2f}",
+    "with hashing": "{hashing_ratio:.2f}",
+    "recall": "{recall:.2f}",
+}
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/comparison.md", "comparisons", compared),
     ("docs/guides/attack.md", "attacks", attacks.table),
     ("docs/guides/attack.md", "attack faults", attacks.faults_table),
     ("docs/guides/attack.md", "membership", membership.table),
-    ("docs/guides/leaderboard.md", "leaderboard", leaderboard.table),
+    ("docs/guides/leaderboard.md", "leaderboard", private_training.table),
     ("docs/guides/own_data.md", "recipes", recipes.table),
     ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
-    ("docs/guides/text.md", "text", text.table),
-    ("docs/methods/ind_knn.md", "speed", ind_knn_speed),
+    ("docs/methods/ind_knn.md", "speed", lambda: listed(_IND_KNN_SPEED, results("ind_knn_speed")["rows"])),
     ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),
     ("docs/methods/multilabel.md", "rules", attribute_rules),
     ("docs/methods/multilabel.md", "reverse", attribute_reverse),
-    ("docs/methods/pate.md", "same queries", partial(run_table, _SAME_QUERIES, [2, 3, 5, 6, 7, 8])),
-    ("docs/methods/reverse_knn.md", "curator", curator),
-    ("docs/methods/reverse_knn.md", "smoothing", smoothing),
-    ("docs/methods/statistics.md", "extractors", extractors),
-    ("docs/methods/statistics.md", "statistics", statistics_teacher),
+    ("docs/methods/pate.md", "same queries", partial(run_table, ["teacher", "ε", "answered"], _SAME_QUERIES)),
+    ("docs/methods/reverse_knn.md", "curator", partial(run_table, ["run", "ε"])),
+    ("docs/methods/statistics.md", "extractors", lambda: listed(_EXTRACTORS, rows_of("extractors"))),
     ("docs/methods/students.md", "students", partial(students, "unlabeled", "student")),
     ("docs/methods/students.md", "noisy labels", partial(students, "noise", "labels and loss")),
     ("docs/reference/golden_values.md", "accountants", accountants.table),
     ("docs/methods/unit_of_privacy.md", "persons", persons.table),
-    ("docs/scale.md", "scale", scaled),
-    ("docs/scale.md", "table memory", memory),
-    ("docs/scale.md", "speed", speeds),
-    *(("docs/reference/papers.md", name, partial(papers.table, name)) for name in papers.TABLES),
-]
+    ("docs/scale.md", "scale", scale.table),
+    ("docs/scale.md", "table memory", scale.memory_table),
+    ("docs/scale.md", "speed", speed.table),
+    *(("docs/reference/papers.md", name, partial(paper, name)) for name in PAPERS),
+]  # fmt: skip
+#: Plots beside those of comparisons.
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "guides/membership.svg": membership.figure,
+    "guides/recipes.svg": recipes.figure,
+}

@@ -10,7 +10,6 @@ generator, as ``--noise system`` does here.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import tempfile
 from collections.abc import Iterator
@@ -61,20 +60,8 @@ def _run(config: str, seed: int, words: list[str], seeded: bool) -> dict[str, An
         if privknn(["fit", *arguments, *words]):
             raise SystemExit(f"{config}, seed {seed}: the run failed")
         summary: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
-        with (Path(folder) / "metrics.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
     del summary["versions"]  # the entry has them
-    told = ("labels/accuracy", "labels/answered", "labels/queried")
-    first = next((row for row in rows if row.get("labels/answered")), {})
-    summary["first_round"] = {name: float(first[name]) for name in told if first.get(name)}
-    prefix = "test/accuracy_"  # of each attribute, in runs on attributes
-    attributes = {
-        name.removeprefix(prefix): round(float(row[name]), 6)
-        for row in rows
-        for name in row
-        if name.startswith(prefix) and row[name]
-    }
-    return {**summary, **({"attribute_accuracies": attributes} if attributes else {})}
+    return summary
 
 
 def _comparison(options: argparse.Namespace) -> Iterator[Measured]:

@@ -28,7 +28,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measured
+from benchmarks.record import Measured, entries, listed, markdown, rows_of
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks.labeling_round import FeatureStore
@@ -46,8 +46,6 @@ from pl_privknn.labelers import (
     SufficientStatistics,
 )
 from pl_privknn.labelers.base import UsesPublicFeatures
-from pl_privknn.neighbors import ShardedNeighbors
-from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from pl_privknn.testing.tables import InShards
@@ -56,8 +54,6 @@ CLASSES, K, RATE, COMPONENTS, STEPS = 10, 300, 0.15, 200, 200
 RECORDS, PROCESSES = 10**9, 1000
 #: About 4 records of 1,000 are as near to a query, where features of 1,296 dimensions are drawn at random.
 THRESHOLD = 0.075
-#: Shards whose candidates are merged, and queries at a time, where merging is measured.
-MERGED, AT_ONCE = 200, 10
 MEMORY = "memory"
 #: From so much on a table is mapped from a file, where memory is measured.
 LIMIT_GB = 0.5
@@ -100,22 +96,18 @@ TEACHERS = {
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One measurement a teacher, one of merging the candidates of Private-kNN's shards, and those of memory."""
+    """One measurement a teacher, and those of memory."""
     torch.set_num_threads(1)
-    features = torch.randn(
-        max(options.records), options.dimensions, generator=torch.Generator().manual_seed(0)
+    features, queries = (
+        torch.randn(count, options.dimensions, generator=torch.Generator().manual_seed(seed))
+        for seed, count in enumerate((max(options.records), options.queries))
     )
-    queries = torch.randn(options.queries, options.dimensions, generator=torch.Generator().manual_seed(1))
     settings = {name: getattr(options, name) for name in ("records", "dimensions", "queries", "repeat")}
     for name in options.only:
         if name == MEMORY:
             yield from memory(options)
         else:
             yield Measured(_line(name, features, queries, options), [0], name, settings)
-    if "PrivateKNN" in options.only:
-        one, many = (_merge(features[:1000], queries[:AT_ONCE], shards) for shards in (1, MERGED))
-        merging = {"seconds_a_query_and_shard": (many - one) / (MERGED - 1) / AT_ONCE, "shards": MERGED}
-        yield Measured(merging, [0], "merging", settings)
 
 
 def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namespace) -> dict[str, Any]:
@@ -131,9 +123,7 @@ def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namesp
     return {
         "seconds_a_record": slope,
         "seconds_a_round": max(0.0, min(seconds[few]) - slope * few),
-        "bytes_sent_a_round": max(
-            member.shard.group.sent for member in shared._members if member.shard is not None
-        ),
+        "bytes_sent_a_round": max(one.shard.group.sent for one in shared._members if one.shard is not None),
         "processor_seconds": seconds,
     }
 
@@ -146,6 +136,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--table-records", type=int, default=1_000_000, help="of the large table, for memory")
     parser.add_argument("--folder", help="on a disk with room for two tables of 5 GB, for memory")
 
 
@@ -153,6 +144,22 @@ def _spent(work: Callable[[], object]) -> float:
     before = time.process_time()
     work()
     return time.process_time() - before
+
+
+def table() -> str:
+    """A round at 10⁹ records in many processes; an extrapolation."""
+    stored = entries("scale")
+    d, share = next(iter(stored.values()))["settings"]["dimensions"], RECORDS // PROCESSES
+    lines = []
+    for name, teacher in TEACHERS.items():
+        found = stored[name]["results"]
+        seconds = found["seconds_a_round"] + share * found["seconds_a_record"]
+        sent = found["bytes_sent_a_round"]
+        bytes_sent = f"{sent / 1e6:.3g} MB" if sent >= 1e6 else f"{sent / 1e3:.3g} kB"
+        gigabytes = f"{4 * share * teacher.table(d) / 1e9:.1f}"
+        lines.append([f"`{name}`", teacher.settings, gigabytes, bytes_sent, f"{seconds / 3600:.2g}"])
+    header = ["teacher", "settings", "table, GB", "sent a round", "processor hours of a process"]
+    return markdown(header, lines)
 
 
 def _round(teacher: Labeler, features: Tensor, queries: Tensor) -> None:
@@ -163,63 +170,28 @@ def _round(teacher: Labeler, features: Tensor, queries: Tensor) -> None:
     teacher.label(queries, FreeLedger())
 
 
-class _Alike:
-    """As if all shards had sent what the first one has."""
-
-    rank = 0
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def broadcast(self, order: Any = None) -> Any:
-        return order
-
-    def gather(self, part: Tensor) -> list[Tensor]:
-        return [part] * self.size
-
-    def sum(self, part: Tensor) -> Tensor:
-        return self.size * part
-
-
-def _merge(features: Tensor, queries: Tensor, shards: int) -> float:
-    """Processor seconds of one release about all queries, after the search; the least of three."""
-    shard = Shard(_Alike(shards), 0, 1, shards * len(features))
-    labels = torch.arange(len(features)) % CLASSES
-    found = ShardedNeighbors(
-        features, labels, CLASSES, K, 1.0, shard, lambda number: SeededNoise(0).bernoulli
-    )
-    ranked = found.rank(queries)
-    return min(_spent(functools.partial(found.votes, ranked)) for _ in range(3))
-
-
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
 def memory(options: argparse.Namespace) -> Iterator[Measured]:
     """One measurement a teacher, of 1,000,000 records and 200 queries."""
     folder = Path(tempfile.mkdtemp(prefix="privknn-", dir=options.folder))
-    records, queries = 1_000_000, 200
+    sizes = {"records": options.table_records, "dimensions": options.dimensions, "queries": 200}
     teachers: dict[str, Labeler] = {
         "reverse_knn": ReverseKNN(1, 1.0),
         "private_knn": PrivateKNN(300, 0.15),
         # About one record of 100 is so near to a query, of features drawn from [0, 1), 1,296 of them.
         "ind_knn": IndKNN(0.77, 0.8, epsilon=1.0),
     }
-    settings = {
-        "limit_gb": LIMIT_GB,
-        "records": records,
-        "dimensions": options.dimensions,
-        "queries": queries,
-    }
     try:
-        write(folder, records, options.dimensions)
+        write(folder, sizes["records"], sizes["dimensions"])
         for name, teacher in teachers.items():
             with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,)) as process:
-                job = process.submit(peak_of_labelling, folder / name, folder, teacher, queries)
-                peak = job.result()[0]
-            table = 4 * records * options.dimensions
-            result = {"peak_mb_of_its_own": round(peak / 1e6), "table_mb": round(table / 1e6)}
-            yield Measured(result, [0], name, {**settings, "threads": 1}, "table_memory")
+                peak = process.submit(peak_of_labelling, folder / name, folder, teacher, 200).result()
+            table_mb = round(4 * sizes["records"] * sizes["dimensions"] / 1e6)
+            settings = {"limit_gb": LIMIT_GB, **sizes, "threads": 1}
+            found = {"peak_mb_of_its_own": round(peak / 1e6), "table_mb": table_mb}
+            yield Measured(found, [0], name, settings, "table_memory")
     finally:
         shutil.rmtree(folder)
 
@@ -227,22 +199,15 @@ def memory(options: argparse.Namespace) -> Iterator[Measured]:
 def write(folder: Path, records: int, dimensions: int, public: int = 400) -> None:
     """Write tables of private and public embeddings, drawn from [0, 1) with a seed."""
     generator = np.random.default_rng(0)
-    shape = (records, dimensions)
-    table = np.lib.format.open_memmap(folder / "private.npy", "w+", np.float32, shape)
+    table = np.lib.format.open_memmap(folder / "private.npy", "w+", np.float32, (records, dimensions))
     for start in range(0, len(table), 10_000):
         part = table[start : start + 10_000]
         part[:] = generator.random(part.shape, np.float32)
     np.save(folder / "public.npy", generator.random((public, dimensions), np.float32))
 
 
-def peak_of_labelling(
-    run: Path, folder: Path, teacher: Labeler, queries: int, limit_gb: float | None = LIMIT_GB
-) -> tuple[int, list[int]]:
-    """Fit a student with labels of the teacher, of ``private.npy`` and ``public.npy`` in the folder.
-
-    Returns:
-        Bytes of its own that it took at its peak, and the labels of the public examples, -1 where there is none.
-    """
+def peak_of_labelling(run: Path, folder: Path, teacher: Labeler, queries: int) -> int:
+    """Bytes of its own that a fit takes at its peak, of ``private.npy`` and ``public.npy`` in the folder."""
     least = peak = _anonymous_bytes()
     done = threading.Event()
 
@@ -263,20 +228,31 @@ def peak_of_labelling(
         queries_per_round=queries,
         features=torch.nn.Flatten(),
         files={"run_dir": run},
-        memory=FeatureStore(limit_gb=limit_gb, scratch=folder),
+        memory=FeatureStore(limit_gb=LIMIT_GB, scratch=folder),
         progress=False,
     )
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(dimensions, CLASSES))
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", default_root_dir=run, callbacks=[labeling], **TRAINS_ALONE
-    )
+    own: dict[str, Any] = {"default_root_dir": run, "callbacks": [labeling]}
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", **own, **TRAINS_ALONE)
     trainer.fit(SupervisedStudent(network=network, num_classes=CLASSES), data)
     done.set()
     watcher.join()
-    return peak - least, data.public.labels.tolist()
+    return peak - least
 
 
 def _anonymous_bytes() -> int:
     """Memory of this process that no file backs; Linux tells."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+
+def memory_table() -> str:
+    """Memory of a labelling round, beside the table of features."""
+    columns = {
+        "teacher": "`{part}`",
+        "private features": "{records:,} x {dimensions:,}",
+        "their table": "{table_mb:,} MB",
+        "queries": "{queries}",
+        "peak of its own": "{peak_mb_of_its_own:,} MB",
+    }
+    return listed(columns, rows_of("table_memory"))

@@ -20,42 +20,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.record import ROOT, Measured
-from benchmarks.scale import CLASSES, TEACHERS
+from benchmarks.record import ROOT, Measured, entries, markdown
+from benchmarks.scale import CLASSES
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.cli import keep_freed_memory
 from pl_privknn.features import HOG, TimmFeatures
-from pl_privknn.labelers.base import ShardedLabeler
 from pl_privknn.neighbors import PoissonNeighbors
-from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import Student, SupervisedStudent, VATStudent
-from pl_privknn.testing import FreeLedger
 
 _RECORDS, _DIMENSIONS, _QUERIES, _K, _RATE = 60_000, 1296, 1000, 300, 0.15
 _IMAGES, _ONE_BY_ONE = 2048, 64
 _IMAGES_OF_AN_EPOCH, _BATCH = 8192, 64
 _SCREENING = {"k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10, "sampling_rate": 0.2}
 _ANSWERS = {"sigma": 20.0, "l2_sensitivity": math.sqrt(2), "sampling_rate": 0.2}
-
-
-class Row(NamedTuple):
-    """Pairs of measurements, their aims, and their settings."""
-
-    what: str
-    beside: str
-    aim: str
-    measure: Callable[[argparse.Namespace], dict[str, Any]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +54,8 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """One part a row, each with the threads that it names or one."""
     for name in options.only:
         torch.set_num_threads(1)
-        found = ROWS[name].measure(options)
+        _, _, _, work, *settled = ROWS[name]
+        found = work(options, *settled)
         load = round(os.getloadavg()[0], 1)
         settings = {"repeat": options.repeat, "device": options.device}
         yield Measured({**found, "load": load}, [0], name, settings)
@@ -139,8 +125,8 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         return _spent(work), time.perf_counter() - started
 
     pairs = _turns(lambda: taken(label), lambda: taken(product), options.repeat)
-    clock = _summary([one[1] / other[1] for one, other in pairs], "_on_the_clock")
-    return {"ratio": round(statistics.median(one[0] / other[0] for one, other in pairs), 4), **clock}
+    spent, clock = ([one[side] / other[side] for one, other in pairs] for side in (0, 1))
+    return {"ratio": round(statistics.median(spent), 4), **_summary(clock, "_on_the_clock")}
 
 
 def _hog(options: argparse.Namespace, channels: int, side: int) -> dict[str, Any]:
@@ -180,15 +166,8 @@ def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, 
             network(images)
 
         found = _in_turns(bare, lambda: extractor(images), options.repeat)
-    return {"images_per_second": round(len(images) / found["bare_seconds"]), **_ratios(found)}
-
-
-def _extracting(name: str, side: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
-    return lambda options: _extraction(options, name, side)
-
-
-def _ratios(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
+    ratios = {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
+    return {"images_per_second": round(len(images) / found["bare_seconds"]), **ratios}
 
 
 class _Epoch(pl.Callback):
@@ -203,27 +182,7 @@ class _Epoch(pl.Callback):
         self.seconds = time.process_time() - self._started
 
 
-class _Plain(pl.LightningModule):
-    """A student's objective and optimizer, and nothing else of it."""
-
-    def __init__(self, student: Student) -> None:
-        super().__init__()
-        self.student = student
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return _loss(self.student, *batch)
-
-    def configure_optimizers(self) -> Any:
-        return self.student.optimization.over(list(self.student.network.parameters()))
-
-
-def _loss(student: Student, x: Tensor, y: Tensor) -> Tensor:
-    return torch.stack(list(student.objective(student.weak(x), y).values())).sum()
-
-
-def _epoch(
-    options: argparse.Namespace, beside: str, kind: type[Student] = SupervisedStudent
-) -> dict[str, Any]:
+def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent) -> dict[str, Any]:
     keep_freed_memory()  # as the command does; both sides do without page faults, whose number is chance
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
@@ -231,25 +190,19 @@ def _epoch(
     loader = DataLoader(TensorDataset(images, labels), _BATCH)
     student = kind(network="small_cnn", num_classes=10, **({} if kind is VATStudent else {"augment": "weak"}))
 
-    def fit(module: pl.LightningModule) -> tuple[float, torch.optim.Optimizer]:
-        # The first epoch sets up what the second one is measured with.
-        epoch = _Epoch()
-        trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[epoch], **TRAINS_ALONE)
-        trainer.fit(module, loader)
-        return epoch.seconds, trainer.optimizers[0]
-
     def loop(optimizer: torch.optim.Optimizer) -> None:
         for x, y in loader:
             optimizer.zero_grad()
-            _loss(student, x, y).backward()
+            torch.stack(list(student.objective(student.weak(x), y).values())).sum().backward()
             optimizer.step()
 
     ratios = []
     for _ in range(options.repeat):
-        seconds, optimizer = fit(student)
+        epoch = _Epoch()  # the first one sets up what the second one is measured with
+        trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[epoch], **TRAINS_ALONE)
+        trainer.fit(student, loader)
         student.train()
-        other = fit(_Plain(student))[0] if beside == "module" else _spent(lambda: loop(optimizer))  # noqa: B023
-        ratios.append(other / seconds)
+        ratios.append(_spent(functools.partial(loop, trainer.optimizers[0])) / epoch.seconds)
     return _summary(ratios)
 
 
@@ -275,126 +228,44 @@ def _exact(options: argparse.Namespace) -> dict[str, Any]:
         return _python(options, "-m", "pl_privknn.cli", "epsilon", str(path), "--delta", "1e-5")
 
 
-def _weak_scaling(options: argparse.Namespace, teacher: str) -> dict[str, Any]:
-    """A round of two processes with a shard each over a round of one of them alone, in turns, on the clock."""
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_member, (folder, teacher, options.repeat), nprocs=2)
-        return _summary(json.loads((Path(folder) / "ratios.json").read_text(encoding="utf-8")))
+def table() -> str:
+    """What is stored beside its baselines."""
+    found = {name: one["results"] for name, one in entries("speed").items()}
+    lines = [[*row[:3], _ratio(found[name])] for name, row in ROWS.items() if name in found]
+    return markdown(["what", "beside", "aim", "ratio of processor seconds"], lines)
 
 
-def _member(rank: int, folder: str, teacher: str, repeat: int) -> None:
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
-    group = ProcessGroup(rank, 2)
-    features = torch.randn(_RECORDS, _DIMENSIONS, generator=torch.Generator().manual_seed(rank))
-    asked = torch.randn(_QUERIES, _DIMENSIONS, generator=torch.Generator().manual_seed(2))
-
-    def seconds(work: Callable[[], object]) -> float:
-        dist.barrier()
-        started = time.perf_counter()
-        work()
-        return time.perf_counter() - started
-
-    def one_round(shared: bool) -> None:
-        made = TEACHERS[teacher].make()
-        assert isinstance(made, ShardedLabeler)
-        if shared:
-            made.shard = Shard(group, rank, group.size, group.size * len(features))
-        made.fit(features, torch.arange(len(features)) % CLASSES, CLASSES)
-        if rank == 0:
-            made.label(asked, FreeLedger())
-        if shared and rank == 0:
-            group.broadcast()
-        while shared and rank and (order := group.broadcast()) is not None:
-            made.run_command(order)
-
-    pairs = _turns(
-        lambda: seconds(lambda: group.shared(lambda: one_round(True))),
-        lambda: seconds(lambda: one_round(False) if rank == 0 else None),
-        repeat,
-    )
-    if rank == 0:
-        ratios = [both / one for both, one in pairs]
-        (Path(folder) / "ratios.json").write_text(json.dumps(ratios), encoding="utf-8")
-    group.close()
-    dist.destroy_process_group()
+def _ratio(found: dict[str, Any]) -> str:
+    """A ratio with its range, and the seconds of a command."""
+    between = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
+    clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
+    seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
+    return f"{found['ratio']:.2f}{between}{clock}{seconds}"
 
 
-_PRODUCT, _ALONE = "the bare product", "one process with its 60,000"
-ROWS = {
-    "labelling, one thread": Row(
-        "Private-kNN labelling, 1,000 queries of 60,000 x 1,296, one thread",
-        _PRODUCT,
-        "≤ 1.25",
-        lambda options: _labelling(options, 1),
+_PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", "`import torch`"
+#: What is measured, what stands beside it, the aim, and how: a function with its arguments.
+ROWS: dict[str, tuple[Any, ...]] = {
+    "labelling, one thread": (
+        "Private-kNN labelling, 1,000 queries of 60,000 x 1,296, one thread", _PRODUCT, "≤ 1.25", _labelling, 1,
     ),
-    "labelling, two threads": Row(
-        "the same, two threads", _PRODUCT, "≤ 1.25", lambda options: _labelling(options, 2)
-    ),
-    "HOG, 28 x 28": Row(
-        "HOG of 28 x 28 images, images a second", "scikit-image", "≥ 25", lambda options: _hog(options, 1, 28)
-    ),
-    "HOG, 32 x 32 x 3": Row(
-        "HOG of 32 x 32 x 3 images, images a second",
-        "scikit-image",
-        "≥ 25",
-        lambda options: _hog(options, 3, 32),
-    ),
+    "labelling, two threads": ("the same, two threads", _PRODUCT, "≤ 1.25", _labelling, 2),
+    "HOG, 28 x 28": ("HOG of 28 x 28 images, images a second", "scikit-image", "≥ 25", _hog, 1, 28),
+    "HOG, 32 x 32 x 3": ("HOG of 32 x 32 x 3 images, images a second", "scikit-image", "≥ 25", _hog, 3, 32),
     **{
-        f"extraction, {name}": Row(
-            f"vectors of `{name}`, images of {side} x {side} a second",
-            "torch, 64 at once",
-            aim,
-            _extracting(name, side),
+        f"extraction, {name}": (
+            f"vectors of `{name}`, images of 224 x 224 a second", "torch, 64 at once", aim, _extraction, name, 224,
         )
-        for name, side, aim in (
-            ("tf_efficientnet_lite0", 224, "≥ 5"),
-            ("mobilenetv3_small_100", 224, "≥ 1"),
-            ("resnet50", 224, "≥ 1"),
-            ("vit_tiny_patch16_224", 224, "≥ 1"),
-        )
+        for name, aim in {
+            "tf_efficientnet_lite0": "≥ 5", "mobilenetv3_small_100": "≥ 1", "resnet50": "≥ 1",
+            "vit_tiny_patch16_224": "≥ 1",
+        }.items()
     },
-    "epoch": Row(
-        "epochs a second of a student (`small_cnn`)",
-        "a loop with the same objective",
-        "≥ 0.97",
-        lambda options: _epoch(options, "loop"),
+    "epoch": ("epochs a second of a student (`small_cnn`)", _LOOP, "≥ 0.97", _epoch),
+    "epoch, VAT": ("the same of `VATStudent`", _LOOP, "≥ 0.97", _epoch, VATStudent),
+    "exact ε": ("`privknn epsilon` of 18,000 screenings and 3,877 answers", _TORCH, "1.5 s", _exact),
+    "import": (
+        "`from pl_privknn import PrivateKNN`", _TORCH, "≤ 1.3", _python, "-c", "from pl_privknn import PrivateKNN",
     ),
-    "epoch, beside a plain module": Row(
-        "the same",
-        "a LightningModule with the same objective and optimizer alone",
-        "≥ 0.97",
-        lambda options: _epoch(options, "module"),
-    ),
-    "epoch, VAT": Row(
-        "the same of `VATStudent`",
-        "a loop with the same objective",
-        "≥ 0.97",
-        lambda options: _epoch(options, "loop", VATStudent),
-    ),
-    "exact ε": Row(
-        "`privknn epsilon` of 18,000 screenings and 3,877 answers", "`import torch`", "1.5 s", _exact
-    ),
-    "weak scaling, Private-kNN": Row(
-        "a round of Private-kNN, 60,000 x 1,296 a process, two processes, on the clock",
-        _ALONE,
-        "≤ 1.15",
-        lambda options: _weak_scaling(options, "PrivateKNN"),
-    ),
-    "weak scaling, reverse kNN": Row(
-        "the same of reverse kNN", _ALONE, "≤ 1.15", lambda options: _weak_scaling(options, "ReverseKNN")
-    ),
-    "import": Row(
-        "`from pl_privknn import PrivateKNN`",
-        "`import torch`",
-        "≤ 1.3",
-        lambda options: _python(options, "-c", "from pl_privknn import PrivateKNN"),
-    ),
-    "help": Row(
-        "`privknn fit --help`",
-        "`import torch`",
-        "0.5 s",
-        lambda options: _python(options, "-m", "pl_privknn.cli", "fit", "--help"),
-    ),
-}
+    "help": ("`privknn fit --help`", _TORCH, "0.5 s", _python, "-m", "pl_privknn.cli", "fit", "--help"),
+}  # fmt: skip

@@ -63,26 +63,26 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(
         runner.importlib,
         "import_module",
-        lambda name: Module if name == "benchmarks.statistics" else real(name),
+        lambda name: Module if name == "benchmarks.persons" else real(name),
     )
-    return tmp_path / "results" / "statistics.json"
+    return tmp_path / "results" / "persons.json"
 
 
 def test_runner_stores_each_part_with_what_made_it(made, capsys):
-    assert runner.main(["statistics", "--size", "5", "--dry-run"]) == 0
+    assert runner.main(["persons", "--size", "5", "--dry-run"]) == 0
     assert '"figure": 5' in capsys.readouterr().out
     assert not made.exists()
-    assert runner.main(["statistics", "--size", "5"]) == 0
+    assert runner.main(["persons", "--size", "5"]) == 0
     first, second = json.loads(made.read_text(encoding="utf-8"))["measurements"]
     assert list(first) == FIELDS
     assert (first["settings"], second["settings"]) == ({"size": 5}, {"own": True})  # places are no settings
     assert (first["seeds"], first["results"]) == ([0, 1], {"figure": 5})
     assert first["versions"]["torch"]
     assert set(first["machine"]) == {"arch", "system", "processor", "cores", "accelerator"}
-    assert record.results("statistics", "second") == {"figure": 5.1}
+    assert record.results("persons", "second") == {"figure": 5.1}
     # A part that is measured again takes its place; others stay.
-    record.store("statistics", Measured({"figure": 7}, [0], "first"), {"size": 7})
-    assert [one["results"]["figure"] for one in record.entries("statistics").values()] == [7, 5.1]
+    record.store("persons", Measured({"figure": 7}, [0], "first"), {"size": 7})
+    assert [one["results"]["figure"] for one in record.entries("persons").values()] == [7, 5.1]
 
 
 def test_commit_is_that_of_the_code_and_tells_changes(tmp_path, monkeypatch):

@@ -2,12 +2,11 @@
 
 import argparse
 
-from benchmarks import record, render, scale
+from benchmarks import record, scale
 
 
 def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "RESULTS", tmp_path)
-    monkeypatch.setattr(scale, "MERGED", 3)
     monkeypatch.setattr(scale, "STEPS", 5)
     options = argparse.Namespace(
         records=[700, 900], dimensions=8, queries=30, repeat=1, only=list(scale.TEACHERS)
@@ -16,7 +15,7 @@ def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
         record.store("scale", measured, {})
     found = {part: entry["results"] for part, entry in record.entries("scale").items()}
     m, width = 30, 9  # a bias beside eight features
-    assert {part: one["bytes_sent_a_round"] for part, one in found.items() if part != "merging"} == {
+    assert {part: one["bytes_sent_a_round"] for part, one in found.items()} == {
         "PrivateKNN": 2 * 16 * 300 * m,
         "ReverseKNN": 8 * 10 * m,
         "SufficientStatistics": 8 * 10 * width,
@@ -29,6 +28,6 @@ def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
     entry = record.entries("scale")["SufficientStatistics"]
     entry["results"] |= {"seconds_a_record": 36e-6, "seconds_a_round": 36.0}
     stored = {**record.entries("scale"), "SufficientStatistics": entry}
-    monkeypatch.setattr(render, "entries", lambda name: stored)
-    row = next(line for line in render.scaled().splitlines() if "SufficientStatistics" in line)
+    monkeypatch.setattr(scale, "entries", lambda name: stored)
+    row = next(line for line in scale.table().splitlines() if "SufficientStatistics" in line)
     assert [cell.strip() for cell in row.strip("|").split("|")][2:] == ["0.0", "0.72 kB", "0.02"]

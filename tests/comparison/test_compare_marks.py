@@ -160,9 +160,8 @@ def stored(value):
 
 #: Benchmarks with noise of the operating system's generator; all others draw it from seeds.
 OF_THE_SYSTEM = (
-    "statistics", "private_training", "second_rounds", "second_split", "compare_fashion_mnist",
-    "compare_fashion_mnist_attributes", "fashion_mnist_attributes_statistics", "persons",
-    "compare_bbc_news", "text", "recipes",
+    "private_training", "second_rounds", "compare_fashion_mnist", "compare_fashion_mnist_attributes",
+    "compare_bbc_news", "persons", "recipes",
 )  # fmt: skip
 
 #: Arithmetic on plans: no run, no noise, no guarantee.

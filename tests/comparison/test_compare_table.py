@@ -142,7 +142,7 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
     assert "(compare_made.svg)" in table
     assert "| *best* | A (C † is ahead) | B |  |" in table
     assert render.old_plots() == ["compare_made.svg"]
-    render.draw_comparisons()
+    render.draw(stored["compare_made"], tmp_path / "compare_made")
     assert render.old_plots() == []
     first = stored["compare_made"][0]
     stored["compare_made"][0] = result_from({**first.values, "test_accuracy": 0.1}, "made")
