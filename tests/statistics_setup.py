@@ -34,7 +34,7 @@ _OF_CLASSES = {
     "likelihood": lambda **given: SufficientStatistics(
         expected_records=60, fit="maximum_likelihood", components=3, **given
     ),
-    "curvature": lambda **given: PreconditionedGradients(expected_records=60, releases=4, **given),
+    "curvature": lambda **given: PreconditionedGradients(**{"expected_records": 60, "releases": 4, **given}),
 }
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refusals
 from statistics_setup import MADE, fitted, table
 
 from pl_privknn.callbacks import PrivateLabeler
@@ -61,10 +62,11 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
     def die():
         raise Killed
 
+    def made(releases):
+        return MADE["curvature"](noise_multiplier=2.0, releases=releases)
+
     def begin(release, releases):
-        teacher = fitted(
-            PreconditionedGradients(noise_multiplier=2.0, expected_records=60, releases=releases)
-        )
+        teacher = fitted(made(releases))
         handle = ledger.run(f"{releases}", plan=teacher.plan(30, 30, 3))
         teacher.join_run(tmp_path / f"{releases}", handle)
 
@@ -77,8 +79,7 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
                 teacher.label(queries, handle)
         teacher.leave_run()  # as the end of a process does
         assert handle.num_charges == release + 1
-        resumed = PreconditionedGradients(noise_multiplier=2.0, expected_records=60, releases=releases)
-        return resumed, ledger.run(f"{releases}")
+        return made(releases), ledger.run(f"{releases}")
 
     resumed, handle = begin(release=1, releases=3)  # the second of three was lost
     resumed.join_run(tmp_path / "3", handle)
@@ -102,20 +103,16 @@ def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
         )
 
 
-def test_another_ledger_pays_anew():
-    teacher, ledgers = fitted(SufficientStatistics(noise_multiplier=2.0)), (FreeLedger(), FreeLedger())
-    soft = [teacher.label(table()[0], ledger).soft for ledger in ledgers]
-    assert [len(ledger.rows) for ledger in ledgers] == [1, 1]
-    assert not torch.equal(*soft)
-
-
 def test_a_refused_charge_releases_nothing_and_later_ones_go_on():
     teacher, ledger = fitted(PreconditionedGradients(noise_multiplier=2.0, releases=3)), FreeLedger(limit=1)
     with pytest.raises(BudgetExceeded):
         teacher.label(table()[0], ledger)
     ledger.limit = None
-    teacher.label(table()[0], ledger)
+    soft = teacher.label(table()[0], ledger).soft
     assert sum(charge.count for charge in ledger.rows) == 3
+    another = FreeLedger()  # which pays anew
+    assert not torch.equal(teacher.label(table()[0], another).soft, soft)
+    assert sum(charge.count for charge in another.rows) == 3
 
 
 def test_other_features_in_a_later_round_are_refused():
@@ -136,23 +133,18 @@ def test_other_features_in_a_later_round_are_refused():
 # ---------------------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: SufficientStatistics(), "give exactly one"),
-        (lambda: SufficientStatistics(1.0, 2.0), "give exactly one"),
-        (lambda: SufficientStatistics(1.0, fit="median"), "fit='median'"),
-        (lambda: SufficientStatistics(1.0, expected_records=0), "expected_records=0"),
-        (lambda: SufficientStatistics(1.0, ridge=0.0), "ridge=0"),
-        (lambda: PreconditionedGradients(1.0, releases=2, clip_norms=[1.0]), r"clip_norms=\[1.0\]"),
-        (lambda: PreconditionedGradients(1.0, adjacency="none"), "adjacency='none'"),
-    ],
+test_bad_arguments_are_named = refusals(
+    {
+        "give exactly one": SufficientStatistics,
+        "give exactly one of": lambda: SufficientStatistics(1.0, 2.0),
+        "fit='median'": lambda: SufficientStatistics(1.0, fit="median"),
+        "expected_records=0": lambda: SufficientStatistics(1.0, expected_records=0),
+        "ridge=0": lambda: SufficientStatistics(1.0, ridge=0.0),
+        r"clip_norms=\[1.0\]": lambda: PreconditionedGradients(1.0, releases=2, clip_norms=[1.0]),
+        "adjacency='none'": lambda: PreconditionedGradients(1.0, adjacency="none"),
+        r"noise_multiplier=3000000\.0 must be at most 2": lambda: SufficientStatistics(noise_multiplier=3e6),
+        r"call fit_public\(features\)": lambda: SufficientStatistics(1.0).label(
+            torch.ones(2, 3), FreeLedger()
+        ),
+    }
 )
-def test_bad_arguments_are_named(make, named):
-    with pytest.raises(ValueError, match=named):
-        make()
-
-
-def test_asked_too_early():
-    with pytest.raises(RuntimeError, match=r"call fit_public\(features\)"):
-        SufficientStatistics(1.0).label(torch.ones(2, 3), FreeLedger())
