@@ -17,6 +17,15 @@ def in_order(*counts):
     ]
 
 
+def parts_of(count):
+    """Tables of 60 records and more in shards of many shapes, by name."""
+    return {
+        **{name: by_row(count, size) for size, name in enumerate(("one", "two", "three", "four"), 1)},
+        "unequal": in_order(1, count - 10, 9),
+        "empty": in_order(0, count - 20, 0, 20),
+    }
+
+
 def in_shards(shards, lead, follow):
     """``lead(shard, rows)`` of the first shard, whose orders the others carry out by ``follow(shard, rows)``."""
     exchange = SimulatedGroup(len(shards))

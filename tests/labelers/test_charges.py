@@ -136,17 +136,14 @@ def test_teachers_of_numbers_predictors_and_noisy_steps_are_for_added_records(tm
     regression = PrivateRegression(0.0, 1.0, 5, 1.0, noise_source=Silent(0))
     regression.fit(torch.randn(40, 4), torch.rand(40))
     refused(tmp_path, ("add_remove",), lambda run: regression.predict(torch.randn(3, 4), run))
-    refused(
-        tmp_path,
-        ("add_remove",),
-        lambda run: IndKNNPredictor(PARAMETERS, C, D, ledger=run, noise_source=Silent(0)).predict(
-            torch.ones(1, D)
-        ),
-    )
+
+    def predict(run):
+        IndKNNPredictor(PARAMETERS, C, D, ledger=run, noise_source=Silent(0)).predict(torch.ones(1, D))
 
     def step(run):
         PaidSteps(run, step_mechanism(1.0, 1.0, 0.5), 4, 2).release(torch.zeros(3), Silent(0))
 
+    refused(tmp_path, ("add_remove",), predict)
     refused(tmp_path, ("add_remove",), step)
 
 

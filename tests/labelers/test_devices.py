@@ -40,23 +40,19 @@ def queries():
     return torch.cat([drawn(20, 6, seed=2), drawn(20, 6, seed=3).mul(3).round()])
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        lambda queries, table, **where: nearest(queries, table, 40, **where),
-        lambda queries, table, **where: torch.stack(
-            [part.double() for part in top_k(queries, table, 7, **where)]
-        ),
-        lambda queries, table, **where: within_radius(queries, table, 1.0, **where),
-        lambda queries, table, **where: assign(table, queries, 3, **where),
-    ],
-)
-def test_searches_are_exact_there_too(table, queries, search):
+@pytest.mark.parametrize("name", ["nearest", "top_k", "within_radius", "assign"])
+def test_searches_are_exact_there_too(table, queries, name):
+    searches = {
+        "nearest": lambda **where: nearest(queries, table, 40, **where),
+        "top_k": lambda **where: torch.stack([part.double() for part in top_k(queries, table, 7, **where)]),
+        "within_radius": lambda **where: within_radius(queries, table, 1.0, **where),
+        "assign": lambda **where: assign(table, queries, 3, **where),
+    }
     with PretendedDevice() as device:
-        found = search(queries, table, device="cuda")
+        found = searches[name](device="cuda")
     assert device.products > 0
     assert type(found) is torch.Tensor
-    assert torch.equal(found, search(queries, table))
+    assert torch.equal(found, searches[name]())
 
 
 def noise():
@@ -161,7 +157,14 @@ def test_candidates_reach_as_far_as_products_may_err():
 
 @pytest.mark.parametrize(
     "extractor",
-    [HOG(), Pixels(), Scattering(), PatchDictionary(centers=8), JoinedFeatures([HOG(), torch.nn.Flatten()])],
+    [
+        HOG(),
+        Pixels(),
+        Scattering(),
+        PatchDictionary(centers=8),
+        JoinedFeatures([HOG(), torch.nn.Flatten()]),
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 2)),
+    ],
     ids=lambda extractor: type(extractor).__name__,
 )
 def test_extractors_work_there(extractor):
@@ -173,12 +176,6 @@ def test_extractors_work_there(extractor):
         there = extract_on(extractor, images, CUDA)
     assert type(there) is torch.Tensor
     torch.testing.assert_close(there, here, atol=1e-6, rtol=1e-5)
-
-
-def test_a_module_with_weights_gets_its_images_where_they_are():
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-    with PretendedDevice():
-        assert extract_on(module, drawn(3, 1, 2, 2), CUDA).shape == (3, 2)
 
 
 def test_a_run_takes_its_device_from_the_configuration(tmp_path, monkeypatch):
@@ -202,10 +199,8 @@ def test_auto_is_where_the_trainer_is():
     assert PrivateLabeler().device == "auto"
 
 
-@pytest.mark.parametrize(
-    ("device", "said"), [("gpuu", "must be 'auto' or"), ("cuda", "finds no such device")]
-)
-def test_devices_that_are_not_there_are_refused(monkeypatch, device, said):
+def test_devices_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=f"device='{device}'.*{said}"):
-        PrivateLabeler(device=device)
+    for device, said in {"gpuu": "must be 'auto' or", "cuda": "finds no such device"}.items():
+        with pytest.raises(ValueError, match=f"device='{device}'.*{said}"):
+            PrivateLabeler(device=device)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 
 from pl_privknn.labelers import PrivateKNN, PrivateRadius, Screening
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
@@ -69,27 +70,21 @@ def test_half_of_the_public_examples_have_their_share_within_the_radius():
     assert ((distances < teacher._radius * (1 - 1e-6)).sum(dim=1) - 1 >= 10).double().mean() <= 0.5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"radius": 0.0}, "radius=0.0"),
-        ({"public_share": 1.5}, "public_share=1.5"),
-        ({"public_share": None}, "radius=None, public_share=None"),
-        ({"max_votes": 0}, "max_votes=0"),
-        ({"screening": Screening(5, 1.0)}, "screening.threshold=5 can't be reached by max_votes=None"),
-        ({"screening": Screening(5, 1.0), "max_votes": 4}, "can't be reached by max_votes=4"),
-        ({"release_counts": True}, "release_counts=True"),
-    ],
+def made(**given):
+    return lambda: PrivateRadius(**given)
+
+
+test_bad_arguments_are_named_and_a_radius_is_never_guessed = refusals(
+    {
+        "radius=0.0": made(radius=0.0),
+        "public_share=1.5": made(public_share=1.5),
+        "radius=None, public_share=None": made(public_share=None),
+        "max_votes=0": made(max_votes=0),
+        "screening.threshold=5 can't be reached by max_votes=None": made(screening=Screening(5, 1.0)),
+        "can't be reached by max_votes=4": made(screening=Screening(5, 1.0), max_votes=4),
+        "release_counts=True": made(release_counts=True),
+        "needs fit_public": lambda: PrivateRadius().fit(TABLE, LABELS, 4),
+        "tell no radius above 0": lambda: PrivateRadius().fit_public(torch.ones(30, 3)),
+        "tell no radius above 0.": lambda: PrivateRadius().fit_public(torch.ones(1, 3)),
+    }
 )
-def test_bad_arguments_are_named(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        PrivateRadius(**arguments)
-
-
-def test_a_radius_is_never_guessed():
-    with pytest.raises(RuntimeError, match="needs fit_public"):
-        PrivateRadius().fit(TABLE, LABELS, 4)
-    with pytest.raises(ValueError, match="tell no radius above 0"):
-        PrivateRadius().fit_public(torch.ones(30, 3))
-    with pytest.raises(ValueError, match="tell no radius above 0"):
-        PrivateRadius().fit_public(torch.ones(1, 3))

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 
 from pl_privknn.labelers.private_knn import PrivateRegression
 from pl_privknn.privacy.accounting.accountant import account
@@ -69,10 +70,8 @@ def neighbouring_sums(model, trials=60):
         pair = []
         for first in (0, 1):
             model.fit(features[first:], targets[first:])
-            neighbors = model._neighbors
-            pair.append(
-                neighbors.votes(neighbors.rank(torch.randn(6, 1, generator=torch.Generator().manual_seed(3))))
-            )
+            queries = torch.randn(6, 1, generator=torch.Generator().manual_seed(3))
+            pair.append(model._neighbors.votes(model._neighbors.rank(queries)))
         yield pair
 
 
@@ -107,23 +106,26 @@ def test_median_costs_no_more_than_what_is_charged(rate, scale):
     assert bool((largest > 0.2 * bound).all())  # and the bound is no empty one
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="low"):
-        PrivateRegression(1, 1)
-    with pytest.raises(ValueError, match="statistic"):
-        PrivateRegression(0, 1, statistic="mode")
-    with pytest.raises(ValueError, match="noise"):
-        PrivateRegression(0, 1, statistic="median", noise=Gaussian(3.0))
-    with pytest.raises(ValueError, match="votes"):
-        PrivateRegression(0, 1, statistic="median", noise=ExponentialArgmax(3.0, votes="add"))
-    model = PrivateRegression(0, 1, 5, 0.5)
-    with pytest.raises(RuntimeError, match="fit"):
-        model.predict(torch.zeros(2, 1), FreeLedger())
-    features, targets = torch.zeros(8, 1), torch.zeros(8)
-    for bad in (targets[:7], targets.long(), targets.index_fill(0, torch.tensor(0), math.nan)):
-        with pytest.raises(ValueError, match="targets"):
-            model.fit(features, bad)
-    with pytest.raises(ValueError, match="features"):
-        model.fit(features[:, 0], targets)
-    with pytest.raises(ValueError, match="k=300"):
-        PrivateRegression(0, 1, sampling_rate=1.0).fit(features, targets)
+def made(*bounds, **given):
+    return lambda: PrivateRegression(*(bounds or (0, 1)), **given)
+
+
+def fitted(features, targets):
+    return lambda: PrivateRegression(0, 1, 5, 0.5).fit(features, targets)
+
+
+FEATURES, TARGETS = torch.zeros(8, 1), torch.zeros(8)
+test_bad_input_is_refused = refusals(
+    {
+        "low": made(1, 1),
+        "statistic": made(statistic="mode"),
+        "noise": made(statistic="median", noise=Gaussian(3.0)),
+        "votes": made(statistic="median", noise=ExponentialArgmax(3.0, votes="add")),
+        "fit": lambda: made()().predict(torch.zeros(2, 1), FreeLedger()),
+        "targets: shape": fitted(FEATURES, TARGETS[:7]),
+        "targets.*int64": fitted(FEATURES, TARGETS.long()),
+        "targets": fitted(FEATURES, TARGETS.index_fill(0, torch.tensor(0), math.nan)),
+        "features": fitted(FEATURES[:, 0], TARGETS),
+        "k=300": lambda: PrivateRegression(0, 1, sampling_rate=1.0).fit(FEATURES, TARGETS),
+    }
+)

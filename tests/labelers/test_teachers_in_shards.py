@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from shard_setup import by_row, in_order, members_of
+from refusals import refusals
+from shard_setup import in_order, members_of, parts_of
 from statistics_setup import MADE, fitted, labels_for, table
 
 from pl_privknn.auditing.releases import NearestTeachers
@@ -15,14 +16,7 @@ from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
 
 COUNT = 60
-PARTS = {
-    "one": by_row(COUNT, 1),
-    "two": by_row(COUNT, 2),
-    "three": by_row(COUNT, 3),
-    "four": by_row(COUNT, 4),
-    "unequal": in_order(1, 50, 9),
-    "empty": in_order(0, 40, 0, 20),
-}
+PARTS = parts_of(COUNT)
 EVERY_PART = pytest.mark.parametrize("parts", PARTS)
 
 
@@ -263,13 +257,6 @@ def test_teachers_of_all_shards_vote_as_if_they_had_been_trained_in_one_process(
     assert {member.shard.group.sent for member in members} == {2 * 8 * 3 * len(queries)}
 
 
-def test_more_processes_than_teachers_and_shards_without_records_are_refused():
-    with pytest.raises(ValueError, match=r"num_teachers=3 must be at least the number of processes, 4"):
-        members_of(lambda: pate(3), PARTS["four"], *records(), 3)
-    with pytest.raises(ValueError, match=r"fewer records than 2 teachers"):
-        members_of(lambda: pate(7), PARTS["empty"], *records(), 3)
-
-
 def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charged_for(tmp_path):
     members, _ = members_of(lambda: pate(6), PARTS["three"], *records(), 3)
     run = Ledger(tmp_path / "ledger.sqlite", adjacency="replace_one").run("a")
@@ -281,7 +268,14 @@ def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charge
     assert run.num_charges == 1
 
 
-def test_orders_need_a_shard():
-    for teacher in (made("class sums"), sgd(SeededNoise(0)), pate(3)):
-        with pytest.raises(RuntimeError, match="run_command needs a shard"):
-            teacher.run_command(None)
+test_what_does_not_go_in_shards_is_refused = refusals(
+    {
+        r"num_teachers=3 must be at least the number of processes, 4": lambda: members_of(
+            lambda: pate(3), PARTS["four"], *records(), 3
+        ),
+        r"fewer records than 2 teachers": lambda: members_of(lambda: pate(7), PARTS["empty"], *records(), 3),
+        "SufficientStatistics.run_command needs a shard": lambda: made("class sums").run_command(None),
+        "NoisySGDTeacher.run_command needs a shard": lambda: sgd(SeededNoise(0)).run_command(None),
+        "PATE.run_command needs a shard": lambda: pate(3).run_command(None),
+    }
+)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, C, D, Silent, Together, amounts, rows
 from ind_knn_setup import teacher as any_teacher
-from shard_setup import by_row, in_order
+from shard_setup import by_row, in_order, parts_of
 
 from pl_privknn.labelers.ind_knn import PublicDensity, RecordGroups
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
@@ -18,14 +18,7 @@ from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.testing import FreeLedger
 
 COUNT, BUDGET = 60, 0.4
-PARTS = {
-    "one": by_row(COUNT, 1),
-    "two": by_row(COUNT, 2),
-    "three": by_row(COUNT, 3),
-    "four": by_row(COUNT, 4),
-    "unequal": in_order(1, 50, 9),
-    "empty": in_order(0, 40, 0, 20),
-}
+PARTS = parts_of(COUNT)
 GROUPS = RecordGroups(torch.arange(COUNT) % 2, (0.3, 2.0))
 OTHERS = {
     "cosine": {},
