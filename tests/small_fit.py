@@ -1,4 +1,4 @@
-"""What tests of teachers share: three easy classes of images, and a short fit."""
+"""What tests of runs share: three easy classes of images, a quiet trainer, and a short fit."""
 
 import pytorch_lightning as pl
 import torch
@@ -8,6 +8,30 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.students import SupervisedStudent
 
+_QUIET = {
+    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+    "enable_checkpointing": False,
+}  # fmt: skip
+
+
+def quiet_trainer(folder, epochs=1, **given):
+    return pl.Trainer(**{"max_epochs": epochs, "default_root_dir": folder, **_QUIET, **given})
+
+
+def easy_images(*counts, classes=3, side=8, noise=0.1):
+    """Images and labels of parts of so many records each, one after another: noisy copies of an image a class."""
+    generator = torch.Generator().manual_seed(0)
+    centres, parts = torch.rand(classes, 1, side, side, generator=generator), []
+    for count in counts:
+        labels = torch.arange(count) % classes
+        drawn = torch.randn(count, 1, side, side, generator=generator)
+        parts += [(centres[labels] + noise * drawn).clamp(0, 1), labels]
+    return parts
+
+
+def small_student(classes=3, side=8, **given):
+    return SupervisedStudent("small_cnn", num_classes=classes, in_channels=1, image_size=side, **given)
+
 
 def fit_student(folder, teacher, noise, private=300, public=60, owners=None, **labeling):
     """Fit a student for an epoch on a teacher's answers about noisy copies of three images.
@@ -15,33 +39,14 @@ def fit_student(folder, teacher, noise, private=300, public=60, owners=None, **l
     Returns:
         The callback and the data module.
     """
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(3, 1, 8, 8, generator=generator)
-
-    def draw(n):
-        labels = torch.arange(n) % 3
-        return (centres[labels] + noise * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
 
     class Owned(ArraysDataModule):
         def setup(self, stage=None):
             super().setup(stage)
             self.private_groups = owners
 
-    data = Owned(*draw(private), *draw(public), *draw(30), num_classes=3, batch_size=16)
-    callback = PrivateLabeler(
-        teacher,
-        **grouped(
-            PrivateLabeler,
-            epochs_per_round=1,
-            features=torch.nn.Flatten(),
-            progress=False,
-            **labeling,
-            files={"run_dir": folder / "run"},
-        ),
-    )
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=folder, callbacks=[callback],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    trainer.fit(SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8), data)
+    data = Owned(*easy_images(private, public, 30, noise=noise), num_classes=3, batch_size=16)
+    given = {"epochs_per_round": 1, "features": torch.nn.Flatten(), "progress": False, **labeling}
+    callback = PrivateLabeler(teacher, **grouped(PrivateLabeler, **given, files={"run_dir": folder / "run"}))
+    quiet_trainer(folder, callbacks=[callback]).fit(small_student(), data)
     return callback, data

@@ -1,3 +1,5 @@
+"""Rounds of labelling in a fit: when they come, what they cost, what a resumed run pays."""
+
 import json
 import math
 
@@ -6,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 from grouped import grouped
 from pytorch_lightning.loggers import CSVLogger
+from small_fit import easy_images, quiet_trainer, small_student
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
@@ -13,9 +16,6 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.students import SupervisedStudent
-
-CLASSES = 3
 
 
 class OracleLabeler(Labeler):
@@ -40,29 +40,6 @@ class OracleLabeler(Labeler):
         return Release(labels)
 
 
-def make_data(n_public=40, **kwargs):
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(CLASSES, 1, 8, 8, generator=generator)
-
-    def draw(n):
-        labels = torch.arange(n) % CLASSES
-        noise = 0.05 * torch.randn(n, 1, 8, 8, generator=generator)
-        return (centres[labels] + noise).clamp(0, 1), labels
-
-    (private, y), (public, truth), (test, z) = draw(90), draw(n_public), draw(30)
-    return ArraysDataModule(
-        private_images=private,
-        private_labels=y,
-        public_images=public,
-        public_truth=truth,
-        test_images=test,
-        test_labels=z,
-        num_classes=CLASSES,
-        batch_size=8,
-        **kwargs,
-    )
-
-
 class Recorder(pl.Callback):
     """Notes which public labels each epoch trains on."""
 
@@ -74,21 +51,27 @@ class Recorder(pl.Callback):
             self.labels.append(int((trainer.datamodule.public.labels >= 0).sum()))
 
 
-def fit(tmp_path, callback, epochs=4, ckpt_path=None, data=None, callbacks=(), **kwargs):
-    student = SupervisedStudent(
-        network="small_cnn", num_classes=CLASSES, in_channels=1, image_size=8, optimization={"lr": 0.05}
-    )
-    data = data if data is not None else make_data()
-    trainer = pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=CSVLogger(tmp_path, name="", version=""),
-        default_root_dir=tmp_path,
-        callbacks=[callback, *callbacks],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **kwargs,
-    )
+class Saves(pl.Callback):
+    """A checkpoint before the second round, and one at the end."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking and trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.folder / "early.ckpt")
+
+    def on_fit_end(self, trainer, pl_module):
+        trainer.save_checkpoint(self.folder / "end.ckpt")
+
+
+def fit(folder, callback, epochs=4, ckpt_path=None, callbacks=(), **kwargs):
+    data = ArraysDataModule(*easy_images(90, 40, 30, noise=0.05), num_classes=3, batch_size=8)
+    student = small_student(optimization={"lr": 0.05})
+    trainer = quiet_trainer(
+        folder, epochs, logger=CSVLogger(folder, "", ""), callbacks=[callback, *callbacks],
+        enable_checkpointing=True, **kwargs,
+    )  # fmt: skip
     trainer.fit(student, data, ckpt_path=ckpt_path)
     return trainer, student, data
 
@@ -99,11 +82,20 @@ def callback(labeler=None, **kwargs):
     return PrivateLabeler(labeler or OracleLabeler(), **grouped(PrivateLabeler, **{**settings, **kwargs}))
 
 
-def test_rounds_come_before_the_first_epoch_and_between_epochs(tmp_path):
-    labeler, recorder = callback(), Recorder()
-    fit(tmp_path, labeler, callbacks=[recorder])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of two rounds, one in five of whose answers is refused, and its test."""
+    folder, labeler = tmp_path_factory.mktemp("whole"), callback(OracleLabeler(refuse_every=5))
+    recorder, report = Recorder(), RunReport()
+    trainer, student, data = fit(folder, labeler, callbacks=[recorder, report, Saves(folder)])
+    trainer.test(student, data, verbose=False)
+    return folder, labeler, recorder, report, data
+
+
+def test_rounds_come_before_the_first_epoch_and_between_epochs_at_the_stated_epsilon(whole):
+    _, labeler, recorder, *_ = whole
     assert labeler.labeler.asked == [10, 10]
-    assert recorder.labels == [10, 10, 20, 20]
+    assert recorder.labels == [8, 8, 16, 16]
     assert labeler.metrics["labels/accuracy"] > 0.9
     # 20 releases of a Gaussian with sigma 20 and sensitivity 1 have the ε of one with sigma 20/√20.
     mu, eps = math.sqrt(20) / 20, labeler.epsilon
@@ -113,17 +105,36 @@ def test_rounds_come_before_the_first_epoch_and_between_epochs(tmp_path):
     assert labeler.epsilon == labeler.epsilon_spent
 
 
-def test_epsilon_is_stated_beforehand_and_covers_the_plan(tmp_path):
-    labeler = callback(rounds=2)
-    fit(tmp_path, labeler, epochs=1)  # ends before the second round
-    assert labeler.labeler.asked == [10]
-    assert labeler.epsilon > labeler.epsilon_spent > 0
+def test_logged_figures_share_the_step_axis_with_accuracy(whole):
+    folder, labeler, *_ = whole
+    header, *rows = [row.split(",") for row in (folder / "metrics.csv").read_text().splitlines()]
+    table = [dict(zip(header, row, strict=True)) for row in rows]
+    steps = {name: [r["step"] for r in table if r.get(name)] for name in ("privacy/epsilon", "val/accuracy")}
+    assert steps["privacy/epsilon"] == steps["val/accuracy"]
+    assert len(steps["privacy/epsilon"]) == 4
+    last = [r for r in table if r.get("privacy/epsilon")][-1]
+    assert float(last["privacy/epsilon"]) == pytest.approx(labeler.epsilon)
+    assert (float(last["labels/queried"]), float(last["labels/answered"])) == (20, 16)
 
 
-def test_no_query_after_the_last_epoch(tmp_path):
+def test_run_report(whole):
+    folder, labeler, _, report, _ = whole
+    summary = json.loads((folder / "summary.json").read_text())
+    assert min(summary[name] for name in ("epsilon_rdp", "epsilon_pld", "seconds")) > 0
+    assert summary["epsilon"] <= labeler.epsilon
+    assert summary["delta"] == 1e-4
+    assert 0.01 < summary["tpr_at_fpr_0.01"] < 1
+    assert (summary["adjacency"], summary["guarantee"]) == ("add_remove", "unconditional")
+    assert (summary["queried"], summary["answered"], summary["lost"]) == (20, 16, 0)
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert dict(report.table())["answered"] == "16 of 20 queries"
+
+
+def test_a_fit_that_ends_before_the_second_round_asks_nothing_for_it(tmp_path):
     labeler = callback()
     fit(tmp_path, labeler, epochs=2)
     assert labeler.labeler.asked == [10]
+    assert labeler.epsilon > labeler.epsilon_spent > 0  # it is stated beforehand and covers the plan
 
 
 def test_nothing_is_queried_in_fast_dev_run_validation_and_test(tmp_path):
@@ -135,13 +146,6 @@ def test_nothing_is_queried_in_fast_dev_run_validation_and_test(tmp_path):
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 
-def test_budget_is_checked_before_anything_is_asked(tmp_path):
-    labeler = callback(max_epsilon=0.01)
-    with pytest.raises(BudgetExceeded):
-        fit(tmp_path, labeler)
-    assert labeler.labeler.asked == []
-
-
 def test_retrain_starts_afresh_and_continue_does_not(tmp_path):
     class Weights(pl.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
@@ -151,121 +155,76 @@ def test_retrain_starts_afresh_and_continue_does_not(tmp_path):
     for retrain in (True, False):
         weights = Weights()
         trainer, student, _ = fit(tmp_path / str(retrain), callback(retrain=retrain), callbacks=[weights])
-        moved = [not torch.equal(a, b) for a, b in zip(weights.seen[1], weights.seen[2], strict=True)]
-        assert any(moved)
+        assert any(not torch.equal(a, b) for a, b in zip(weights.seen[1], weights.seen[2], strict=True))
         # Momentum lives in the optimizer: a fresh start has none.
         assert (len(weights.optimizers[2]) == 0) == retrain
         params = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
         assert params == {id(p) for p in student.parameters() if p.requires_grad}
 
 
-def test_logged_figures_share_the_step_axis_with_accuracy(tmp_path):
-    labeler = callback(OracleLabeler(refuse_every=5))
-    fit(tmp_path, labeler)
-    rows = (tmp_path / "metrics.csv").read_text().splitlines()
-    header = rows[0].split(",")
-    table = [dict(zip(header, row.split(","), strict=True)) for row in rows[1:]]
-    steps = {name: [r["step"] for r in table if r.get(name)] for name in ("privacy/epsilon", "val/accuracy")}
-    assert steps["privacy/epsilon"] == steps["val/accuracy"]
-    assert len(steps["privacy/epsilon"]) == 4
-    last = [r for r in table if r.get("privacy/epsilon")][-1]
-    assert float(last["privacy/epsilon"]) == pytest.approx(labeler.epsilon)
-    assert float(last["labels/queried"]) == 20
-    assert float(last["labels/answered"]) == 16
-
-
-def test_resume_from_a_checkpoint_pays_nothing_twice(tmp_path):
-    first = callback()
-    trainer, _, _ = fit(tmp_path, first, epochs=3)
-    trainer.save_checkpoint(tmp_path / "mid.ckpt")
-    assert first.labeler.asked == [10, 10]
-    data, second, recorder = make_data(), callback(), Recorder()
-    fit(
-        tmp_path / "other", second, epochs=6, ckpt_path=tmp_path / "mid.ckpt", data=data, callbacks=[recorder]
-    )
+def test_resume_from_a_checkpoint_pays_nothing_twice(whole, tmp_path):
+    folder, first, _, _, trained_on = whole
+    second, recorder = callback(), Recorder()
+    _, _, data = fit(tmp_path, second, epochs=6, ckpt_path=folder / "end.ckpt", callbacks=[recorder])
     assert second.labeler.asked == []
-    assert recorder.labels == [20, 20, 20]
-    assert torch.equal(data.public.labels, trainer.datamodule.public.labels)
+    assert recorder.labels == [16, 16]
+    assert torch.equal(data.public.labels, trained_on.public.labels)
     assert second.epsilon == first.epsilon
-    assert not (tmp_path / "other" / "ledger.sqlite").exists()
+    assert not (tmp_path / "ledger.sqlite").exists()
 
 
-def test_resume_from_a_checkpoint_saved_before_the_query_still_queries_once(tmp_path):
-    class SaveAtValidationEnd(pl.Callback):
-        def on_validation_end(self, trainer, pl_module):
-            if not trainer.sanity_checking and trainer.current_epoch == 1:
-                trainer.save_checkpoint(tmp_path / "early.ckpt")
-
-    first = callback()
-    fit(tmp_path, first, epochs=4, callbacks=[SaveAtValidationEnd()])
-    second = callback()
-    fit(tmp_path, second, epochs=4, ckpt_path=tmp_path / "early.ckpt")
+def test_what_began_in_a_folder_goes_on_there_with_the_same_parameters_alone(whole):
+    folder, first, *_ = whole
+    second = callback(OracleLabeler(refuse_every=5))
+    fit(folder, second, ckpt_path=folder / "early.ckpt")
     assert second.labeler.asked == []  # the folder holds the second round already
     assert second.epsilon_spent == first.epsilon_spent
-
-
-def test_other_privacy_parameters_in_the_same_folder_are_refused(tmp_path):
-    fit(tmp_path, callback())
     with pytest.raises(LabelStoreError, match="other parameters"):
-        fit(tmp_path, callback(OracleLabeler(sigma=10.0)))
+        fit(folder, callback(OracleLabeler(sigma=10.0)))
 
 
-def test_two_runs_share_one_ledger(tmp_path):
+def test_two_runs_share_one_ledger_and_its_budget(tmp_path):
     shared = tmp_path / "shared.sqlite"
-    one = callback(ledger_path=shared)
-    fit(tmp_path / "one", one)
-    two = callback(ledger_path=shared)
-    fit(tmp_path / "two", two)
+    one, two = callback(ledger_path=shared), callback(ledger_path=shared)
+    fit(tmp_path / "one", one, epochs=1)
+    fit(tmp_path / "two", two, epochs=1)
     assert two.epsilon > one.epsilon * 1.3
+    three = callback(max_epsilon=one.epsilon / 2)
     with pytest.raises(BudgetExceeded):
-        fit(tmp_path / "three", callback(ledger_path=tmp_path / "b.sqlite", max_epsilon=one.epsilon / 2))
+        fit(tmp_path / "three", three)
+    assert three.labeler.asked == []
 
 
-def test_run_report(tmp_path):
-    report = RunReport()
-    labeler = callback(OracleLabeler(refuse_every=5))
-    trainer, student, data = fit(tmp_path, labeler, callbacks=[report])
-    trainer.test(student, data, verbose=False)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    for name in ("epsilon_rdp", "epsilon_pld", "seconds"):
-        assert summary[name] > 0
-    assert summary["epsilon"] <= labeler.epsilon
-    assert summary["delta"] == 1e-4
-    assert 0.01 < summary["tpr_at_fpr_0.01"] < 1
-    assert (summary["adjacency"], summary["guarantee"]) == ("add_remove", "unconditional")
-    assert (summary["queried"], summary["answered"], summary["lost"]) == (20, 16, 0)
-    assert 0 <= summary["test_accuracy"] <= 1
-    assert dict(report.table())["answered"] == "16 of 20 queries"
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rounds": 0}, "rounds=0"),
+        ({"delta": 2}, "delta=2"),
+        ({"queries_per_round": [10]}, "queries_per_round"),
+        ({"selection": "best"}, "selection='best'"),
+        ({"adjacency": "replace_one"}, "adjacency='replace_one'"),
+        ({"ledger_head_path": 7}, "ledger_head_path=7 must be the path"),
+        ({"ledger_path": ""}, "ledger_path='' must be the path"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        callback(**arguments)
 
 
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="rounds=0"):
-        callback(rounds=0)
-    with pytest.raises(ValueError, match="delta=2"):
-        callback(delta=2)
-    with pytest.raises(ValueError, match="queries_per_round"):
-        callback(queries_per_round=[10])
-    with pytest.raises(ValueError, match="selection='best'"):
-        callback(selection="best")
-    with pytest.raises(ValueError, match="adjacency='replace_one'"):
-        callback(adjacency="replace_one")
-    with pytest.raises(ValueError, match="ledger_head_path=7 must be the path"):
-        callback(ledger_head_path=7)
-    with pytest.raises(ValueError, match="ledger_path='' must be the path"):
-        callback(ledger_path="")
-
-
-def test_selections(tmp_path):
-    everything = callback(selection="all", queries_per_round=1, features=[torch.nn.Flatten()])
-    fit(tmp_path / "all", everything)
-    assert everything.labeler.asked == [40]  # nothing is left unanswered for the second round
-    every_fifth = callback(OracleLabeler(refuse_every=5), selection="all", features=[torch.nn.Flatten()])
-    fit(tmp_path / "refused", every_fifth)
-    assert every_fifth.labeler.asked == [40, 8]
-    few = callback(queries_per_round=30)
-    _, _, data = fit(tmp_path / "random", few)
-    assert few.labeler.asked == [30, 10]
-    assert (data.public.labels >= 0).all()
+@pytest.mark.parametrize(
+    ("refuse_every", "settings", "asked"),
+    [
+        (0, {"selection": "all", "queries_per_round": 1}, [40]),  # nothing is left for the second round
+        (5, {"selection": "all"}, [40, 8]),
+        (0, {"queries_per_round": 30}, [30, 10]),
+    ],
+)
+def test_selections(tmp_path, refuse_every, settings, asked):
+    labeler = callback(OracleLabeler(refuse_every=refuse_every), epochs_per_round=1, **settings)
+    _, _, data = fit(tmp_path, labeler, epochs=2)
+    assert labeler.labeler.asked == asked
+    assert bool((data.public.labels >= 0).all()) == (refuse_every == 0)
 
 
 def test_label_store_survives_reopening_and_counts_lost_queries(tmp_path):

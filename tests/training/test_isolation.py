@@ -145,7 +145,8 @@ class Counter(Lit):
         )  # fmt: skip
 
 
-VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
+VARIABLE, HELD = contextvars.ContextVar("VARIABLE", default=0), contextvars.ContextVar("HELD")
+HELD.set([])
 
 
 class Globals(Lit):
@@ -160,10 +161,10 @@ class Globals(Lit):
         SEEN.append(1)
         self.helpers.TOTALS["count"] += 1
         VARIABLE.set(VARIABLE.get() + 1)
+        HELD.get().append(1)
         os.environ["PRIVKNN_TEST_COUNT"] = str(1 + int(os.environ.get("PRIVKNN_TEST_COUNT", "0")))
-        return (
-            NUMBER + len(SEEN) + TOTALS["count"] + VARIABLE.get() + int(os.environ["PRIVKNN_TEST_COUNT"])
-        )  # fmt: skip
+        numbers = NUMBER + len(SEEN) + TOTALS["count"] + VARIABLE.get() + len(HELD.get())
+        return numbers + int(os.environ["PRIVKNN_TEST_COUNT"])
 
 
 @functools.lru_cache
