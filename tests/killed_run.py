@@ -4,14 +4,13 @@ import os
 import signal
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
+from noisy_sgd_setup import make_data
+from small_fit import quiet_trainer, small_student
 
 from pl_privknn import Gaussian, PrivateKNN, Screening
 from pl_privknn.callbacks import PrivateLabeler, RunReport
-from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.students import SupervisedStudent
 
 
 class DyingNoise(SeededNoise):
@@ -64,40 +63,11 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
             return result
 
         setattr(label_store.LabelStore, name, dying)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(140, 1, 8, 8, generator=generator)
-    labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()
-    data = ArraysDataModule(
-        private_images=images[:80],
-        private_labels=labels[:80],
-        public_images=images[80:120],
-        public_truth=labels[80:120],
-        test_images=images[120:],
-        test_labels=labels[120:],
-        num_classes=2,
-        batch_size=8,
-    )
+    data = make_data(batch_size=8)
     teacher = PrivateKNN(9, 0.5, Screening(4, 1.0), Gaussian(sigma=6.0), DyingNoise(1))
     labeling = PrivateLabeler(
-        teacher,
-        rounds=2,
-        epochs_per_round=1,
-        queries_per_round=15,
-        max_answers=25,
-        query_batch_size=5,
-        features=torch.nn.Flatten(),
-        progress=False,
-        files={"run_dir": folder},
-        budget={"delta": 1e-3},
-    )
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        default_root_dir=folder,
-        callbacks=[labeling, RunReport(folder)],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8), data)
+        teacher, rounds=2, epochs_per_round=1, queries_per_round=15, max_answers=25, query_batch_size=5,
+        features=torch.nn.Flatten(), progress=False, files={"run_dir": folder}, budget={"delta": 1e-3},
+    )  # fmt: skip
+    trainer = quiet_trainer(folder, 2, callbacks=[labeling, RunReport(folder)])
+    trainer.fit(small_student(2), data)

@@ -4,10 +4,10 @@ import os
 import signal
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
 from forked import in_child
 from pytorch_lightning.callbacks import ModelCheckpoint
+from small_fit import quiet_trainer
 from torch import nn
 
 from pl_privknn.datamodules import ArraysDataModule
@@ -31,16 +31,11 @@ def make_data(cls=ArraysDataModule, **kwargs):
     labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()
     images[labels == 1] = (images[labels == 1] + 0.5).clamp(max=1)
     a, b = PRIVATE, PRIVATE + 40
-    return cls(
-        private_images=images[:a],
-        private_labels=labels[:a],
-        public_images=images[a:b],
-        public_truth=labels[a:b],
-        test_images=images[b:],
-        test_labels=labels[b:],
-        num_classes=2,
-        **kwargs,
-    )
+    parts = {
+        "private_images": images[:a], "private_labels": labels[:a], "public_images": images[a:b],
+        "public_truth": labels[a:b], "test_images": images[b:], "test_labels": labels[b:],
+    }  # fmt: skip
+    return cls(**parts, num_classes=2, **kwargs)
 
 
 def make(extractor=True, lr=1.0, **kwargs):
@@ -55,19 +50,9 @@ def make(extractor=True, lr=1.0, **kwargs):
     return NoisySGD(**{**options, **kwargs})
 
 
-def make_trainer(folder, epochs=2, **kwargs):
-    return pl.Trainer(
-        **{
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "logger": False,
-            "default_root_dir": folder,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in kwargs.get("callbacks", [])),
-            **kwargs,
-        }
-    )
+def make_trainer(folder, epochs=2, **given):
+    keeps = any(isinstance(one, ModelCheckpoint) for one in given.get("callbacks", []))
+    return quiet_trainer(folder, epochs, **{"enable_checkpointing": keeps, **given})
 
 
 def fit(module, folder, epochs=2, data=None, ckpt_path=None, **kwargs):

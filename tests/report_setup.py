@@ -3,6 +3,7 @@
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
+from small_fit import easy_images, quiet_trainer
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.datamodules import ArraysDataModule
@@ -16,41 +17,24 @@ CLASSES, SIDE, QUERIES = 3, 6, 8
 
 
 def small_data(class_names=("cat", "dog", "eel")):
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(CLASSES, 1, SIDE, SIDE, generator=generator)
-
-    def draw(count):
-        labels = torch.arange(count) % CLASSES
-        images = centres[labels] + 0.2 * torch.randn(count, 1, SIDE, SIDE, generator=generator)
-        return images.clamp(0, 1), labels
-
-    return ArraysDataModule(
-        *draw(60), *draw(24), *draw(30), num_classes=CLASSES, batch_size=8, class_names=class_names
-    )
+    parts = easy_images(60, 24, 30, classes=CLASSES, side=SIDE, noise=0.2)
+    return ArraysDataModule(*parts, num_classes=CLASSES, batch_size=8, class_names=class_names)
 
 
 def small_run(folder, noise=None, rounds=2, loggers=(), **labeling):
     """Fit and test a student; returns the callback and the data."""
     data = small_data()
     callback = PrivateLabeler(
-        PrivateKNN(5, 0.8, None, Gaussian(4.0), noise or SeededNoise(1)),
-        rounds=rounds,
-        epochs_per_round=1,
-        queries_per_round=QUERIES,
-        features=torch.nn.Flatten(),
-        files=RunFiles(run_dir=folder),
-        progress=False,
+        PrivateKNN(5, 0.8, None, Gaussian(4.0), noise or SeededNoise(1)), rounds=rounds, epochs_per_round=1,
+        queries_per_round=QUERIES, features=torch.nn.Flatten(), files=RunFiles(run_dir=folder), progress=False,
         **labeling,
-    )
-    student = SupervisedStudent(
-        network=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES)),
-        num_classes=CLASSES,
-    )
+    )  # fmt: skip
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES))
+    student = SupervisedStudent(network=network, num_classes=CLASSES)
     pl.seed_everything(0)
-    trainer = pl.Trainer(
-        max_epochs=rounds, accelerator="cpu", logger=[CSVLogger(folder, "", ""), *loggers], default_root_dir=folder,
-        callbacks=[callback, RunReport(folder)], log_every_n_steps=1, enable_model_summary=False,
-        enable_progress_bar=False, enable_checkpointing=False,
+    trainer = quiet_trainer(
+        folder, rounds, logger=[CSVLogger(folder, "", ""), *loggers], callbacks=[callback, RunReport(folder)],
+        log_every_n_steps=1,
     )  # fmt: skip
     trainer.fit(student, data)
     trainer.test(student, data, verbose=False)

@@ -3,22 +3,26 @@
 What may differ is what was paid for, and what was made of it: see ``traces``.
 """
 
+import copy
 import functools
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
+from noisy_sgd_setup import Flat
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
+from small_fit import easy_images
+from torchmetrics.classification import MulticlassAccuracy
 from traces import released, report_traces, traces
+from training_setup import Lit, training
 
 from pl_privknn.auditing.releases import NearestTeachers
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.comparison.results import write_json
 from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.features import Extractor
 from pl_privknn.labelers import (
     GNMAX,
     PATE,
@@ -46,23 +50,12 @@ from pl_privknn.training import NoisySGD
 RECORDS, PUBLIC, CLASSES, SIDE = 40, 24, 3, 6
 
 
-class Flat(Extractor):
-    def __call__(self, images):
-        return images.flatten(1)
-
-
 @functools.cache
 def examples():
-    """Images of three classes, and one image that looks like no other."""
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(CLASSES, 1, SIDE, SIDE, generator=generator)
-
-    def draw(count):
-        labels = torch.arange(count) % CLASSES
-        images = centres[labels] + 0.2 * torch.randn(count, 1, SIDE, SIDE, generator=generator)
-        return images.clamp(0, 1), labels
-
-    return draw(RECORDS), draw(PUBLIC), draw(9), 1 - centres[:1]
+    """Images of three classes for each part, and one image that looks like no other."""
+    centres = easy_images(CLASSES, classes=CLASSES, side=SIDE, noise=0.0)[0]
+    parts = easy_images(RECORDS, PUBLIC, 9, classes=CLASSES, side=SIDE, noise=0.2)
+    return parts[:2], parts[2:4], parts[4:], 1 - centres[:1]
 
 
 def private_set(kind):
@@ -92,17 +85,18 @@ class Attributes(PrivatePublicDataModule):
         )
         self.kind = kind
 
-    def load_private(self):
-        images, labels = private_set(self.kind)
+    def part(self, images, labels):
         return LabeledImages(TensorImages(images), self.ROWS[labels], 4, task="multilabel")
+
+    def load_private(self):
+        return self.part(*private_set(self.kind))
 
     def load_public(self):
         images, labels = examples()[1]
         return PublicDataset(TensorImages(images), 4, self.ROWS[labels], task="multilabel")
 
     def load_test(self):
-        images, labels = examples()[2]
-        return LabeledImages(TensorImages(images), self.ROWS[labels], 4, task="multilabel")
+        return self.part(*examples()[2])
 
 
 def fit(folder, module, callbacks, data, epochs):
@@ -121,6 +115,7 @@ def fit_teacher(make, multilabel=False, rounds=1, adjacency="add_remove", **labe
 
     def run(folder, kind):
         labeler, asked = make(), []
+        labeler.noise_source = SeededNoise(1)
         answer = labeler.label
 
         def label(queries, *others, **named):
@@ -129,22 +124,13 @@ def fit_teacher(make, multilabel=False, rounds=1, adjacency="add_remove", **labe
 
         labeler.label = label
         callback = PrivateLabeler(
-            labeler,
-            rounds=rounds,
-            epochs_per_round=1,
-            queries_per_round=8,
-            query_batch_size=4,
-            features=Flat(),
-            budget={"adjacency": adjacency},
-            **labeling,
-            files={"run_dir": folder},
-        )
+            labeler, rounds=rounds, epochs_per_round=1, queries_per_round=8, query_batch_size=4, features=Flat(),
+            budget={"adjacency": adjacency}, **labeling, files={"run_dir": folder},
+        )  # fmt: skip
         outputs = 4 if multilabel else CLASSES
-        student = SupervisedStudent(
-            network=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, outputs)),
-            num_classes=outputs,
-            task="multilabel" if multilabel else "multiclass",
-        )
+        network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, outputs))
+        task = "multilabel" if multilabel else "multiclass"
+        student = SupervisedStudent(network=network, num_classes=outputs, task=task)
         fit(folder, student, [callback], Attributes(kind) if multilabel else data_module(kind), rounds)
         assert asked
         return torch.cat(asked).tolist()
@@ -153,91 +139,81 @@ def fit_teacher(make, multilabel=False, rounds=1, adjacency="add_remove", **labe
     return run
 
 
-def fit_noisy_sgd(options):
+def fit_noisy_sgd(**options):
     """A run of noisy SGD."""
 
     def run(folder, kind):
         module = NoisySGD(
-            num_classes=CLASSES,
-            image_size=SIDE,
-            noise_source=noise(),
-            expected_batch_size=10,
-            expected_records=RECORDS,
-            noise_multiplier=1.0,
-            optimization={"lr": 1.0},
-            files={"run_dir": folder},
-            **options(),
-        )
+            num_classes=CLASSES, image_size=SIDE, noise_source=SeededNoise(1), expected_batch_size=10,
+            expected_records=RECORDS, noise_multiplier=1.0, optimization={"lr": 1.0}, files={"run_dir": folder},
+            **copy.deepcopy(options),
+        )  # fmt: skip
         fit(folder, module, [], data_module(kind), 2)
 
     run.adjacency = "add_remove"
     return run
 
 
-def noise():
-    return SeededNoise(1)
+class Own(Lit):
+    """A module that nobody shaped for private training."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def test_step(self, batch, batch_idx):
+        self.log("test/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
 
-def small_network():
-    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(32, CLASSES))
+def fit_own(folder, kind):
+    module = Own(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES)))
+    module.accuracy = MulticlassAccuracy(CLASSES)
+    made = training(expected_batch_size=10, expected_records=RECORDS, files={"run_dir": folder})
+    fit(folder, module, [made], data_module(kind), 2)
 
 
+fit_own.adjacency = "add_remove"
+CONVOLUTION = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(32, CLASSES))
 attributes = functools.partial(fit_teacher, multilabel=True)
 REPLACED = {"adjacency": "replace_one"}
+STATISTICS = {"noise_multiplier": 0.5, "expected_records": RECORDS}
 RUNS = {
     "private_knn": fit_teacher(
-        lambda: PrivateKNN(3, 0.5, Screening(2.0, 0.5), Gaussian(1.0), noise()), rounds=2, retrain=False
+        lambda: PrivateKNN(3, 0.5, Screening(2.0, 0.5), Gaussian(1.0)), rounds=2, retrain=False
     ),
     "private_knn counts": fit_teacher(
-        lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), noise(), release_counts=True), selection="clusters"
+        lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), release_counts=True), selection="clusters"
     ),
-    "private_radius": fit_teacher(
-        lambda: PrivateRadius(None, 0.3, 0.9, noise=ExponentialArgmax(0.5), noise_source=noise())
-    ),
-    "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5), noise_source=noise())),
+    "private_radius": fit_teacher(lambda: PrivateRadius(None, 0.3, 0.9, noise=ExponentialArgmax(0.5))),
+    "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5))),
     "pate confident": fit_teacher(
-        lambda: PATE(3, NearestTeachers(),
-                     RandomPartition(), ConfidentGNMAX(2.0, 0.5, 0.5), noise_source=noise()),
-        **REPLACED,
+        lambda: PATE(3, NearestTeachers(), RandomPartition(), ConfidentGNMAX(2.0, 0.5, 0.5)), **REPLACED
     ),
     "pate guided": fit_teacher(
-        lambda: PATE(3, LinearTeachers(20), GuidedPartition(5, features="given"), GNMAX(0.5), noise_source=noise())
+        lambda: PATE(3, LinearTeachers(20), GuidedPartition(5, features="given"), GNMAX(0.5))
     ),
-    "reverse_knn": fit_teacher(lambda: ReverseKNN(1, 4.0, noise_source=noise())),
-    "reverse_knn local": fit_teacher(
-        lambda: ReverseKNN(1, 8.0, trust="local", noise_source=noise()), **REPLACED
-    ),
+    "reverse_knn": fit_teacher(lambda: ReverseKNN(1, 4.0)),
+    "reverse_knn local": fit_teacher(lambda: ReverseKNN(1, 8.0, trust="local"), **REPLACED),
     "reverse_knn shuffle": fit_teacher(
-        lambda: ReverseKNN(1, 4.0, trust="shuffle", num_clients=3, noise_source=noise()),
-        **REPLACED,
+        lambda: ReverseKNN(1, 4.0, trust="shuffle", num_clients=3), **REPLACED
     ),
     "ind_knn": fit_teacher(
-        lambda: IndKNN(0.5, 0.1, epsilon=8.0, num_queries=8, release_counts=True, noise_source=noise()), rounds=2
+        lambda: IndKNN(0.5, 0.1, epsilon=8.0, num_queries=8, release_counts=True), rounds=2
     ),
     "noisy_sgd teacher": fit_teacher(
-        lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, noise_source=noise(), components=None)
+        lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, components=None)
     ),
-    "class_sums": fit_teacher(
-        lambda: SufficientStatistics(noise_multiplier=0.5, expected_records=40, noise_source=noise()), rounds=2
-    ),
-    "public_curvature": fit_teacher(
-        lambda: PreconditionedGradients(noise_multiplier=0.5, expected_records=40, releases=3, noise_source=noise())
-    ),
-    "multilabel_knn": attributes(lambda: attribute_knn(3, 0.5, 2.0, Gaussian(0.5), noise_source=noise())),
+    "class_sums": fit_teacher(lambda: SufficientStatistics(**STATISTICS), rounds=2),
+    "public_curvature": fit_teacher(lambda: PreconditionedGradients(**STATISTICS, releases=3)),
+    "multilabel_knn": attributes(lambda: attribute_knn(3, 0.5, 2.0, Gaussian(0.5))),
     "public_curvature of attributes": attributes(
-        lambda: PreconditionedGradients(
-            noise_multiplier=0.5, expected_records=40, releases=2, noise_source=noise(), task="multilabel"
-        )
+        lambda: PreconditionedGradients(**STATISTICS, releases=2, task="multilabel")
     ),
-    "multilabel_pate": attributes(
-        lambda: attribute_pate(3, LinearTeachers(20), noise=Gaussian(0.5), noise_source=noise())
-    ),
-    "multilabel_reverse_knn": attributes(
-        lambda: attribute_reverse_knn(1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise())
-    ),
-    "noisy_sgd": fit_noisy_sgd(lambda: {"network": small_network()}),
-    "noisy_sgd head": fit_noisy_sgd(lambda: {"extractor": Flat(), "clipping": "ghost"}),
-}  # fmt: skip
+    "multilabel_pate": attributes(lambda: attribute_pate(3, LinearTeachers(20), noise=Gaussian(0.5))),
+    "multilabel_reverse_knn": attributes(lambda: attribute_reverse_knn(1, 2.0, 4.0, rule=FixedThresholds())),
+    "noisy_sgd": fit_noisy_sgd(network=CONVOLUTION),
+    "noisy_sgd head": fit_noisy_sgd(extractor=Flat(), clipping="ghost"),
+    "private training": fit_own,
+}
 
 #: Whose pages are compared too: one that answers query by query, one that releases once, one that trains itself.
 REPORTED = ("private_knn", "reverse_knn", "noisy_sgd head")
@@ -266,20 +242,14 @@ def test_neighbouring_private_sets_leave_the_same_traces(tmp_path, capfd, name):
     assert answers[0] != answers[1]
 
 
-# --- the declared list
-
-
-def test_the_summary_holds_declared_keys_alone(tmp_path):
+@pytest.mark.parametrize("kind", ["summary", "report"])
+def test_what_is_written_holds_declared_keys_alone(tmp_path, monkeypatch, kind):
     report = RunReport(tmp_path)
     report.summary = {"epsilon": 1.0, "records": 41}
-    with pytest.raises(UndeclaredError, match=r"summary: 'records' is not declared"):
-        report._write()
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_page_holds_declared_parts_alone(tmp_path, monkeypatch):
-    write_json(tmp_path / "summary.json", {"epsilon": None})
-    monkeypatch.setattr(page, "run_facts", lambda *_: {"kind": "run", "title": "", "records": 41})
-    with pytest.raises(UndeclaredError, match=r"report: 'records' is not declared"):
-        page.write_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()
+    if kind == "report":
+        write_json(tmp_path / "summary.json", {"epsilon": None})
+        monkeypatch.setattr(page, "run_facts", lambda *_: {"kind": "run", "title": "", "records": 41})
+    before = list(tmp_path.iterdir())
+    with pytest.raises(UndeclaredError, match=rf"{kind}: 'records' is not declared"):
+        page.write_report(tmp_path) if kind == "report" else report._write()
+    assert list(tmp_path.iterdir()) == before

@@ -14,6 +14,7 @@ import types
 import weakref
 from pathlib import Path
 
+import grouped
 import jsonargparse
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ class Coins(Lit):
         if random.random() < 0.5:
             x = 0.5 * (x + x.roll(1, 0))
         logits = self.logits(F.dropout(x + 0.1 * torch.randn_like(x)))
-        return F.cross_entropy(logits, y) + float(np.random.rand())  # noqa: NPY002
+        return F.cross_entropy(logits, y) * (1 + float(np.random.rand()))  # noqa: NPY002
 
 
 class Bank(Lit):
@@ -162,8 +163,11 @@ class Globals(Lit):
         self.helpers.TOTALS["count"] += 1
         VARIABLE.set(VARIABLE.get() + 1)
         HELD.get().append(1)
+        grouped.privknn_count = getattr(grouped, "privknn_count", 0) + 1
         os.environ["PRIVKNN_TEST_COUNT"] = str(1 + int(os.environ.get("PRIVKNN_TEST_COUNT", "0")))
-        numbers = NUMBER + len(SEEN) + TOTALS["count"] + VARIABLE.get() + len(HELD.get())
+        numbers = (
+            NUMBER + len(SEEN) + TOTALS["count"] + VARIABLE.get() + len(HELD.get()) + grouped.privknn_count
+        )
         return numbers + int(os.environ["PRIVKNN_TEST_COUNT"])
 
 

@@ -1,19 +1,15 @@
 """Under add_remove the number of private records is private: two neighbouring sets leave the same traces."""
 
-import json
 import re
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from attributes_setup import attribute_knn
-from noisy_sgd_setup import PRIVATE, charged, keep_last, make, make_data
+from noisy_sgd_setup import PRIVATE, make, make_data, make_trainer
 from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
-from pytorch_lightning.loggers import CSVLogger
 from small_fit import fit_student
 
-from pl_privknn.callbacks import RunReport
 from pl_privknn.callbacks.labeling_round import rich_progress
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN
@@ -29,43 +25,15 @@ def fewer(private_images, private_labels, **kwargs):
     return ArraysDataModule(private_images=private_images[:-1], private_labels=private_labels[:-1], **kwargs)
 
 
-def keys_and_shapes(value):
-    if isinstance(value, dict):
-        return {name: keys_and_shapes(item) for name, item in value.items()}
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape)
-    return type(value).__name__
-
-
-def traces(folder, cls, bar):
-    module = make()
-    trainer = pl.Trainer(
-        max_epochs=2, accelerator="cpu", logger=CSVLogger(folder, "", ""), default_root_dir=folder,
-        callbacks=[bar, keep_last(folder), RunReport(folder)], log_every_n_steps=1,
-    )  # fmt: skip
-    trainer.fit(module, make_data(cls))
-    summary = json.loads((folder / "summary.json").read_text())
-    for name in ("run", "seconds", "ledger_head", "val_accuracy", "test_accuracy"):
-        assert summary.pop(name, None) != PRIVATE
-    saved = torch.load(folder / "ckpt" / "last.ckpt", weights_only=False)
-    hparams = {name: value for name, value in saved["hyper_parameters"].items() if name != "run_dir"}
-    header = (folder / "metrics.csv").read_text().splitlines()[0]
-    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    return summary, keys_and_shapes(saved), hparams, header, files, charged(folder), saved["loops"]
-
-
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
-def test_noisy_sgd_leaves_the_same_traces_of_neighbouring_sets(tmp_path, capfd, bar):
-    left = []
-    for place, cls in enumerate((ArraysDataModule, fewer)):
-        left.append(traces(tmp_path / str(place), cls, bar()))
+def test_a_progress_bar_shows_the_same_of_neighbouring_sets(tmp_path, capfd, bar):
+    for cls in (ArraysDataModule, fewer):
+        trainer = make_trainer(tmp_path / cls.__name__, callbacks=[bar()], enable_progress_bar=True)
+        trainer.fit(make(), make_data(cls))
         shown = "".join(capfd.readouterr())
         assert "Epoch" in shown
         # Neither rates, times nor shares, which hold points, colons and signs of per cent.
         assert not re.search(rf"(?<![\d.:])({PRIVATE}|{PRIVATE - 1})(?![\d.:%])", shown)
-    for one, other in zip(*left, strict=True):
-        assert one == other
-    assert left[0][0]["sampling_rate"] == 30 / PRIVATE  # of a public constant
 
 
 def test_progress_on_private_records_has_no_numbers(tmp_path, capfd, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from noisy_sgd_setup import PRIVATE, NoNoise, charged, make_data
+from pytorch_lightning.callbacks import EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -317,6 +318,15 @@ def test_bad_arguments_are_named(arguments, message):
 def test_default_noise_is_cryptographic():
     callback = PrivateTraining(1.0, expected_batch_size=3, expected_records=9)
     assert callback.noise_source.cryptographic
+
+
+def test_averaged_weights_are_made_of_released_ones_and_cost_nothing(tmp_path):
+    plain, averaged = Lit(), Lit()
+    callback, _ = fit(plain, tmp_path / "plain", epochs=1)
+    other, _ = fit(averaged, tmp_path / "averaged", epochs=1, callbacks=[EMAWeightAveraging(decay=0.5)])
+    assert other.epsilon == callback.epsilon
+    assert torch.isfinite(weights(averaged)).all()
+    assert not torch.equal(weights(plain), weights(averaged))
 
 
 def test_loggers_are_told_the_noise(tmp_path):
