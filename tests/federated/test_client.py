@@ -67,10 +67,10 @@ def test_a_request_for_something_else_is_refused_before_anything_is_spent(tmp_pa
 
 
 def test_what_is_refused_depends_on_no_label(tmp_path):
-    features, _ = records(0)
     texts = set()
-    for labels in (torch.zeros(40, dtype=torch.int64), torch.full((40,), 2)):
-        node = Client(features, labels, CLASSES, NAME, max_epsilon=9.0, record=tmp_path / "answered.sqlite")
+    for label in (0, 2):
+        labels, record = torch.full((40,), label), tmp_path / "answered.sqlite"
+        node = Client(records(0)[0], labels, CLASSES, NAME, max_epsilon=9.0, record=record)
         with pytest.raises(Refused) as caught:
             node.answer(request(num_classes=2))
         texts.add(str(caught.value))
@@ -78,11 +78,11 @@ def test_what_is_refused_depends_on_no_label(tmp_path):
 
 
 def test_a_round_is_answered_once_and_no_message_can_be_had_twice(tmp_path):
-    node = client(tmp_path, 0)
-    node.answer(request())
+    client(tmp_path, 0).answer(request())
     for again in (request(), request(epsilon=0.5), request(randomizer="randomized_response")):
+        node = client(tmp_path, 0)  # another process's object, the same file
         with pytest.raises(Refused, match="answers a round once"):
-            client(tmp_path, 0).answer(again)  # another process's object, the same file
+            node.answer(again)
     assert node.answered.spent == 1.0
 
 
@@ -108,29 +108,23 @@ def test_what_is_spent_is_on_disk_before_a_coin_is_tossed(tmp_path):
 def test_a_seeded_node_answers_a_server_whose_ledger_says_so_alone(tmp_path):
     with pytest.raises(Refused, match="seed"):
         client(tmp_path, 0).answer(request(seeded=False))
-    assert len(client(tmp_path, 0, seeded=False).answer(request(seeded=False))) == 40 * 9
+    node = client(tmp_path, 0, seeded=False)
+    assert len(node.answer(request(seeded=False))) == 40 * 9
+    assert isinstance(node.noise_source, SystemNoise)
 
 
-def test_coins_are_the_operating_systems_unless_a_test_says_otherwise(tmp_path):
-    assert isinstance(client(tmp_path, 0, seeded=False).noise_source, SystemNoise)
-
-
-def test_a_record_that_is_none_is_never_taken_for_an_empty_one(tmp_path):
+def test_a_record_that_is_none_or_a_copy_is_never_taken_for_an_empty_one(tmp_path):
     record = tmp_path / "answered-0.sqlite"
     client(tmp_path, 0).answer(request())
+    (tmp_path / "other").mkdir()
+    shutil.copy(record, tmp_path / "other")
+    with pytest.raises(PrivateStoreError, match="is a copy of"):
+        client(tmp_path / "other", 0).answer(request(round="second"))
     whole = record.read_bytes()
     for content in (b"", b'{"a": 1}', whole[:-4096], bytes(4096) + whole[4096:]):
         record.write_bytes(content)
         with pytest.raises(PrivateStoreError, match="up to date"):
             client(tmp_path, 0).answer(request(round="second"))
-
-
-def test_a_second_copy_of_a_record_spends_nothing(tmp_path):
-    client(tmp_path, 0).answer(request())
-    (tmp_path / "other").mkdir()
-    shutil.copy(tmp_path / "answered-0.sqlite", tmp_path / "other")
-    with pytest.raises(PrivateStoreError, match="is a copy of"):
-        client(tmp_path / "other", 0).answer(request(round="second"))
 
 
 def test_nothing_of_an_unforeseen_error_leaves_the_node():
@@ -143,17 +137,20 @@ def test_nothing_of_an_unforeseen_error_leaves_the_node():
     assert "refused" in reply_to("answer", lambda: None, None)
 
 
-def test_bad_arguments_are_named(tmp_path):
-    for arguments, named in (
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
         ({"trust": "everybody"}, "trust"),
         ({"max_epsilon": 0.0}, "max_epsilon"),
         ({"max_message_epsilon": -1.0}, "max_message_epsilon"),
         ({"trust": "shuffle"}, "shuffler_key"),
         ({"shuffler_key": bytes(32)}, "shuffler_key"),
         ({"trust": "shuffle", "shuffler_key": bytes(31)}, "shuffler_key"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            client(tmp_path, 0, **arguments)
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        client(tmp_path, 0, **arguments)
 
 
 def test_other_processes_wait_from_the_reading_of_a_total_to_its_writing(tmp_path, monkeypatch):
@@ -175,11 +172,9 @@ def test_other_processes_wait_from_the_reading_of_a_total_to_its_writing(tmp_pat
 
 
 def test_the_bytes_of_the_guide_are_those_that_are_sent(capsys):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "federated.md").read_text(
-        encoding="utf-8"
-    )
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "federated.md").read_text(encoding="utf-8")
     (code,) = [
-        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Request.about" in block
+        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Request.about" in text
     ]
     (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     exec(code, {})
@@ -195,16 +190,17 @@ def test_examples_of_docstrings_are_true(name):
 
 def test_the_record_is_one_file_wherever_the_node_starts_and_of_one_table(tmp_path, monkeypatch):
     features, labels = records(0)
+
+    def node(record, start=0):
+        return Client(features[start:], labels[start:], CLASSES, NAME, max_epsilon=2.0, record=record)
+
     with pytest.raises(ValueError, match=r"record='answered.sqlite' is relative.*absolute path"):
-        Client(features, labels, CLASSES, NAME, max_epsilon=2.0, record="answered.sqlite")
+        node("answered.sqlite")
     record = tmp_path / "answered.sqlite"
-    first = Client(features, labels, CLASSES, NAME, max_epsilon=2.0, record=record)
-    first.answer(request())
+    node(record).answer(request())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    again = Client(features, labels, CLASSES, NAME, max_epsilon=2.0, record=record)
     with pytest.raises(Refused, match="was answered by this node"):
-        again.answer(request())
-    other = Client(features[1:], labels[1:], CLASSES, NAME, max_epsilon=2.0, record=record)
+        node(record).answer(request())
     with pytest.raises(Refused, match="counts what other records spent"):
-        other.answer(request(round="another"))
+        node(record, 1).answer(request(round="another"))

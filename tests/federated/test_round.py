@@ -7,7 +7,7 @@ import pytest
 import torch
 from federated_setup import CLASSES, Wire, asked, client, coins, queries, records
 
-from pl_privknn.federated import Refused, run_round
+from pl_privknn.federated import FederatedRound, Refused, run_round
 from pl_privknn.federated.messages import decode
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import stated_plan
@@ -80,18 +80,6 @@ def test_the_ledger_says_whether_coins_came_from_a_seed(tmp_path, cryptographic)
     assert stated == ("unconditional" if cryptographic else "none")
 
 
-def test_a_client_is_asked_after_the_round_is_paid_for(tmp_path):
-    charges = []
-
-    def looked(action, replies):
-        if action == "answer":
-            charges.append(len(reports(tmp_path / "ledger.sqlite").charged))
-        return replies
-
-    run_round(asked(tmp_path), Wire(four(tmp_path), looked))
-    assert charges == [1]
-
-
 def test_beyond_the_budget_nobody_is_asked(tmp_path):
     wire = Wire(four(tmp_path))
     with pytest.raises(BudgetExceeded):
@@ -100,8 +88,16 @@ def test_beyond_the_budget_nobody_is_asked(tmp_path):
 
 
 def test_who_drops_out_changes_the_counts_and_not_epsilon(tmp_path):
-    config, wire = asked(tmp_path), Wire({**four(tmp_path), 2: None})
+    paid = []
+
+    def looked(action, replies):  # clients are asked after the round is paid for
+        if action == "answer":
+            paid.append(len(reports(tmp_path / "ledger.sqlite").charged))
+        return replies
+
+    config, wire = asked(tmp_path), Wire({**four(tmp_path), 2: None}, looked)
     release = run_round(config, wire)
+    assert paid == [1]
     assert torch.equal(release.scores, one_process(config, wire, (0, 1, 3)).float())
     assert reports(tmp_path / "ledger.sqlite").epsilon == pytest.approx(2.0, abs=1e-3)
 
@@ -172,12 +168,10 @@ def test_without_an_answer_there_is_no_release(tmp_path):
         run_round(asked(tmp_path), Wire(four(tmp_path, max_epsilon=0.5)))
     assert not (tmp_path / "first.npz").exists()
     assert len(reports(tmp_path / "ledger.sqlite").charged) == 1
-
-
-def test_nodes_that_can_not_answer_are_named_before_anything_is_paid(tmp_path):
-    with pytest.raises(ValueError, match="0 are clients"):
-        run_round(asked(tmp_path), Wire({0: None}))
-    assert reports(tmp_path / "ledger.sqlite").charged == ()
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="0 are clients"):  # before anything is paid
+        run_round(asked(tmp_path / "other"), Wire({0: None}))
+    assert reports(tmp_path / "other" / "ledger.sqlite").charged == ()
 
 
 @pytest.mark.parametrize(
@@ -188,16 +182,14 @@ def test_nodes_that_can_not_answer_are_named_before_anything_is_paid(tmp_path):
         ({"num_nodes": 0}, "num_nodes"),
         ({"max_messages": 0}, "max_messages"),
         ({"num_classes": 1}, "num_classes"),
+        ({}, "trust='central'"),
     ],
 )
-def test_bad_arguments_are_named(tmp_path, arguments, named):
-    from pl_privknn.federated import FederatedRound
-
+def test_bad_arguments_are_named(arguments, named):
     given = {"queries": queries(), "num_classes": CLASSES, **arguments}
+    labeler = ReverseKNN(epsilon=1.0) if named == "trust='central'" else seeded()
     with pytest.raises(ValueError, match=named):
-        FederatedRound("a", seeded(), extractor="b", ledger="c", release="d", **given)
-    with pytest.raises(ValueError, match="trust='central'"):
-        asked(tmp_path, ReverseKNN(epsilon=1.0))
+        FederatedRound("a", labeler, extractor="b", ledger="c", release="d", **given)
 
 
 def test_persons_send_one_message_and_the_ledger_says_so(tmp_path):
