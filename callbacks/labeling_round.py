@@ -42,7 +42,6 @@ from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.redaction import redacted, terminal
 from pl_privknn.privacy.store import private_folder
-from pl_privknn.students.losses import TASKS, accuracy_metric
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -522,32 +521,3 @@ def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
     if type(extractor) is BackboneFeatures:
         return True
     return any(_of_student(part) for part in getattr(extractor, "extractors", ()))
-
-
-class HeadAccuracy:
-    """Share of test labels that each model gets right; of attributes, the mean of their shares.
-
-    Args:
-        head: the teacher's model.
-        task: ``"multiclass"`` or ``"multilabel"``.
-        num_classes: number of classes, or of attributes.
-    """
-
-    def __init__(self, head: ReleasedHead, task: str, num_classes: int) -> None:
-        self.head, self._outputs = head, TASKS[task]
-        self._metrics = {name: accuracy_metric(task, num_classes) for name in ("head", "mean")}
-
-    @torch.no_grad()
-    def add(self, student: nn.Module, images: Tensor, labels: Tensor) -> None:
-        """A batch of test images, with int64 labels ``(n,)``, or attributes ``(n, a)``; -1 where unknown."""
-        head = self.head(images)
-        mean = (head + self._outputs.probabilities(student(images)).cpu()) / 2
-        for name, probabilities in (("head", head), ("mean", mean)):
-            self._metrics[name].update(
-                probabilities - 0.5, labels.cpu()
-            )  # metrics take logits: above 0 is a yes
-
-    def accuracies(self, student: float | None) -> dict[str, float | None]:
-        """Accuracy of each of :data:`MODELS`, given the student's."""
-        shares = {name: float(metric.compute().nanmean()) for name, metric in self._metrics.items()}
-        return {"student": student, **{name: round(share, 6) for name, share in shares.items()}}

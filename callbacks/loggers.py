@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from pl_privknn import _lightning as pl
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
@@ -117,36 +116,6 @@ def _small(images: Tensor) -> NDArray[np.uint8]:
         images = torch.nn.functional.interpolate(images, size=size, mode="area")
     small: NDArray[np.uint8] = (images.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     return small
-
-
-class TestConfusion:
-    """Counts a module's predictions on test images, class by class, as its own test runs.
-
-    Args:
-        module: whose outputs are logits ``(b, classes)``; others are left alone.
-    """
-
-    __test__ = False  # no test, whatever its name
-
-    def __init__(self, module: pl.LightningModule) -> None:
-        self.counts: Tensor | None = None
-        self._logits: Tensor | None = None
-        self._hook = module.register_forward_hook(self._keep)
-
-    def add(self, labels: Tensor) -> None:
-        """Take in the batch that went through the module, with int64 labels ``(b,)``, -1 where unknown."""
-        logits, self._logits = self._logits, None
-        if logits is None or logits.ndim != 2 or labels.ndim != 1 or len(labels) != len(logits):
-            return
-        found = multiclass_confusion_matrix(logits, labels, logits.shape[1], ignore_index=-1).cpu()
-        self.counts = found if self.counts is None else self.counts + found
-
-    def close(self) -> None:
-        """Leave the module as it was."""
-        self._hook.remove()
-
-    def _keep(self, module: Any, images: Any, outputs: Any) -> None:
-        self._logits = outputs.detach() if isinstance(outputs, Tensor) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ from pl_privknn.callbacks.labeling_round import (
     MODELS,
     FeatureStore,
     LabelingRound,
+    ReleasedHead,
+    load_head,
     prior_shift,
     rich_progress,
     shifted,
@@ -158,6 +160,14 @@ def lasting_extractor(features: Sequence[RoundFeatures]) -> Extractor | None:
     """The extractor of the first round; None where the student is part of it, which goes on learning."""
     first = features[0]
     return None if STUDENT in _parts(first) else extractor_of(first, nn.Identity())
+
+
+def released_head(labeling: PrivateLabeler, folder: Path) -> ReleasedHead | None:
+    """The model that a labelling's releases make, from a run's folder; None where they make none that lasts."""
+    extractor = lasting_extractor(labeling.features)
+    if labeling.labeler is None or extractor is None:
+        return None
+    return load_head(folder, labeling.labeler, extractor)
 
 
 def _parts(features: RoundFeatures) -> Sequence[Extractor | str]:

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import at_most, check_switch
 from pl_privknn._lightning import TorchCheckpointIO, quiet_lightning, rank_zero_warn
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
-from pl_privknn.callbacks.labeling_round import HEAD, MODELS, HeadAccuracy, load_head
+from pl_privknn.callbacks.labeling_round import HEAD, MODELS, ReleasedHead
 from pl_privknn.callbacks.loggers import (
     PICTURES,
-    TestConfusion,
     labeling_of,
     log_queries,
     log_results,
@@ -36,13 +37,14 @@ from pl_privknn.callbacks.loggers import (
     spender_of,
     told,
 )
-from pl_privknn.callbacks.private_labeler import PrivateLabeler, lasting_extractor
+from pl_privknn.callbacks.private_labeler import PrivateLabeler, released_head
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, files_topic
 from pl_privknn.privacy.redaction import check_declared, private_seconds
+from pl_privknn.students.losses import TASKS, accuracy_metric
 from pl_privknn.training.private_training import PrivateTraining
 
 #: The file in a run's folder.
@@ -127,6 +129,54 @@ def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Plac
         LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))
 
 
+class TestedModels:
+    """Counts what a module says of test images, as its own test runs, and what a head and the mean of both say.
+
+    Args:
+        module: whose outputs are logits ``(b, classes)`` or of attributes; others are left alone.
+        head: the model that a teacher's releases make, if there is one.
+        data: the data module; of a head it is one of this package.
+    """
+
+    __test__ = False  # no test, whatever its name
+
+    def __init__(self, module: pl.LightningModule, head: ReleasedHead | None, data: Any) -> None:
+        self.head = head
+        self.confusion: Tensor | None = None
+        self._logits: Tensor | None = None
+        self._hook = module.register_forward_hook(self._keep)
+        if head is not None:
+            self._outputs = TASKS[data.task]
+            self._metrics = {name: accuracy_metric(data.task, data.num_classes) for name in MODELS[1:]}
+
+    @torch.no_grad()
+    def add(self, images: Tensor, labels: Tensor) -> None:
+        """A batch that went through the module, with int64 labels ``(b,)`` or ``(b, a)``, -1 where unknown."""
+        logits, self._logits = self._logits, None
+        if logits is None or logits.ndim != 2 or len(labels) != len(logits):
+            return
+        if labels.ndim == 1:
+            found = multiclass_confusion_matrix(logits, labels, logits.shape[1], ignore_index=-1).cpu()
+            self.confusion = found if self.confusion is None else self.confusion + found
+        if self.head is not None:
+            head = self.head(images)
+            mean = (head + self._outputs.probabilities(logits).cpu()) / 2
+            for metric, probabilities in zip(self._metrics.values(), (head, mean), strict=True):
+                metric.update(probabilities - 0.5, labels.cpu())  # metrics take logits: above 0 is a yes
+
+    def accuracies(self, student: float | None) -> dict[str, float | None]:
+        """Accuracy of each of :data:`MODELS`, given the student's."""
+        shares = {name: float(metric.compute().nanmean()) for name, metric in self._metrics.items()}
+        return {"student": student, **{name: round(share, 6) for name, share in shares.items()}}
+
+    def close(self) -> None:
+        """Leave the module as it was."""
+        self._hook.remove()
+
+    def _keep(self, module: Any, images: Any, outputs: Any) -> None:
+        self._logits = outputs.detach() if isinstance(outputs, Tensor) else None
+
+
 class RunReport(pl.Callback):
     """Writes ``summary.json`` into the run's folder when training ends, and again after a test, and prints a table.
 
@@ -158,9 +208,8 @@ class RunReport(pl.Callback):
         self.show = check_switch("show", show)
         self.summary: dict[str, Any] = {}
         self._started = _public_seconds()
-        self._judged: HeadAccuracy | None = None
+        self._judged: TestedModels | None = None
         self._advice = ""
-        self._confusion: TestConfusion | None = None
         self._settings: dict[str, Any] = {}
         self._ledger: Ledger | None = None
 
@@ -231,17 +280,12 @@ class RunReport(pl.Callback):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look for a head to judge beside the student; with several processes none sees all test images."""
         self._judged = None
-        labeling = labeling_of(trainer)
         if not self.summary or trainer.world_size > 1:
             return
-        self._confusion = TestConfusion(pl_module)
-        if labeling is None or labeling.folder is None:
-            return
-        extractor = lasting_extractor(labeling.features)
-        if labeling.labeler is not None and extractor is not None:
-            head = load_head(labeling.folder, labeling.labeler, extractor)
-            data = trainer.datamodule  # type: ignore[attr-defined]
-            self._judged = None if head is None else HeadAccuracy(head, data.task, data.num_classes)
+        labeling, head = labeling_of(trainer), None
+        if labeling is not None and labeling.folder is not None:
+            head = released_head(labeling, labeling.folder)
+        self._judged = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
 
     def on_test_batch_end(
         self,
@@ -253,10 +297,8 @@ class RunReport(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Count the student's predictions of the batch, and judge the head on it."""
-        if self._confusion is not None:
-            self._confusion.add(batch[1])
         if self._judged is not None:
-            self._judged.add(pl_module, batch[0], batch[1])
+            self._judged.add(batch[0], batch[1])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the accuracy on the test set, if a training of this process came before.
@@ -268,7 +310,7 @@ class RunReport(pl.Callback):
             return
         self.summary["test_accuracy"] = _metric(trainer, "test/accuracy")
         labeling = labeling_of(trainer)
-        if self._judged is not None and labeling is not None:
+        if self._judged is not None and self._judged.head is not None and labeling is not None:
             accuracies = self._judged.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
@@ -309,9 +351,9 @@ class RunReport(pl.Callback):
     def _keep_pictures(self, trainer: pl.Trainer) -> None:
         """Keep public pictures for the report; after a test with the student's confusion matrix."""
         counts = None
-        if self._confusion is not None:
-            self._confusion.close()
-            counts, self._confusion = self._confusion.counts, None
+        if self._judged is not None:
+            self._judged.close()
+            counts, self._judged = self._judged.confusion, None
         data, labeling = trainer.datamodule, labeling_of(trainer)  # type: ignore[attr-defined]
         if isinstance(data, PrivatePublicDataModule) and self.run_dir is not None:
             pictures_of(data, [] if labeling is None else labeling.asked_examples(), counts).write(

@@ -334,21 +334,22 @@ class Cost:
                 "num_classes=None: there is no data section that tells it; pass it (--num-classes)"
             )
         stated = get(self._section, "init_args.num_classes")
-        return int(self._data.num_classes) if stated is None else check_int("data.num_classes", stated, 2)
+        return int(self.data.num_classes) if stated is None else check_int("data.num_classes", stated, 2)
 
     @functools.cached_property
     def public_examples(self) -> int:
         """Size of the public set, which is read for it."""
-        return len(self._data.load_public())
+        return len(self.data.load_public())
 
     @functools.cached_property
-    def _data(self) -> PrivatePublicDataModule:
+    def data(self) -> PrivatePublicDataModule:
+        """The data module, of this project."""
         from pl_privknn.datamodules.base import PrivatePublicDataModule
 
         section = self._section
         if section is None:
             raise ConfigurationError(
-                "selection: all asks as many queries as there are public examples, and no data section says how many"
+                "there is no data section, which would tell the classes and, for selection: all, how many queries there are"
             )
         found: Any = self._made(
             {"data": {"class_path": section} if isinstance(section, str) else section}, "data"

@@ -774,15 +774,11 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     from pl_privknn.callbacks.private_labeler import STUDENT, extractor_of
     from pl_privknn.config import ConfigurationError, instantiate
     from pl_privknn.features.base import learn_publicly
-    from pl_privknn.planning import labeling_plan
+    from pl_privknn.planning import Cost, labeling_plan
 
     try:
-        for name in ("labeling", "data"):
-            if not isinstance(document.get(name), dict):
-                raise ConfigurationError(f"there is no {name} section, so there is nothing to attack")
-        sections = {"labeling": document["labeling"]}
-        labeling = instantiate(sections, {"labeling": PrivateLabeler}, own_classes=True).labeling
-        data = _data(document["data"])
+        labeling = instantiate(document, {"labeling": PrivateLabeler}, own_classes=True).labeling
+        data = Cost(document.get("data"), path).data
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if labeling.labeler is None or data.task != "multiclass" or labeling.labeler.tasks != ("multiclass",):
@@ -811,18 +807,6 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         adjacency=labeling.adjacency,
         unit=labeling.unit,
     )
-
-
-def _data(section: Any) -> Any:
-    from pl_privknn.config import ConfigurationError, instantiate, known_classes
-    from pl_privknn.datamodules.base import PrivatePublicDataModule
-
-    section = {"class_path": section} if isinstance(section, str) else section
-    name = str(section.get("class_path", "")).rsplit(".", 1)[-1]
-    found = known_classes().get(name) or known_classes().get(section.get("class_path", ""))
-    if found is None or not issubclass(found, PrivatePublicDataModule):
-        raise ConfigurationError(f"data.class_path={name!r} must name a data module of this project")
-    return instantiate({"data": section.get("init_args") or {}}, {"data": found}, own_classes=True).data
 
 
 def _queries(labeling: Any, public: Tensor, asking: list[int]) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from pl_privknn.comparison.results import Result, read_results
 from pl_privknn.comparison.table import cell, cells_of, head, marks_explained, titles_of, together
 from pl_privknn.config import write_yaml
-from pl_privknn.report.promise import attacker, protected
+from pl_privknn.report.promise import protected
 
 
 def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
@@ -40,11 +39,6 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
             "adjacency": first["adjacency"],
             "protected": protected(first["adjacency"], first.get("unit", "record")),
             "seeds": seeds,
-            "attackers": [
-                {"epsilon": target, **attacker(target, first["delta"])}
-                for target in targets
-                if target < math.inf
-            ],
             "runs": [
                 {
                     "title": result.title,

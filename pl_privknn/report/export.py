@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.labeling_round import HEAD, load_head
+from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
-from pl_privknn.callbacks.private_labeler import lasting_extractor
+from pl_privknn.callbacks.private_labeler import released_head
 from pl_privknn.callbacks.run_summary import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features.text import WordLlamaFeatures
@@ -133,9 +133,7 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
 def _head(run: Path, section: dict[str, Any]) -> Any:
     """The model that a run's releases make, from its configuration and ``head.pt``."""
     labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_classes=True).labeling
-    extractor = lasting_extractor(labeling.features)
-    head = None if extractor is None else load_head(run, labeling.labeler, extractor)
-    if head is None:
+    if (head := released_head(labeling, run)) is None:
         raise FileNotFoundError(f"{run}: the run released its head, and there is no {HEAD}; restore it")
     return head.eval()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pl_privknn.privacy.accounting.accountant import RATES
-
 _UNITS = {"add_remove": "one {} more or less", "replace_one": "one {} replaced by another"}
 _BUT = {"record": "one", "person": "one person's"}
 _NAMES = {"record": "private record", "person": "person with all of their private records"}
@@ -15,38 +13,6 @@ _NAMES = {"record": "private record", "person": "person with all of their privat
 def protected(adjacency: str, unit: str) -> str:
     """Protected unit, in words."""
     return _UNITS[adjacency].format(_NAMES[unit])
-
-
-def true_positive_rate(fpr: float, epsilon: float, delta: float) -> float:
-    """Largest rate at which anybody can detect a record, at a rate of false alarms, under (ε, δ) alone.
-
-    Of (ε, δ)-differential privacy both tests hold, "is it there" and "is it missing" (Kairouz, Oh, Viswanath 2015):
-    TPR ≤ e^ε·FPR + δ, and 1 − FPR ≤ e^ε·(1 − TPR) + δ. What is known of the releases beyond (ε, δ) can only lower it.
-    """
-    if math.isinf(epsilon):
-        return 1.0
-    by_presence = math.exp(min(epsilon, 700.0)) * fpr + delta
-    by_absence = 1.0 - math.exp(-epsilon) * (1.0 - fpr - delta)
-    return min(1.0, max(fpr, min(by_presence, by_absence)))
-
-
-def right_guesses(epsilon: float, delta: float) -> float:
-    """Largest share of right guesses where a coin has decided whether the record is there: (e^ε + δ) / (e^ε + 1)."""
-    return (1.0 + delta * math.exp(-epsilon)) / (1.0 + math.exp(-epsilon))
-
-
-def attacker(epsilon: float, delta: float) -> dict[str, Any]:
-    """Bounds on an attacker who knows everything but one record, from (ε, δ) alone.
-
-    Where the releases are known, :func:`~pl_privknn.privacy.accounting.accountant.trade_off` says more.
-    """
-    return {
-        "right_guesses": right_guesses(epsilon, delta),
-        "rates": [
-            {"false_positive_rate": fpr, "true_positive_rate": true_positive_rate(fpr, epsilon, delta)}
-            for fpr in RATES
-        ],
-    }
 
 
 def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:

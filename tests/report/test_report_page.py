@@ -19,7 +19,7 @@ from pl_privknn.comparison.results import write_json
 from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.report.page import facts_of
-from pl_privknn.report.promise import percent, right_guesses, true_positive_rate
+from pl_privknn.report.promise import percent
 
 #: All that a page of a run is made of.
 FILES = ("summary.json", "config.yaml", "metrics.csv", "labels.sqlite", "ledger.sqlite", "pictures.npz")
@@ -182,25 +182,9 @@ def test_the_card_has_the_terms_of_the_standard(run):
     assert detected == pytest.approx([summary[f"tpr_at_fpr_{rate}"] for rate in (0.001, 0.01, 0.1)])
     assert card["attacker"]["right_guesses"] == pytest.approx((1 + summary["advantage"]) / 2)
     for rate, found in zip((0.001, 0.01, 0.1), detected, strict=True):
-        assert found <= true_positive_rate(rate, card["epsilon"], card["delta"]) + 1e-9
+        assert found <= math.exp(card["epsilon"]) * rate + card["delta"] + 1e-9
     text = (folder / "privacy_card.md").read_text(encoding="utf-8")
     assert f"| ε | {at_most(callback.epsilon)} |" in text
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0), (1.0, 1e-2), (3.0, 0.2), (8.0, 1e-5)])
-def test_the_attackers_rates_are_those_of_the_worst_pair(epsilon, delta):
-    """The pair that (ε, δ)-DP allows: δ gives the record away, the rest is randomised response."""
-    likely = math.exp(epsilon) / (1 + math.exp(epsilon))
-    present = [delta, (1 - delta) * likely, (1 - delta) * (1 - likely), 0.0]
-    absent = [0.0, (1 - delta) * (1 - likely), (1 - delta) * likely, delta]
-    for fpr in (0.0, 0.001, 0.01, 0.1, 0.3, 0.7, 0.999, 1.0):
-        left, found = fpr, 0.0
-        for p, q in zip(present, absent, strict=True):  # by falling likelihood ratio, the last one by a coin
-            part = 1.0 if q == 0 else min(1.0, left / q)
-            found, left = found + part * p, left - part * q
-        assert true_positive_rate(fpr, epsilon, delta) == pytest.approx(found, abs=1e-12)
-    guesses = sum(max(p, q) for p, q in zip(present, absent, strict=True)) / 2
-    assert right_guesses(epsilon, delta) == pytest.approx(guesses, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -66,24 +66,3 @@ test_what_does_not_fit_is_refused = refusals(
         "image_size=.* does not fit network='small_cnn'": lambda: make(network="small_cnn"),
     }
 )
-
-
-def test_mixup_mixes_vectors_and_asks_the_extractor_about_images_alone(tmp_path):
-    seen, asked = [], []
-
-    class Watched(HOG):
-        def __call__(self, images):
-            asked.append(images)
-            return super().__call__(images)
-
-    student, data = make(extractor=Watched(), mixup=1.0), labelled_digits()
-    student.network.register_forward_pre_hook(lambda network, inputs: seen.append(inputs[0].detach()))
-    torch.manual_seed(0)
-    trainer(tmp_path).fit(student, data)
-    public = {image.numpy().tobytes() for image in data.public.images()}
-    asked = [image for images in asked for image in images if bool(image.any())]
-    assert {image.numpy().tobytes() for image in asked} <= public
-    # Vectors of images have length √d, means of two of them are shorter.
-    lengths = torch.cat(seen).norm(dim=1) / math.sqrt(seen[0].shape[1])
-    assert float(lengths.max()) < 1 + 1e-4
-    assert float((lengths < 0.99).float().mean()) > 0.3
