@@ -349,7 +349,7 @@ class Cost:
         section = self._section
         if section is None:
             raise ConfigurationError(
-                "there is no data section, which would tell the classes and, for selection: all, how many queries there are"
+                "there is no data section, which tells the classes and, for selection: all, the number of queries"
             )
         found: Any = self._made(
             {"data": {"class_path": section} if isinstance(section, str) else section}, "data"

@@ -56,7 +56,7 @@ def _shipped(word: str) -> str:
 
 def _run_training(words: list[str]) -> int:
     if {"--help", "-h"} & {*words}:
-        print(short_help(words[0]))
+        print(short_help(words[0]), end="")
         raise SystemExit(0)
     with fit_words(words) as complete:
         if "--help-all" not in complete:

@@ -18,38 +18,6 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "class probabilities for the test images",
 }
-#: Options of a configuration that the short help shows, by its headings.
-SHOWN: dict[str, dict[str, str]] = {
-    "what to run": {
-        "--config FILE": "YAML with any of the options below",
-        "--resume DIR": "go on with the run in this folder",
-        "--data PATH --private-records N": "and --epsilon ε: the best run for them",
-        "--ckpt_path FILE": "a checkpoint of the student",
-        "--run_dir DIR": "folder of the run (runs/NAME/NUMBER)",
-        "--seed_everything N": "of weights, batches and chosen queries (0)",
-    },
-    "data": {
-        "--data CLASS": "as FashionMNISTDataModule",
-        "--data.ARGUMENT VALUE": "all of them: --data.help CLASS",
-    },
-    "student": {
-        "--model CLASS": "as VATStudent; NoisySGD has no teacher",
-        "--model.ARGUMENT VALUE": "all of them: --model.help CLASS",
-    },
-    "private labels": {
-        "--labeling.labeler CLASS": "teacher, as PrivateKNN, ReverseKNN, PATE",
-        "--labeling.labeler.ARGUMENT VALUE": "all: --labeling.labeler.help CLASS",
-        "--labeling.rounds N": "how often the teacher is asked",
-        "--labeling.queries_per_round N": "public examples that it is asked about",
-        "--labeling.budget.max_epsilon ε": "what would pass it is refused",
-        "--labeling.budget.delta δ": "of the guarantee",
-    },
-    "trainer": {
-        "--trainer.max_epochs N": "epochs (20)",
-        "--trainer.accelerator NAME": "cpu, gpu or auto",
-        "--trainer.logger CLASS": "as WandbLogger; metrics.csv is always there",
-    },
-}
 #: First words of all options, and keys of a configuration.
 SECTIONS = (
     "data", "model", "labeling", "trainer", "seed_everything", "run_dir", "attach_ledger", "ckpt_path",
@@ -62,10 +30,8 @@ _STARTS = ("config", "c", "resume", "data", "model", "print_config")
 
 def short_help(command: str) -> str:
     """The options that matter most, on one screen."""
-    lines = [f"usage: privknn {command} --config FILE [--OPTION VALUE ...]", "", f"{COMMANDS[command]}"]
-    for title, options in SHOWN.items():
-        lines += ["", f"{title}:", *(f"  {option:34} {text}" for option, text in options.items())]
-    return "\n".join([*lines, "", f"all options: privknn {command} --help-all"])
+    text = Path(__file__).with_name("help.txt").read_text(encoding="utf-8")
+    return text.format(command=command, purpose=COMMANDS[command])
 
 
 def check_words(words: Sequence[str]) -> None:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import html
-import re
-from collections.abc import Iterable, Sequence
 from typing import Any
-
-from pl_privknn import __version__
-from pl_privknn._checks import at_most, printable
-from pl_privknn.report.promise import percent
 
 #: What a run lets out, in words.
 RELEASED = {
@@ -39,16 +32,6 @@ _OWN: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _SEVERAL = "several records of one person together, see the unit above (unit: person protects them all)"
-_UNIT_IN_WORDS = {
-    "record": "The protected unit is one record. A person with 5 records is protected for each of them; for all five "
-    "together ε may be five times as large.",
-    "person": "The protected unit is one person with all their records, however many they are.",
-}
-_STATEMENT = {
-    "unconditional": "Assumptions: none beyond those under Not covered.",
-    "conditional": "The guarantee holds only if {reason}.",
-    "none": "**This release protects nobody:** {reason}. The figures are those of the same run with proper noise.",
-}
 #: What no figure here covers, whatever was released; docs/methods/privacy.md has more on each.
 EXCLUSIONS = (
     "settings that were chosen by looking at results on the same private records outside this ledger "
@@ -117,87 +100,9 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def card_markdown(card: dict[str, Any]) -> str:
-    """The card for people: a page in plain words, then the technical details."""
-    budget = card["composition"]["max_epsilon"]
-    about = {
-        "organisation": card["organisation"] or "(to be filled in)",
-        "contact": card["contact"] or "(to be filled in)",
-        "date": card["date"],
-        "data set": card["data_set"] or "(to be filled in)",
-        "released": card["what_is_released"],
-        **{f"file {one['name']}": f"SHA-256 {one['sha256']}" for one in card["files"]},
-        "software": f"pl_privknn {card['versions'].get('pl_privknn', __version__)}",
-    }
-    technical = {
-        "definition": f"{card['privacy_definition']}, {card['standard']}",
-        "ε": at_most(card["epsilon"]),
-        "δ": f"{card['delta']:g}",
-        "unit of privacy": card["unit_of_privacy"],
-        "adjacency": card["adjacency"],
-        "guarantee": card["guarantee"] + (f" – {card['reason']}" if card["reason"] else ""),
-        "trust model": card["trust_model"],
-        "composition": card["composition"]["how"],
-        "budget": "none" if budget is None else f"ε ≤ {budget:g}",
-        "tuning": card["tuning"],
-        "ledger head": card["ledger_head"],
-        "certificate": card.get("certificate", "none"),
-    }
-    attacker = card["attacker"]
-    return "\n".join([
-        f"# Privacy card: {_cell(card['subject'])}",
-        "",
-        *_table(["", ""], about.items()),
-        "",
-        "## Guarantee in plain words",
-        "",
-        f"Everything released satisfies differential privacy with ε = {at_most(card['epsilon'])} and "
-        f"δ = {card['delta']:g}. Smaller values are stronger. Both are proven upper limits for every attack, not "
-        "measurements.",
-        "",
-        *(f"* {_cell(text)}" for text in card["in_words"]),
-        "",
-        _UNIT_IN_WORDS[card["unit"]],
-        "",
-        _STATEMENT[card["guarantee"]].format(reason=_cell(card["reason"])),
-        "",
-        "## Not covered",
-        "",
-        *(f"* {text}" for text in card["known_exclusions"]),
-        "",
-        "## Technical details",
-        "",
-        *_table(["", ""], technical.items()),
-        "",
-        *_table(
-            ["mechanism", "releases, at most", "parameters"],
-            ([m["mechanism"], m["count"], m["parameters"]] for m in card["mechanisms"]),
-        ),
-        "",
-        *_table(
-            ["false positives", "detected, at most"],
-            ([percent(r["false_positive_rate"]), percent(r["true_positive_rate"])] for r in attacker["rates"]),
-        ),
-        "",
-        f"Right guesses of an attacker who knows all but one {card['unit']}: at most "
-        f"{percent(attacker['right_guesses'])} (50 % is chance).",
-        "",
-    ])  # fmt: skip
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    lines = [[*head], ["---"] * len(head), *([_cell(value) for value in row] for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
 def _trust(kinds: set[str]) -> str:
     if kinds & _SHUFFLED:
         return "shuffle model: record owners trust a shuffler to mix their messages"
     if kinds & _LOCAL:
         return "local model: every record owner adds the noise, and trusts nobody"
     return "central model: a trusted data owner holds the records and adds the noise"
-
-
-def _cell(text: Any) -> str:
-    """Text of a stranger's file as text: no line, column, link, emphasis or HTML of its own."""
-    return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable(str(text)), quote=False))

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
+import html
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from pl_privknn import __version__
-from pl_privknn._checks import at_most
+from pl_privknn._checks import at_most, printable
 from pl_privknn.comparison.plot import colour_variables, figure_of, themed_svg
 from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.verification import releases_of
 from pl_privknn.report.audit import REPORT, audited, note_written, reading
-from pl_privknn.report.card import card_markdown, card_of
+from pl_privknn.report.card import card_of
 from pl_privknn.report.charts import attacker_chart, line_chart
 from pl_privknn.report.comparison_facts import comparison_facts
 from pl_privknn.report.ledger_facts import ledger_facts
 from pl_privknn.report.promise import percent
-from pl_privknn.report.registry import registry_entry
 from pl_privknn.report.run_facts import is_run, plain, run_facts
 
 if TYPE_CHECKING:
@@ -93,8 +95,7 @@ def write_card(card: dict[str, Any], output: Path, ledger: Path) -> None:
     except ValueError as error:
         (output / "certificate.json").unlink(missing_ok=True)
         certificate = f"none: {error}"
-    entry = yaml.safe_dump(registry_entry(card), sort_keys=False, allow_unicode=True)
-    write_durably(output / "registry.yaml", entry)
+    write_durably(output / "registry.yaml", registry_entry(card))
     write_durably(output / f"{_CARD}.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     write_durably(output / f"{_CARD}.md", card_markdown({**card, "certificate": certificate}))
 
@@ -143,15 +144,28 @@ def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], di
     return plain(facts), results, audit
 
 
+def card_markdown(card: dict[str, Any]) -> str:
+    """The card for people: a page in plain words, then the technical details."""
+    text: str = _environment().get_template("privacy_card.md.j2").render(card=card, version=__version__)
+    return text
+
+
+def registry_entry(card: dict[str, Any]) -> str:
+    """The entry of a run for the registry of deployments, as YAML: a draft, with what a person has to fill in."""
+    template = _environment().get_template("registry.yaml.j2")
+    entry: str = template.render(card=card, today=datetime.date.today().isoformat())
+    return entry
+
+
 def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
     """The page of some facts, and of the results that a comparison's plot shows."""
     template = _environment().get_template("report.html.j2")
     light, dark = colour_variables()
     parts = {**dict.fromkeys(("comparison", "answers", "student", "checks", "settings", "versions")), **facts}
-    html: str = template.render(
+    page: str = template.render(
         facts=parts, charts=_charts(facts, results or []), light=light, dark=dark, version=__version__
     )
-    return html
+    return page
 
 
 def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
@@ -182,12 +196,31 @@ def _environment() -> Any:
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pl_privknn.report", "templates"),
-        autoescape=True,
+        autoescape=lambda name: name is not None and ".html" in name,
+        keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = percent
+    environment.filters |= {"percent": percent, "md": _markdown, "yaml": _scalar, "slug": _slug}
     environment.filters["share"] = lambda value: "–" if value is None else f"{100 * value:.1f} %"
     environment.filters["figure"] = lambda value: "∞" if value is None else at_most(value)
     return environment
+
+
+def _markdown(text: Any) -> str:
+    """Text of a stranger's file as text: no line, column, link, emphasis or HTML of its own."""
+    return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable(str(text)), quote=False))
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML, on one line."""
+    return (
+        json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str)
+        else yaml.safe_dump(value).partition("\n")[0]
+    )
+
+
+def _slug(text: Any) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", str(text).lower()).strip("-") or "run"

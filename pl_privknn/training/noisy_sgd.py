@@ -16,7 +16,6 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
 from pl_privknn.networks.base import Optimization, image_shape, output_size
-from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
@@ -178,24 +177,12 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             statistics, and those of private images are kept in memory alone. It must not have been trained on
             the private records.
         feature_head: of those features.
-        epsilon: see :class:`~pl_privknn.training.private_training.PrivateTraining`, as for all up to
-            ``records_per_person``.
-        delta: δ of the guarantee.
-        max_grad_norm: L2 bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by.
-        expected_records: about how many private records there are, a public constant.
-        noise_multiplier: noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
-        clipping: ``"flat"`` or ``"ghost"``.
-        physical_batch_size: records at once.
-        unit: unit of privacy, ``"record"`` or ``"person"``.
-        records_per_person: most records of a drawn person in a step.
         optimization: what noisy gradients do to the weights.
         normalization: public constants, applied to images before ``network``.
         files: the run's folder and its ledger.
-        steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
-        replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
-        noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for
-            tests and benchmarks and protect nothing.
+        **training: arguments of :class:`~pl_privknn.training.private_training.PrivateTraining`, such as
+            ``epsilon`` and ``expected_records``.
 
     Attributes:
         network: what is trained: a whole network, or a head on features.
@@ -226,23 +213,12 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         image_size: int | tuple[int, int] = 28,
         extractor: Extractor | None = None,
         feature_head: FeatureHead = FeatureHead(),
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        max_grad_norm: float = 1.0,
         *,
         expected_batch_size: int = 1024,
-        expected_records: int,
-        noise_multiplier: float | None = None,
-        clipping: str = "flat",
-        physical_batch_size: int | None = None,
-        unit: str = "record",
-        records_per_person: int = 1,
         optimization: NoisyOptimization = NoisyOptimization(),
         normalization: Normalization = Normalization(),
         files: RunFiles = RunFiles(),
-        steps_per_charge: int = 20,
-        replace_batch_norm: bool = False,
-        noise_source: NoiseSource | None = None,
+        **training: Any,
     ) -> None:
         super().__init__()
         self.num_classes = check_int("num_classes", num_classes, 2)
@@ -257,7 +233,8 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         groups: dict[str, Any] = {
             "feature_head": feature_head, "optimization": optimization, "normalization": normalization
         }  # fmt: skip
-        objects = ["extractor", "noise_source", *(["network"] if isinstance(network, nn.Module) else [])]
+        whole = ["network"] if isinstance(network, nn.Module) else []
+        objects = ["extractor", "noise_source", "groups", "augment", *whole]  # hold more than plain types
         self.save_hyperparameters(ignore=[*objects, "files", *groups])
         self.save_hyperparameters(
             {name: dataclasses.asdict(group) for name, group in {**groups, "files": files}.items()}
@@ -269,24 +246,15 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         elif isinstance(network, str):
             network = build_network(network, num_classes, in_channels, image_size)
         self.network = network
-        if replace_batch_norm:
-            replace_batch_norms(self)
         self.private_training = _OfClassifier(
-            epsilon,
-            delta,
-            max_grad_norm,
-            expected_batch_size=expected_batch_size,
-            expected_records=expected_records,
-            noise_multiplier=noise_multiplier,
-            clipping=clipping,
-            physical_batch_size=physical_batch_size,
-            unit=unit,
-            records_per_person=records_per_person,
-            replace_batch_norm=replace_batch_norm,
-            files=files,
-            steps_per_charge=steps_per_charge,
-            noise_source=noise_source,
+            expected_batch_size=expected_batch_size, files=files, **training
         )
+        if extractor is not None and self.private_training.augment is not None:
+            raise ValueError(
+                "augment: features are computed once, of images as they are; leave augment or extractor out"
+            )
+        if self.private_training.replace_batch_norm:
+            replace_batch_norms(self)
         self._takes_vectors = False
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pl_privknn.cli.main import main
-from pl_privknn.cli.words import SECTIONS, SHOWN
+from pl_privknn.cli.words import SECTIONS, short_help
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES")
@@ -42,10 +42,9 @@ def helped(capsys, *words):
 def test_help_in_full_has_all_options_and_the_short_one_no_others(capsys):
     every = helped(capsys, "fit", "--help-all")
     assert "--trainer.max_epochs" in every
-    for options in SHOWN.values():
-        for option in options:
-            name = option.split()[0].replace(".ARGUMENT", "")
-            assert f"{name} " in every or name == "--resume", option
+    for option in re.findall(r"^  (--\S+)", short_help("fit"), re.MULTILINE):
+        name = option.replace(".ARGUMENT", "")
+        assert f"{name} " in every or name == "--resume", option
     # Every first word of an option is known without the parsers.
     rest = helped(capsys, "test", "--help-all") + helped(capsys, "predict", "--help-all")
     words = set(re.findall(r"(?<![\w-])--([a-z_]+)", every + rest))

@@ -228,7 +228,7 @@ def test_noise_from_a_seed_has_no_guarantee():
             "trainer.callbacks.0 trains on the private records",
         ),
         ({"model": {"class_path": "VATStudent"}}, "no cost to state"),
-        (labeling("PrivateKNN", {}, selection="all"), "no data section says how many"),
+        (labeling("PrivateKNN", {}, selection="all"), "there is no data section"),
         (labeling("os.system", {}), "os.system"),
         (labeling("NoSuch", {}), "NoSuch"),
     ],

@@ -16,8 +16,8 @@ from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.persons import check_owners, records_drawn
 from pl_privknn.privacy.verification import audit_ledger, check_summary, epsilon_of_files, export_ledger
-from pl_privknn.report.card import card_markdown, card_of
-from pl_privknn.report.page import facts_of
+from pl_privknn.report.card import card_of
+from pl_privknn.report.page import card_markdown, facts_of
 
 
 @pytest.fixture
