@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ind_knn_literal import Literal
-from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, UNKNOWN, C, D, Stream, rows, teacher
+from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, UNKNOWN, C, D, Stream, teacher
 
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.privacy.ledger import Ledger
@@ -27,20 +28,6 @@ def stream(request, tmp_path):
 
 
 # ---------------------------------------------------------------- who is who
-
-
-def test_before_the_first_answer_the_table_may_be_another(tmp_path):
-    for kind in ("digests", "numbers"):
-        stream = Stream(tmp_path / kind, kind)
-        stream.fit(*rows(20, seed=3), np.arange(20))
-        stream.fit_places([0, 4, 7, 1])
-        stream.ask()
-        left = stream.left([0, 4, 7, 1])
-        stream.fit_places([1, 0])
-        assert stream.left([1, 0]) == {1: left[1], 0: left[0]}
-        if kind != "numbers":
-            with pytest.raises(ValueError, match=UNKNOWN):
-                stream.fit(*rows(20, seed=3), np.arange(20))
 
 
 def test_other_features_of_the_same_records(stream):
@@ -61,9 +48,8 @@ def test_numbers_that_moved_are_noticed_where_the_data_module_shows_the_records(
         stream.settings["ids"] = numbers
         stream.fit(ROWS[places], LABELS[places])
 
-    fit(ALL, NUMBERS)
-    fit(order, NUMBERS)  # nothing was asked yet
-    fit(ALL, NUMBERS)
+    fit(order, NUMBERS)
+    fit(ALL, NUMBERS)  # nothing was asked yet, so the table may be another
     stream.ask()
     left = stream.left(ALL)
     for places, numbers in ((order, NUMBERS), (ALL, NUMBERS + 1000), (ALL[1:], NUMBERS[:-1])):
@@ -79,9 +65,7 @@ def test_identities_stay_of_one_kind(tmp_path, kinds):
     stream.fit_places(ALL)
     stream.ask()
     stream.kind = kinds[1]
-    with pytest.raises(
-        ValueError, match=r"budgets belong to (digests of records|numbers of records), and now come"
-    ):
+    with pytest.raises(ValueError, match=r"budgets belong to (digests|numbers) of records, and now come"):
         stream.fit_places(ALL)
 
 
@@ -149,23 +133,20 @@ def test_a_second_copy_is_refused_and_a_moved_folder_goes_on(stream):
 def test_a_crash_between_the_note_and_the_charge_neither_forgets_nor_repeats_it(tmp_path, monkeypatch):
     stream = Stream(tmp_path)
 
-    class Killed(BaseException):
-        pass
-
     charge = type(stream.run).charge
     for before in (True, False):
 
         def dying(self, *given, before=before, **named):
             if not before:
                 charge(self, *given, **named)
-            raise Killed
+            raise KeyboardInterrupt
 
-        monkeypatch.setattr(type(stream.run), "charge", dying)
         stream.fit_places(ALL)
-        with pytest.raises(Killed):
-            stream.ask()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(stream.run), "charge", dying)
+            with pytest.raises(KeyboardInterrupt):
+                stream.ask()
         assert stream.run.num_charges == 1 - before
-        monkeypatch.undo()
     for _ in range(2):
         stream.fit_places(ALL)
         stream.ask()
@@ -178,9 +159,7 @@ def test_budgets_that_can_not_be_written_let_nothing_out(tmp_path, monkeypatch):
     stream.ask(QUERIES[:1])
     left = stream.left(ALL)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            type(stream.labeler._budgets), "spend", lambda *given: (_ for _ in ()).throw(OSError(28, "full"))
-        )
+        patch.setattr(type(stream.labeler._budgets), "spend", Mock(side_effect=OSError(28, "full")))
         with pytest.raises(OSError, match="full"):
             stream.ask()
     assert len(stream.labeler._engine.answered[1]) == 1
@@ -257,14 +236,12 @@ def test_over_any_reorders_and_restarts_no_record_pays_more_than_its_budget(
             elif what == "keep a copy":
                 copy = last_mark(), file.read_bytes()
             elif what == "put the copy back" and copy is not None:
-                is_latest = copy[0] == last_mark()
+                is_latest, refusals = copy[0] == last_mark(), f"an older copy|{UNKNOWN}|not all"
                 stream.close()
                 newest = file.read_bytes()
                 file.write_bytes(copy[1])
                 if not is_latest:
-                    with pytest.raises(
-                        (PrivateStoreError, ValueError), match=f"an older copy|{UNKNOWN}|not all"
-                    ):
+                    with pytest.raises((PrivateStoreError, ValueError), match=refusals):
                         stream.fit_places(places), stream.ask()
                     stream.close()
                     file.write_bytes(newest)

@@ -1,5 +1,6 @@
 """Ind-KNN as a labeler: what it costs, what it answers, groups of records, and a fit."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from ind_knn_literal import Literal
 from ind_knn_setup import Draws, engine_of, teacher
+from refusals import refusals
 from scipy import stats
 
 from pl_privknn.auditing import Target
@@ -69,12 +71,11 @@ def test_one_entry_for_all_calls_and_it_comes_before_the_first_draw():
             order.append("charge")
             return super().charge(*charge, **stated)
 
-    labeler, ledger = fitted(noise_source=Watched(0)), Noting()
+    labeler, ledger, other = fitted(noise_source=Watched(0)), Noting(), Noting()
     for size in (5, 1, 60):
         labeler.label(torch.randn(size, 4), ledger)
     assert ledger.rows == stated_plan(labeler, 66, 66, 3)
     assert order == ["charge", "draw", "draw", "draw"]
-    other = Noting()
     labeler.label(torch.randn(2, 4), other)  # another run's books must show the stream too
     assert other.rows == ledger.rows
     order.clear()
@@ -212,26 +213,30 @@ def test_only_a_table_that_nobody_else_looks_at_is_overwritten(hashing):
         np.testing.assert_array_equal(remaining, answers[0][1])
 
 
-def test_bad_arguments_are_named():
-    good = {"threshold": 0.5, "epsilon": 1.0}
-    for name, value in [
-        ("threshold", 0.0), ("threshold", 1.0), ("sigma2", 0.0), ("sigma1", -1.0), ("epsilon", 0.0),
-        ("delta", 1.0), ("num_queries", 0), ("kernel", "linear"), ("bandwidth", 0.0), ("min_count", 0.0),
-        ("abstain", -1.0), ("conversion", "zcdp"),
-    ]:  # fmt: skip
-        with pytest.raises(ValueError, match=f"{name}={value!r}".replace(".", r"\.")):
-            teacher(**{**good, name: value})
-    for both_or_none in ({}, {"epsilon": 1.0, "budget": 0.1}):
-        with pytest.raises(ValueError, match="exactly one"):
-            teacher(**both_or_none)
-    with pytest.raises(ValueError, match="neighbors=5"):
-        PublicDensity(5, 4)
-    with pytest.raises(RuntimeError, match="call fit"):
-        teacher(**good).label(torch.randn(2, 4), FreeLedger())
-    with pytest.raises(ValueError, match=r"queries: shape \(2, 5\)"):
-        fitted().label(torch.randn(2, 5), FreeLedger())
-    with pytest.raises(ValueError, match="NaN"):
-        fitted().label(torch.full((2, 4), torch.nan), FreeLedger())
+def asked(shape, value=0.0):
+    return lambda: fitted().label(torch.full(shape, value), FreeLedger())
+
+
+GOOD = {"threshold": 0.5, "epsilon": 1.0}
+WRONG = [
+    ("threshold", 0.0), ("threshold", 1.0), ("sigma2", 0.0), ("sigma1", -1.0), ("epsilon", 0.0), ("delta", 1.0),
+    ("num_queries", 0), ("kernel", "linear"), ("bandwidth", 0.0), ("min_count", 0.0), ("abstain", -1.0),
+    ("conversion", "zcdp"),
+]  # fmt: skip
+test_bad_arguments_are_named = refusals(
+    {
+        **{
+            f"{name}={value!r}".replace(".", r"\."): functools.partial(teacher, **{**GOOD, name: value})
+            for name, value in WRONG
+        },
+        "exactly one": teacher,
+        "exactly one of": lambda: teacher(epsilon=1.0, budget=0.1),
+        "neighbors=5": lambda: PublicDensity(5, 4),
+        "call fit": lambda: teacher(**GOOD).label(torch.randn(2, 4), FreeLedger()),
+        r"queries: shape \(2, 5\)": asked((2, 5)),
+        "NaN": asked((2, 4), torch.nan),
+    }
+)
 
 
 # ---------------------------------------------------------------- groups of records with an ε of their own
@@ -267,8 +272,8 @@ def test_answers_are_those_of_the_algorithm_with_a_budget_for_each_record():
     literal.add(range(COUNT), x, y)
     answers = engine.answer(queries, Draws(3), FreeLedger())
     draws = Draws(3).normal((40, 1 + 3), 1.0).numpy()
-    for query, (label, noisy) in enumerate(zip(answers.labels, answers.noisy, strict=True)):
-        expected, votes, _ = literal.predict(queries[query], draws[query])
+    for query, draw, label, noisy in zip(queries, draws, answers.labels, answers.noisy, strict=True):
+        expected, votes, _ = literal.predict(query, draw)
         np.testing.assert_allclose(noisy, votes, atol=1e-5)
         assert label == expected
     np.testing.assert_allclose(LIMITS - engine.remaining(), list(literal.cost.values()), atol=1e-7)
@@ -307,33 +312,28 @@ def test_every_record_keeps_its_group_once_something_was_answered(tmp_path, by_n
     ):
         with pytest.raises(ValueError, match="groups: some private records are in another group than before"):
             go_on(**wrong)
-    np.testing.assert_array_equal(
-        go_on(MEMBERS[order], order)[0], left[order.numpy()]
-    )  # each keeps its group
+    # Each keeps its group.
+    np.testing.assert_array_equal(go_on(MEMBERS[order], order)[0], left[order.numpy()])
 
 
 def test_groups_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"epsilon=1.0: groups have an ε of their own"):
-        grouped(epsilon=1.0)
-    with pytest.raises(ValueError, match=r"epsilons: 0.5 does not pay for taking part in one query"):
-        grouped(num_queries=20)
-    with pytest.raises(ValueError, match="members: must be one group a private record") as refused:
-        grouped(MEMBERS[:-1])
-    assert str(COUNT) not in str(refused.value)
-    with pytest.raises(ValueError, match="members: must be groups from 0 to 1"):
-        RecordGroups([0, 2], EPSILONS)
-    with pytest.raises(FileNotFoundError, match=r"members='nowhere.npy'"):
-        RecordGroups("nowhere.npy", EPSILONS)
+    for words, call in {
+        r"epsilon=1.0: groups have an ε of their own": lambda: grouped(epsilon=1.0),
+        r"epsilons: 0.5 does not pay for taking part in one query": lambda: grouped(num_queries=20),
+        "members: must be one group a private record": lambda: grouped(MEMBERS[:-1]),
+        "members: must be groups from 0 to 1": lambda: RecordGroups([0, 2], EPSILONS),
+        r"members='nowhere.npy'": lambda: RecordGroups("nowhere.npy", EPSILONS),
+    }.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=words) as refused:
+            call()
+        assert str(COUNT) not in str(refused.value)
     np.save(tmp_path / "members.npy", MEMBERS.numpy())
     assert torch.equal(RecordGroups(tmp_path / "members.npy", EPSILONS).members, MEMBERS)
 
 
 def test_what_tells_records_apart_stands_in_no_configuration():
-    for records in (
-        Records(ids=np.arange(COUNT)),
-        Records(ids=list(range(COUNT))),
-        {"ids": list(range(COUNT))},
-    ):
+    listed = list(range(COUNT))
+    for records in (Records(ids=np.arange(COUNT)), Records(ids=listed), {"ids": listed}):
         noted, left_out = as_section(IndKNN(0.2, 1.0, epsilon=1.0, records=records))
         assert noted["init_args"] == {"threshold": 0.2, "sigma2": 1.0, "epsilon": 1.0}
         assert left_out == ["records"]
@@ -349,9 +349,9 @@ def test_an_attack_is_on_what_the_ledger_promises():
     labeler = grouped()
     labeler.close()
     queries, plan = ASKED[:20], labeler.plan(20, 20, 3)
-    subject = Target(
-        labeler, queries, torch.zeros(20).long(), queries, queries, 3, 1, None, plan, DELTA, "add_remove"
+    labels, given = torch.zeros(20).long(), (3, 1, None, plan, DELTA, "add_remove")
+    attacked = Target(labeler, queries, labels, queries, queries, *given).fitted(
+        SeededNoise(0), queries[:7], labels[:7]
     )
-    attacked = subject.fitted(SeededNoise(0), queries[:7], torch.zeros(7).long())
     assert (attacked.groups, len(attacked.remaining())) == (None, 7)
     assert labeler.groups is not None

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, C, D, Silent, Together, amounts, rows
 from ind_knn_setup import teacher as any_teacher
+from refusals import refusals
 from shard_setup import by_row, in_order, parts_of
 
 from pl_privknn.labelers.ind_knn import PublicDensity, RecordGroups
@@ -38,14 +39,8 @@ def table(count=COUNT):
 
 
 def teacher(**settings):
-    given = {
-        **SETTINGS,
-        "budget": BUDGET,
-        "noise_source": SeededNoise(3),
-        "soft": True,
-        "release_counts": True,
-    }
-    return any_teacher(**{**given, **settings})
+    given = {"budget": BUDGET, "noise_source": SeededNoise(3), "soft": True, "release_counts": True}
+    return any_teacher(**{**SETTINGS, **given, **settings})
 
 
 THREE = in_order(5, 4, 3)
@@ -142,16 +137,11 @@ def refused(message, folder, error=PrivateStoreError, **how):
 def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_name(tmp_path):
     started(tmp_path).ask()
     place = tmp_path / "run.private" / "run"
-    refused(
-        r"run holds the budgets of shard 0 of 3, and this is shard 0 of 2", tmp_path, parts=in_order(5, 7)
-    )
-    refused(r"run holds the budgets of shard 0 of 3, .* 0 of 4", tmp_path, parts=in_order(5, 4, 2, 1))
-    refused(r"run holds the budgets of shard 0 of 3, and this is shard 0 of 1", tmp_path, parts=in_order(12))
-    alone = teacher(noise_source=Silent(0))
-    with pytest.raises(
-        PrivateStoreError, match=r"holds the budgets of shard 0 of 3, and this is shard 0 of 1"
-    ):
-        alone.join_run(place, Ledger(tmp_path / "ledger.sqlite").run("run"))
+    for counts in ((5, 7), (5, 4, 2, 1), (12,)):
+        words = rf"run holds the budgets of shard 0 of 3, and this is shard 0 of {len(counts)}"
+        refused(words, tmp_path, parts=in_order(*counts))
+    with pytest.raises(PrivateStoreError, match=words):
+        teacher(noise_source=Silent(0)).join_run(place, Ledger(tmp_path / "ledger.sqlite").run("run"))
     with pytest.raises(PrivateStoreError, match=r"shard-00001 holds the budgets of shard 1 of 3"):
         teacher(state_dir=place / "shard-00001").fit(ROWS, LABELS, C)
 
@@ -160,20 +150,16 @@ def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_n
     refused(r"shard-00001: the budgets of this shard are missing; put them back", tmp_path)
     two.rename(one)
     refused(r"shard-00001 holds the budgets of shard 2 of 3, and this is shard 1 of 3", tmp_path)
-    one.rename(two)
+    one.rename(place / "kept")
     (place / "aside").rename(one)
+    other = started(tmp_path / "other")
+    other.ask()
+    other.close()
+    (tmp_path / "other" / "run.private" / "run" / "shard-00002").rename(two)
+    refused(r"shard-00002 holds the budgets of stream \w+, and this is stream \w+", tmp_path)
+    shutil.rmtree(two)
+    (place / "kept").rename(two)
     np.testing.assert_array_less(started(tmp_path).left(), BUDGET + 1)
-
-
-def test_budgets_of_another_stream_are_refused(tmp_path):
-    for name in ("first", "second"):
-        run = started(tmp_path / name)
-        run.ask()
-        run.close()
-    first, second = (tmp_path / name / "run.private" / "run" / "shard-00002" for name in ("first", "second"))
-    shutil.rmtree(second)
-    first.rename(second)
-    refused(r"shard-00002 holds the budgets of stream \w+, and this is stream \w+", tmp_path / "second")
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -254,15 +240,18 @@ def test_what_one_shard_has_spent_holds_all_of_them_to_their_records(tmp_path):
     refused(r"private records: ", tmp_path, ValueError, **moved)
 
 
-def test_shards_say_what_they_miss(tmp_path):
-    with pytest.raises(RuntimeError, match=r"IndKNN\.run_command needs a shard"):
-        teacher().run_command(("turn",))
-    with pytest.raises(RuntimeError, match="state_dir: budgets of shards are opened together; call join_run"):
-        Together(lambda: teacher(state_dir=tmp_path), THREE, ROWS, LABELS).fit()
-    shards = Together(teacher, THREE, ROWS, LABELS)
-    with pytest.raises(RuntimeError, match=r"IndKNN\.partial needs the private table"):
-        shards.members[1].run_command(("begin", torch.zeros(1, D), np.ones(1)))
-    with pytest.raises(ValueError, match="ids: shape and numbers must be those of the records"):
-        Together(lambda: teacher(ids=NUMBERS[:11]), THREE, ROWS, LABELS).fit()
-    with pytest.raises(ValueError, match="members: must be one group a private record"):
-        Together(lambda: teacher(**OTHERS["groups"]), THREE, ROWS, LABELS).fit()
+def three(**settings):
+    return Together(lambda: teacher(**settings), THREE, ROWS, LABELS)
+
+
+test_shards_say_what_they_miss = refusals(
+    {
+        r"IndKNN\.run_command needs a shard": lambda: teacher().run_command(("turn",)),
+        "budgets of shards are opened together; call join_run": lambda: three(state_dir="state").fit(),
+        r"IndKNN\.partial needs the private table": lambda: (
+            three().members[1].run_command(("begin", torch.zeros(1, D), np.ones(1)))
+        ),
+        "ids: shape and numbers must be those of the records": lambda: three(ids=NUMBERS[:11]).fit(),
+        "members: must be one group a private record": lambda: three(**OTHERS["groups"]).fit(),
+    }
+)
