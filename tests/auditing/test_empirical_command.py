@@ -16,6 +16,7 @@ from pl_privknn.auditing.bounds import (
 )
 from pl_privknn.auditing.releases import experiment_of
 from pl_privknn.cli.main import main
+from pl_privknn.privacy.accounting.pld import gaussian_epsilon
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, GaussianDPStream, Laplace
 from pl_privknn.privacy.noise import SeededNoise
@@ -37,7 +38,7 @@ def test_clopper_pearson_is_scipys(hits, trials):
 def test_lower_bounds_err_no_more_often_than_stated(bound):
     rng = np.random.default_rng(0)
     mu, delta, repeats = 1.0, 1e-2, 400
-    true = mu_epsilon(mu, delta)
+    true = gaussian_epsilon(mu, delta)
     above = sum(
         bound(rng.normal(mu, 1, 400), rng.normal(0, 1, 400), delta=delta, confidence=0.8) > true
         for _ in range(repeats)
@@ -46,16 +47,6 @@ def test_lower_bounds_err_no_more_often_than_stated(bound):
     assert above <= stats.binom.isf(1e-3, repeats, 0.2)
     if bound is mu_lower_bound:
         assert above > 0  # the bound is close enough to the truth to miss it sometimes
-
-
-def mu_epsilon(mu, delta):
-    from scipy.optimize import brentq
-
-    def excess(eps):
-        first = stats.norm.cdf(mu / 2 - eps / mu)
-        return first - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
-
-    return brentq(excess, 0, 100)
 
 
 # --- lists of records, and the command
@@ -85,7 +76,7 @@ def test_the_command_agrees_with_honest_noise(records, capsys):
     assert main(["audit", str(records), *COMMAND, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert not report["violated"]
-    assert report["audits"][0]["epsilon"] == pytest.approx(mu_epsilon(ROOT2 / 4, 1e-5), rel=1e-3)
+    assert report["audits"][0]["epsilon"] == pytest.approx(gaussian_epsilon(ROOT2 / 4, 1e-5), rel=1e-3)
     assert main(["audit", str(records), *COMMAND]) == 0
     assert "OK" in capsys.readouterr().out
 

@@ -7,73 +7,43 @@ import json
 
 import pytest
 
+from benchmarks.faulty import LessNoise
 from pl_privknn import Laplace
 from pl_privknn.auditing.releases import SETTINGS, audit_labeler
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
-from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+from pl_privknn.privacy.noise import SeededNoise
 
 TRIALS = 3000
 
 
-class Tampered(NoiseSource):
-    """Noise of the half scale, or coins of the double rate, under the same charges."""
-
-    cryptographic = False
-
-    def __init__(self, source, share=1.0, rate=1.0):
-        self.source, self.share, self.rate = source, share, rate
-
-    def random_words(self, count):
-        return self.source.random_words(count)
-
-    def stream(self, *key):
-        return Tampered(self.source.stream(*key), self.share, self.rate)
-
-    def normal(self, shape, scale):
-        return super().normal(shape, self.share * scale)
-
-    def laplace(self, shape, scale):
-        return super().laplace(shape, self.share * scale)
-
-    def rounded_normal(self, shape, sigma):
-        return super().rounded_normal(shape, self.share * sigma)
-
-    def rounded_laplace(self, shape, scale):
-        return super().rounded_laplace(shape, self.share * scale)
-
-    def normal_at_least(self, thresholds, scale):
-        return super().normal_at_least(thresholds, self.share * scale)
-
-    def exponential_choice(self, scores, scale):
-        return super().exponential_choice(scores, self.share * scale)
+class MoreCoins(LessNoise):
+    """Coins of the double rate, under the same charges; streams keep the class and the factor."""
 
     def bernoulli(self, shape, p):
-        return super().bernoulli(shape, min(1.0, self.rate * p))
+        return super().bernoulli(shape, min(1.0, 2 * p))
 
 
-def verdicts(kind, trials=TRIALS, **faults):
-    found = audit_labeler(
-        kind, runs=trials, canaries=trials, breach=False, noise=Tampered(SeededNoise(1), **faults)
-    )
+def verdicts(kind, noise):
+    found = audit_labeler(kind, runs=TRIALS, canaries=TRIALS, breach=False, noise=noise)
     return {each.subject.split(", ")[1]: each.verdict for each in found}
 
 
 @pytest.mark.long("PrivateKNN", "IndKNN")
 @pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
 def test_honest_labelers_pass_and_less_noise_is_found(kind):
-    assert set(verdicts(kind).values()) == {"OK"}
-    assert set(verdicts(kind, share=0.5).values()) == {"VIOLATED"}
+    assert set(verdicts(kind, SeededNoise(1)).values()) == {"OK"}
+    assert set(verdicts(kind, LessNoise(2.0, SeededNoise(1))).values()) == {"VIOLATED"}
 
 
 def test_coins_of_twice_the_rate_are_found():
-    assert verdicts(PrivateKNN, rate=2.0)["counts"] == "VIOLATED"
+    assert verdicts(PrivateKNN, MoreCoins(1.0, SeededNoise(1)))["counts"] == "VIOLATED"
 
 
 def test_a_class_of_ones_own_is_run_with_its_own_code():
     class Charges(PrivateKNN):
         def charge_and_draw(self, ledger, mechanism, count, key):
-            return Tampered(super().charge_and_draw(ledger, mechanism, count, key), share=0.5)
+            return LessNoise(2.0, super().charge_and_draw(ledger, mechanism, count, key))
 
     class Own(ReverseKNN):
         def __init__(self):

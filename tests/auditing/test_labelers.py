@@ -15,12 +15,10 @@ from benchmarks.faulty import LessNoise, SharedNoise
 from pl_privknn import Gaussian
 from pl_privknn.auditing import attack_labeler, releases
 from pl_privknn.auditing.bounds import Guesses, refutes_at_chosen, refutes_at_midpoint, refutes_epsilon
-from pl_privknn.auditing.releases import NearestTeachers, score_canaries, score_runs
+from pl_privknn.auditing.releases import score_canaries, score_runs
 from pl_privknn.auditing.releases import small_target as table
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import (
-    GNMAX,
-    PATE,
     IndKNN,
     NoisySGDTeacher,
     PreconditionedGradients,
@@ -42,8 +40,8 @@ def attacked(subject, noise=SeededNoise, seed=1, **settings):
     return attack_labeler(subject, noise=source, **settings)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 2.0])
-def test_reverse_knn_in_one_run(epsilon):
+def test_reverse_knn_in_one_run():
+    epsilon = 1.0
     subject = table(ReverseKNN(epsilon=epsilon))
     honest = attacked(subject)
     assert not honest.violated
@@ -74,18 +72,6 @@ def test_an_honest_labeler_is_accused_in_the_stated_share_of_repetitions():
     assert accused <= 20 + 4.5 * 18**0.5
 
 
-@pytest.mark.long("12.0")
-@pytest.mark.parametrize("sigma", [12.0, 7.0])  # ε 2.2 and 4.2 for 20 queries
-def test_private_knn_in_many_runs(sigma):
-    subject = table(PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(sigma)))
-    honest = attacked(subject, runs=6000)
-    assert (honest.form, honest.released, honest.gaussian) == ("many_runs", "counts", True)
-    assert not honest.violated
-    assert honest.epsilon_lower <= honest.epsilon_estimate <= honest.epsilon
-    assert honest.epsilon_estimate > 0.2 * honest.epsilon
-    assert attacked(subject, HalfNoise, runs=6000).violated
-
-
 def test_runs_of_one_seed_have_noise_of_their_own(monkeypatch):
     """Several calls share one seed; a run that came twice would count for two."""
     monkeypatch.setattr(releases, "_AT_ONCE", 100 * QUERIES)
@@ -94,14 +80,6 @@ def test_runs_of_one_seed_have_noise_of_their_own(monkeypatch):
     assert (
         len(set(sides.scores.tolist())) > 590
     )  # all but those that are equal by chance, as multiples of a step
-
-
-def test_pate_with_the_other_parts_held():
-    subject = table(PATE(num_teachers=4, teachers=NearestTeachers(), aggregator=GNMAX(12.0), progress=False))
-    honest = attacked(subject)
-    assert not honest.violated
-    assert honest.released == "counts"
-    assert attacked(subject, HalfNoise).violated
 
 
 def test_released_statistics_in_one_run():
@@ -151,13 +129,10 @@ def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
 def test_noise_that_queries_share_is_found():
     """One noise for all queries: each alone is as noisy as stated, their differences are not."""
     one_by_one = IndKNN(0.5, 1.0, epsilon=1.0, num_queries=1000)
-    for labeler in (
-        ReverseKNN(epsilon=1.0),
-        PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.0)),
-        one_by_one,
-    ):
-        subject = table(labeler)
-        assert attacked(subject, functools.partial(SharedNoise, 1.0), runs=1000).violated
+    voting = PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.0))
+    for labeler in (ReverseKNN(epsilon=1.0), voting, one_by_one):
+        shared = functools.partial(SharedNoise, 1.0)
+        assert attacked(table(labeler), shared, runs=1000, breach=False).violated
 
 
 def test_evidence_is_that_of_least_squares():

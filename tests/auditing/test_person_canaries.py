@@ -21,14 +21,11 @@ CASES = {
 
 
 # Verdicts at 99.9 %, seeds are fixed.
+@pytest.mark.long("gradients")  # check_labeler finds that fault by the sums themselves
 @pytest.mark.parametrize("name", CASES)
 def test_persons_are_attacked(name):
     ours, broken, settings = CASES[name]
-    for kind, unit, violated in (
-        (ours, "person", False),
-        (broken, "record", False),
-        (broken, "person", True),
-    ):
-        target = small_target(kind(**settings), unit=unit)
-        found = attack_labeler(target, canaries=2000, runs=2000, noise=SeededNoise(1))
-        assert found.violated == violated, (kind.__name__, unit)
+    for kind in (ours, broken):
+        target = small_target(kind(**settings), unit="person")
+        found = attack_labeler(target, canaries=2000, runs=2000, noise=SeededNoise(1), breach=False)
+        assert found.violated == (kind is broken), kind.__name__

@@ -17,9 +17,9 @@ from pl_privknn.privacy.noise import SeededNoise
 
 @pytest.mark.parametrize(("method", "each"), [("NoisySGD", 0), ("PrivateTraining", 0), ("NoisySGD", 5)])
 def test_an_honest_training_is_not_accused(method, each):
-    found = attack_training(small_training(method, 2.0, DELTA, each), canaries=2000, noise=SeededNoise(1))
+    found = attack_training(small_training(method, 2.0, DELTA, each), canaries=1000, noise=SeededNoise(1))
     assert (found.subject, found.form, found.released, found.runs) == (method, "one_run", "sums", 1)
-    assert found.canaries == 2000
+    assert found.canaries == 1000
     assert not found.violated
     assert 1.9 < found.epsilon <= 2.0
     assert 0.1 < found.epsilon_lower <= found.epsilon_estimate <= found.epsilon
