@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 
-from pl_privknn.neighbors import assign
+from pl_privknn.neighbors import assign, assignment
 
 
 def literal(records, queries, k):
@@ -17,21 +18,12 @@ def draw(n, d, seed, offset=0.0, scale=1.0):
     return scale * torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) + offset
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("d", [1, 3, 40])
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("d", [1, 40])
 @pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (100.0, 1.0), (0.0, 1e-6), (-3.0, 1e4)])
 def test_equals_all_distances_in_float64(k, d, offset, scale):
     records, queries = draw(700, d, 0, offset, scale), draw(13, d, 1, offset, scale)
     assert torch.equal(assign(records, queries, k), literal(records, queries, k))
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_ties_go_to_the_lower_position(k):
-    queries = draw(6, 4, 1).repeat(3, 1)
-    records = torch.cat([draw(200, 4, 2), queries])
-    found = assign(records, queries, k)
-    assert torch.equal(found, literal(records, queries, k))
-    assert bool((found[:, 0] < 6).all())
 
 
 def test_near_ties_beyond_float32_are_decided_by_the_distance():
@@ -68,33 +60,32 @@ def test_far_records_are_told_by_the_same_rule_wherever_they_lie():
     assert torch.equal(assign(records[113:], queries), whole[113:])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_and_blocks_change_nothing(threads, monkeypatch):
-    from pl_privknn.neighbors import assignment
-
+def test_threads_and_blocks_change_nothing(monkeypatch):
     records, queries = draw(3000, 10, 8), draw(20, 10, 9)
-    wanted = literal(records, queries, 1)
-    before = torch.get_num_threads()
     monkeypatch.setattr(assignment, "_KEYS_AT_A_TIME", 20 * 600)
+    torch.set_num_threads(2)
     try:
-        torch.set_num_threads(threads)
-        assert torch.equal(assign(records, queries), wanted)
+        assert torch.equal(assign(records, queries), literal(records, queries, 1))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(
-    ("records", "queries", "k", "message"),
-    [
-        (torch.zeros(3, 2), torch.zeros(2, 3), 1, "same d"),
-        (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 2), 1, "float"),
-        (torch.zeros(3, 2), torch.zeros(2, 2), 3, "k=3"),
-        (torch.zeros(3, 2), torch.zeros(2, 2), 0, "k=0"),
-        (torch.full((3, 2), torch.nan), torch.zeros(2, 2), 1, "NaN"),
-        (torch.full((3, 2), 1e30), torch.zeros(2, 2), 1, "above 1e18"),
-        (torch.zeros(3, 2), torch.full((2, 2), torch.inf), 1, "queries"),
-    ],
+def assigned(records=None, queries=None, k=1):
+    given = [
+        torch.zeros(3, 2) if records is None else records,
+        torch.zeros(2, 2) if queries is None else queries,
+    ]
+    return lambda: assign(*given, k)
+
+
+test_bad_input_is_named = refusals(
+    {
+        "same d": assigned(queries=torch.zeros(2, 3)),
+        "float": assigned(torch.zeros(3, 2, dtype=torch.int64)),
+        "k=3": assigned(k=3),
+        "k=0": assigned(k=0),
+        "NaN": assigned(torch.full((3, 2), torch.nan)),
+        "above 1e18": assigned(torch.full((3, 2), 1e30)),
+        "queries": assigned(queries=torch.full((2, 2), torch.inf)),
+    }
 )
-def test_bad_input_is_named(records, queries, k, message):
-    with pytest.raises(ValueError, match=message):
-        assign(records, queries, k)

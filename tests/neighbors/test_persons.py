@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2
+from shard_setup import in_shards
 
 from pl_privknn.neighbors import PoissonNeighbors, PoissonSums, RadiusNeighbors
 from pl_privknn.neighbors.poisson import ShardedNeighbors
@@ -50,8 +52,6 @@ def test_without_sampling_each_of_the_nearest_persons_votes_once(k, list_length)
 @pytest.mark.parametrize("kind", ["knn", "radius"])
 def test_samples_are_of_persons(kind):
     # All 32 samples of five persons give the distribution exactly; 20,000 draws, chi-square with an error of 1e-4.
-    from scipy.stats import chi2
-
     features, labels, owners = table()
     query, rate, draws, k = torch.tensor([[0.2, -0.1, 0.3]]), 0.4, 20_000, 2 if kind == "knn" else 5
     persons, expected = sorted(set(owners.tolist())), {}
@@ -100,26 +100,16 @@ def test_shards_of_whole_persons_vote_as_one_process():
     features, labels, owners = table()
     queries = torch.randn(10, 3, generator=torch.Generator().manual_seed(9))
     alone = PoissonNeighbors(features, labels, 3, 3, 1.0, owners=owners)
-    parts = []
+    shards = [(0, 1, (owners % 2 == rank).nonzero().flatten()) for rank in (0, 1)]
 
-    class Group:
-        def broadcast(self, value):
-            return value
+    def member(shard, rows):
+        shard = Shard(shard.group, 0, 1, len(owners), rows)
+        given = features[rows], labels[rows], 3, 3, 1.0, shard, lambda release: None
+        return ShardedNeighbors(*given, owners=owners[rows])
 
-        def gather(self, part):
-            parts.append(part)
-            return parts if len(parts) == 2 else []
+    def lead(shard, rows):
+        first = member(shard, rows)
+        return first.votes(first.rank(queries))
 
-    members = []
-    for rank in (1, 0):
-        rows = (owners % 2 == rank).nonzero().flatten()
-        shard = Shard(Group(), 0, 1, len(owners), rows)
-        members.append(
-            ShardedNeighbors(
-                features[rows], labels[rows], 3, 3, 1.0, shard, lambda release: None, owners=owners[rows]
-            )
-        )
-    members[0].run_command(("rank", queries))
-    members[0].run_command(("votes", torch.arange(10), 1))
-    found = members[1].votes(members[1].rank(queries))
+    found = in_shards(shards, lead, lambda shard, rows: member(shard, rows).run_command)
     assert torch.equal(found, alone.votes(alone.rank(queries)))

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 from scipy import stats
 
-from pl_privknn.neighbors import PoissonNeighbors, RadiusNeighbors
+from pl_privknn.neighbors import PoissonNeighbors, RadiusNeighbors, poisson
 from pl_privknn.privacy.noise import SeededNoise
 
 
@@ -99,32 +100,6 @@ def test_a_record_votes_at_most_once_and_the_nearest_first(length):
     assert (np.abs(votes.double().mean(0).numpy() - probability) < 4.5 * deviation).all()
 
 
-def test_extension_tosses_each_record_once():
-    """With coins that all fall heads from the second list on, each record is accepted at most once."""
-    n = 32
-    table, labels = torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n) % 4
-    tossed = []
-
-    def coins(shape, probability):
-        assert probability == 0.5
-        tossed.append(tuple(shape))
-        return torch.full(shape, len(tossed) > 1)
-
-    neighbors = PoissonNeighbors(table, labels, 4, 10, 0.5, list_length=10)
-    votes = neighbors.votes(neighbors.rank(torch.zeros(1, 1)), coins)
-    assert tossed == [(1, 10), (1, 10)]
-    # Ranks 10 to 19 are accepted: labels 2 3 0 1 2 3 0 1 2 3.
-    assert votes.tolist() == [[2, 2, 3, 3]]
-
-    def never(shape, probability):
-        tossed.append(tuple(shape))
-        return torch.zeros(shape, dtype=torch.bool)
-
-    tossed.clear()
-    assert neighbors.votes(neighbors.rank(torch.zeros(1, 1)), never).sum() == 0
-    assert sum(shape[1] for shape in tossed) == n
-
-
 def test_only_short_queries_are_extended():
     table, labels = torch.arange(40, dtype=torch.float32)[:, None], torch.arange(40)
     shapes = []
@@ -161,33 +136,36 @@ def test_calls_use_fresh_coins_and_lists_are_long_enough():
 
 
 def test_coins_are_tossed_in_blocks(monkeypatch):
-    from pl_privknn.neighbors import poisson
-
     table, labels = _table(100), torch.arange(100) % 3
     neighbors = PoissonNeighbors(table, labels, 3, 5, 0.5)
     ranked = neighbors.rank(_table(50, seed=2))
-    whole = neighbors.votes(ranked, lambda shape, p: torch.ones(shape, dtype=torch.bool))
     monkeypatch.setattr(poisson, "_COINS_AT_A_TIME", 100)
     blocks = neighbors.votes(ranked, lambda shape, p: torch.ones(shape, dtype=torch.bool))
-    assert torch.equal(whole, blocks)
-    assert torch.equal(whole, PoissonNeighbors(table, labels, 3, 5, 1.0).votes(ranked))
+    assert torch.equal(blocks, PoissonNeighbors(table, labels, 3, 5, 1.0).votes(ranked))
 
 
-def test_bad_arguments_and_no_private_text():
-    labels = torch.tensor([0, 1, 1])
-    with pytest.raises(ValueError, match="sampling_rate=0"):
-        PoissonNeighbors(_table(3), labels, 2, 1, 0)
+def test_labels_outside_are_refused_without_saying_which():
     with pytest.raises(ValueError, match=r"labels: some lie outside \[0, num_classes=2\)") as error:
         PoissonNeighbors(_table(3), torch.tensor([0, 1, 77]), 2, 1, 0.5)
     assert "77" not in str(error.value)
-    with pytest.raises(ValueError, match=r"labels: shape \(n,\), torch.float32"):
-        RadiusNeighbors(_table(3), labels.float(), 2, 1.0)
-    with pytest.raises(ValueError, match="radius=0"):
-        RadiusNeighbors(_table(3), labels, 2, 0)
-    neighbors = PoissonNeighbors(_table(3), labels, 2, 1, 0.5)
+
+
+LABELS = torch.tensor([0, 1, 1])
+
+
+def asked(*coins):
+    neighbors = PoissonNeighbors(_table(3), LABELS, 2, 1, 0.5)
     ranked = neighbors.rank(_table(2))
-    with pytest.raises(ValueError, match="coins=None"):
-        neighbors.votes(ranked)
-    with pytest.raises(ValueError, match=r"coins gave torch\.float32"):
-        neighbors.votes(ranked, lambda shape, p: torch.ones(shape))
     assert repr(ranked) == "RankedLists(queries=2, length=3)"
+    return lambda: neighbors.votes(ranked, *coins)
+
+
+test_bad_arguments_are_named = refusals(
+    {
+        "sampling_rate=0": lambda: PoissonNeighbors(_table(3), LABELS, 2, 1, 0),
+        r"labels: shape \(n,\), torch.float32": lambda: RadiusNeighbors(_table(3), LABELS.float(), 2, 1.0),
+        "radius=0": lambda: RadiusNeighbors(_table(3), LABELS, 2, 0),
+        "coins=None": asked(),
+        r"coins gave torch\.float32": asked(lambda shape, p: torch.ones(shape)),
+    }
+)

@@ -29,22 +29,13 @@ def sharded_votes(shards, features, labels, k, rate, releases=1, own_coins=None,
     """Votes of each release, ``(releases, m, c)``, and the bytes that the first process sent."""
 
     def neighbors(shard, rows):
-        return ShardedNeighbors(
-            features[rows],
-            labels[rows],
-            CLASSES,
-            k,
-            rate,
-            shard,
-            lambda number: own_coins and own_coins(shard, number),
-        )
+        given = features[rows], labels[rows], CLASSES, k, rate, shard
+        return ShardedNeighbors(*given, lambda number: own_coins and own_coins(shard, number))
 
     def lead(shard, rows):
         found = neighbors(shard, rows)
         ranked = found.rank(queries())
-        votes = [
-            found.votes(ranked, None if coins is None else coins(shard, 1 + one)) for one in range(releases)
-        ]
+        votes = [found.votes(ranked, coins and coins(shard, 1 + one)) for one in range(releases)]
         return torch.stack(votes), shard.group.sent
 
     return in_shards(shards, lead, lambda shard, rows: neighbors(shard, rows).run_command)
