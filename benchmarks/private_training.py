@@ -113,8 +113,8 @@ def network(images: Tensor) -> nn.Module:
         first = layers[0].weight
         filters = _patches(images, *first.shape[::2])
         first.copy_(filters * (first.norm() / filters.norm()))
-        for zeros in (layers[0].bias, last.weight, last.bias):
-            zeros.zero_()
+        last.weight.zero_()
+        last.bias.zero_()
     return nn.Sequential(Levelled(images.float()), *layers, nn.Flatten(), last)
 
 

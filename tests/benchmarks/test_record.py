@@ -61,9 +61,7 @@ def made(tmp_path, monkeypatch):
     real = importlib.import_module
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(
-        runner.importlib,
-        "import_module",
-        lambda name: Module if name == "benchmarks.persons" else real(name),
+        runner.importlib, "import_module", lambda name: Module if name == "benchmarks.persons" else real(name)
     )
     return tmp_path / "results" / "persons.json"
 

@@ -165,10 +165,8 @@ TAMPERINGS = {
     "ledger and summary of another run": ledger_and_summary,
     "ledger, summary and configuration of another run": everything_but_labels,
     "ledger of another run": another("ledger.sqlite"),
-    "summary of another run": another("summary.json"),
     "labels of another run": another("labels.sqlite"),
     "checkpoint of another run": another("checkpoints/last.ckpt"),
-    "configuration of another run": another("config.yaml"),
     "labels shifted": of_labels("UPDATE queries SET label = (label + 1) % 10 WHERE label >= 0"),
     "refusals turned into answers": of_labels("UPDATE queries SET label = 1, released = 1"),
     "one answer more": of_labels(
@@ -180,15 +178,11 @@ TAMPERINGS = {
     "scale in the configuration": of_config("labeling", "labeler", "init_args", "epsilon", value=99.0),
     "seed in the configuration": of_config("seed_everything", value=17),
     "accuracy in the summary": of_summary(test_accuracy=0.99),
-    "label accuracy in the summary": of_summary(label_accuracy=1.0),
     "ε in the summary": of_summary(epsilon=1.2),
-    "no ε in the summary": of_summary(epsilon=None),
     "δ in the summary": of_summary(delta=1e-9),
     "guarantee in the summary": of_summary(guarantee="unconditional, proven"),
-    "head in the summary": of_summary(ledger_head="0" * 64),
     "run in the summary": of_summary(run="another"),
     "answers in the summary": of_summary(answered=3),
-    "versions in the summary": of_summary(versions={"torch": "0"}),
     "edited row": of_ledger("UPDATE rows SET body = replace(body, '\"count\":1', '\"count\":2')"),
     "row taken out": of_ledger("DELETE FROM rows WHERE position = 3"),
     "notes taken out of the ledger": of_rows(without_notes),
@@ -215,11 +209,9 @@ TAMPERINGS = {
 }  # fmt: skip
 #: Of what a report writes, and writes anew.
 CARDS = {
+    "figures of the card": lambda run, other: change_json(run / "privacy_card.json", epsilon=0.1),
+    "no card": without("privacy_card.md"),
     "a card that nobody wrote": with_file("privacy_card.md", b"| epsilon | 0.1 |"),
-    "figures of the card": after(
-        ["report", "--fast"], lambda run, other: change_json(run / "privacy_card.json", epsilon=0.1)
-    ),
-    "no card": after(["report", "--fast"], without("privacy_card.md")),
 }
 #: Configurations of other releases, and epochs.
 KINDS = {"digits_noisy_sgd": 2, "digits_ind_knn": 1, "digits_statistics": 1}
@@ -243,21 +235,23 @@ def test_tampering_is_found(runs, run, name, capsys):
     check_found(run, capsys)
 
 
+def contents(run):
+    return {path: path.read_bytes() for folder in (run, run / "export") for path in folder.glob("*.*")}
+
+
 def check_found(run, capsys, commands=("export", "report")):
-    before = {path: path.read_bytes() for folder in (run, run / "export") for path in folder.glob("*.*")}
+    before = contents(run)
     assert main(["audit", str(run)]) in (1, 2)
     capsys.readouterr()
     for command in commands:
         assert main([command, str(run)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-    assert before == {
-        path: path.read_bytes() for folder in (run, run / "export") for path in folder.glob("*.*")
-    }
+    assert before == contents(run)
 
 
 @pytest.mark.parametrize("name", CARDS)
 def test_a_card_is_found_and_written_anew(runs, run, name, capsys):
-    CARDS[name](run, runs[1])
+    after(["report", "--fast"], CARDS[name])(run, runs[1])
     check_found(run, capsys, ["export"])
     assert main(["report", "--fast", str(run)]) == 0
     assert main(["audit", str(run)]) == 0
@@ -310,9 +304,8 @@ def test_an_export_has_a_card_of_its_own_and_is_bound(runs, run, capsys):
     told = capsys.readouterr().out
     assert "export/model.pt2" in told
     assert "export/privacy_card.md" in told
-    assert (
-        main([*words, "--output", str(run.parent / "elsewhere")]) == 0
-    )  # which takes no note from the first one
+    # One elsewhere takes no note from the first one.
+    assert main([*words, "--output", str(run.parent / "elsewhere")]) == 0
     assert main(["audit", str(run)]) == 0
     for file, content in ((made.parent / "privacy_card.md", b"| epsilon | 0.1 |"), (made, b"another model")):
         kept = file.read_bytes()
@@ -337,10 +330,7 @@ def test_a_strangers_text_stays_text(run, tmp_path, capsys):
     assert not re.search(r"(?m)^guarantee +unconditional", told)
     assert main(["report", str(run / "ledger.sqlite"), "--output", str(tmp_path / "page.html")]) == 0
     card = (tmp_path / "privacy_card.md").read_text()
-    assert "\x1b" not in card
-    assert "\n| ε | 0" not in card
-    assert "<script>" not in card
-    assert "[a](b)" not in card
+    assert not [word for word in ("\x1b", "\n| ε | 0", "<script>", "[a](b)") if word in card]
     assert "<script>[a]" not in (tmp_path / "page.html").read_text()
 
 
@@ -360,33 +350,31 @@ def test_a_file_that_unpacks_to_much_is_refused(tmp_path, capsys):
     assert "MiB unpacked" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("config.yaml", b"null"),
-        ("config.yaml", b"[]"),
-        ("summary.json", b"null"),
-        ("summary.json", b'{"epsilon": null, "versions": 1.5}'),
-        ("summary.json", b'{"epsilon": {}, "delta": []}'),
-        ("summary.json", b'{"versions": 3, "epsilon": "1", "delta": "x"}'),
-        ("pictures.npz", b""),
-        ("pictures.npz", b"PK\x03\x04" + bytes(60)),
-        ("labels.sqlite", b"SQLite format 3\x00" + bytes(200)),
-        ("ledger.sqlite", b"SQLite format 3\x00" + bytes(200)),
-        ("checkpoints/last.ckpt", b"no pickle"),
-    ],
-)
-def test_damaged_files_are_one_line(run, name, content, capsys):
-    (run / name).write_bytes(content)
-    for command in ("audit", "export", "report"):
-        assert main([command, str(run)]) in (1, 2)
-        assert capsys.readouterr().err.count("\n") <= 1
+DAMAGED = {
+    "config.yaml": [b"null", b"[]"],
+    "summary.json": [b"null", b'{"epsilon": null, "versions": 1.5}', b'{"epsilon": {}, "delta": []}'],
+    "pictures.npz": [b"", b"PK\x03\x04" + bytes(60)],
+    "labels.sqlite": [b"SQLite format 3\x00" + bytes(200)],
+    "ledger.sqlite": [b"SQLite format 3\x00" + bytes(200)],
+    "checkpoints/last.ckpt": [b"no pickle"],
+}
+
+
+def test_damaged_files_are_one_line(run, capsys):
+    for name, contents in DAMAGED.items():
+        kept = (run / name).read_bytes()
+        for content in contents:
+            (run / name).write_bytes(content)
+            for command in ("audit", "export", "report"):
+                assert main([command, str(run)]) in (1, 2)
+                assert capsys.readouterr().err.count("\n") <= 1
+        (run / name).write_bytes(kept)
 
 
 def test_mutated_files_never_trace_back(run, capsys):
     random = np.random.default_rng(0)
     names = ["config.yaml", "summary.json", "labels.sqlite", "ledger.sqlite", "metrics.csv"]
-    for number in range(30):
+    for number in range(20):
         name = names[number % len(names)]
         kept = (run / name).read_bytes()
         data = bytearray(kept)

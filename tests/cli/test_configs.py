@@ -34,13 +34,6 @@ def test_config_is_understood(config):
     assert "labeling" in understood(config)
 
 
-def test_config_is_printed(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["fit", "--config", str(DIGITS[0]), "--print_config"])
-    assert stopped.value.code in (0, None)
-    assert "labeling:" in capsys.readouterr().out
-
-
 @pytest.mark.long(
     "digits_guided_pate",
     "digits_ind_knn",

@@ -78,15 +78,9 @@ def test_progress_says_epoch_and_round_on_a_line_of_80_columns():
     bar._trainer = trainer
     assert bar.refresh_rate == 7
     told = [bar._get_train_description(epoch) for epoch in range(6)]
-    assert (told[0], told[3], told[5]) == (
-        "epoch 1/6 round 1/2",
-        "epoch 4/6 round 2/2",
-        "epoch 6/6 round 2/2",
-    )
+    assert [told[0], told[3], told[5]] == [f"epoch {n}/6 round {r}/2" for n, r in ((1, 1), (4, 2), (6, 2))]
     console = Console(width=80, force_terminal=True, file=io.StringIO())
-    columns = [
-        column for column in bar.configure_columns(trainer) if not isinstance(column, MetricsTextColumn)
-    ]
+    columns = [one for one in bar.configure_columns(trainer) if not isinstance(one, MetricsTextColumn)]
     with Progress(*columns, console=console) as progress:
         progress.add_task(told[0], total=99, completed=98, visible=True)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).splitlines()

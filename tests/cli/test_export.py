@@ -114,84 +114,56 @@ def test_onnx_says_what_the_student_says(run, capsys):
     )
 
 
-@pytest.mark.long("Pixels-{transform_sqrt: true}")
+CONFIG = """
+model:
+  class_path: SupervisedStudent
+  init_args: {extractor: {class_path: CachedFeatures, init_args: {extractor: &learned
+    {class_path: PublicPCA, init_args: {components: 6, extractor: EXTRACTOR}}}}}
+labeling:
+  labeler: {class_path: SufficientStatistics, init_args: {noise_multiplier: 0.5, expected_records: 60}}
+  released: RELEASED
+  features: [*learned]
+"""
+
+
+@pytest.mark.long("Pixels, head")
 @needs_fork
-@pytest.mark.parametrize(("kind", "arguments"), [("HOG", "{}"), ("Pixels", "{transform_sqrt: true}")])
-def test_the_file_of_a_student_on_features_takes_images(tmp_path, capsys, kind, arguments):
+@pytest.mark.parametrize("kind", ["HOG, mean", "Pixels, head"])
+def test_the_file_is_the_model_that_was_released(tmp_path, capsys, kind):
+    """A student on features, and a teacher whose releases make a model; the file takes images."""
     torch.manual_seed(0)
-    inner = {"HOG": HOG, "Pixels": Pixels}[kind](**yaml.safe_load(arguments))
+    name, released = kind.split(", ")
+    inner, given = {"HOG": (HOG, "{}"), "Pixels": (Pixels, "{transform_sqrt: true}")}[name]
+    extractor = PublicPCA(inner(**yaml.safe_load(given)), 6)
     student = SupervisedStudent(
-        network="mlp", num_classes=4, image_size=12, extractor=CachedFeatures(PublicPCA(inner, 6))
+        network="mlp", num_classes=4, image_size=12, extractor=CachedFeatures(extractor)
     )
     public = torch.rand(60, 1, 12, 12)
-    student.extractor.fit_public(public)
-    student.whitening.fit(student.extractor(public))
+    extractor.fit_public(public)
+    features = extractor(public)
+    student.whitening.fit(features)
+    teacher = SufficientStatistics(noise_multiplier=0.5, expected_records=60)
+    teacher.fit(features, torch.arange(60) % 4, 4)
+    teacher.fit_public(features)
+    teacher.label(features[:5], FreeLedger())
     _left(tmp_path, student)
-    (tmp_path / "config.yaml").write_text(
-        "model:\n  class_path: SupervisedStudent\n"
-        "  init_args:\n    extractor:\n      class_path: CachedFeatures\n"
-        "      init_args: {extractor: {class_path: PublicPCA, init_args: {components: 6,\n"
-        f"        extractor: {{class_path: {kind}, init_args: {arguments}}}}}}}}}\n"
-    )
+    save_head(tmp_path, teacher, extractor)
+    text = CONFIG.replace("EXTRACTOR", f"{{class_path: {name}, init_args: {given}}}")
+    (tmp_path / "config.yaml").write_text(text.replace("RELEASED", released))
 
     def export():
         assert main(["export", _finished(tmp_path)]) == 0
         model = torch.export.load(capsys.readouterr().out.strip()).module()
         images = torch.rand(4, 1, 12, 12)
+        head = load_head(tmp_path, teacher, extractor)(images)
         with torch.no_grad():
-            wanted = student.eval()(images).softmax(1)
+            own = student.eval()(images).softmax(1)
             said = torch.cat([model(image[None]) for image in images])
-        torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-4)
-        assert wanted.std(dim=0).max() > 0.001
-
-    assert in_child(export) == 0
-
-
-def _teacher():
-    return SufficientStatistics(noise_multiplier=0.5, expected_records=60), PublicPCA(HOG(), 6)
-
-
-def _with_head(folder, released):
-    """What a run with a teacher whose releases make a model leaves beside the student."""
-    teacher, extractor = _teacher()
-    public = torch.rand(60, 1, 12, 12, generator=torch.Generator().manual_seed(1))
-    extractor.fit_public(public)
-    features = extractor(public)
-    teacher.fit(features, torch.arange(60) % 4, 4)
-    teacher.fit_public(features)
-    teacher.label(features[:5], FreeLedger())
-    save_head(folder, teacher, extractor)
-    (folder / "config.yaml").write_text(
-        "model: {class_path: VATStudent}\n"
-        "labeling:\n"
-        "  labeler: {class_path: SufficientStatistics, init_args: {noise_multiplier: 0.5, expected_records: 60}}\n"
-        f"  released: {released}\n"
-        "  features: [{class_path: PublicPCA, init_args: {extractor: HOG, components: 6}}]\n"
-    )
-
-
-def _said_by_hand(folder, student, released, images):
-    head = load_head(folder, *_teacher())(images)
-    with torch.no_grad():
-        return head if released == "head" else (head + student(images).softmax(1)) / 2
-
-
-@pytest.mark.long("mean")
-@needs_fork
-@pytest.mark.parametrize("released", ["head", "mean"])
-def test_the_file_is_the_model_that_was_released(run, released, capsys):
-    folder, student = run
-    _with_head(folder, released)
-
-    def export():
-        assert main(["export", _finished(folder)]) == 0
-        model = torch.export.load(capsys.readouterr().out.strip()).module()
-        images = torch.rand(4, 1, 12, 12)
-        wanted = _said_by_hand(folder, student, released, images)
-        with torch.no_grad():
-            said = torch.cat([model(image[None]) for image in images])
-        torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-4)
-        assert (said - student(images).softmax(1)).abs().max() > 0.01
+        torch.testing.assert_close(
+            said, head if released == "head" else (head + own) / 2, atol=1e-5, rtol=1e-4
+        )
+        assert own.std(dim=0).max() > 0.001
+        assert (said - own).abs().max() > 0.01
 
     assert in_child(export) == 0
 

@@ -115,6 +115,7 @@ def test_an_interruption_before_the_run_says_so(monkeypatch, capsys):
     assert "starts afresh" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such switch")
 def test_freed_memory_is_kept_for_the_next_step():
     code = """

@@ -16,10 +16,7 @@ from datamodule_setup import (
 )
 from torch.utils.data import TensorDataset
 
-from pl_privknn.datamodules import (
-    DigitsDataModule,
-    PrivatePublicDataModule,
-)
+from pl_privknn.datamodules import DigitsDataModule, PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import fixed_shuffle
 
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from paper_data import (
-    published,
-    sizes,
-    write_mnist,
-    write_papers,
-)
+from paper_data import published, sizes, write_mnist, write_papers
 
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
