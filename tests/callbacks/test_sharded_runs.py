@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from forked import in_group
 from ledger_setup import needs_fork
+from small_fit import easy_images, quiet_trainer
 
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
 from pl_privknn.callbacks.private_labeler import check_whole_persons, shard_of
@@ -39,27 +40,13 @@ from pl_privknn.students import SupervisedStudent
 RECORDS, SIDE = 61, 6
 
 
-def noise():
-    return SeededNoise(4)
-
-
 TEACHERS = {
-    "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0), noise()),
-    "reverse_knn": lambda: ReverseKNN(2, 3.0, noise_source=noise()),
-    "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6, noise_source=noise()),
-    "noisy sgd": lambda: NoisySGDTeacher(
-        1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True, noise_source=noise()
-    ),
-    "ind knn": lambda: IndKNN(
-        0.9, 0.5, budgets=RecordBudgets(budget=1.0, sigma1=4.0), soft=True, noise_source=noise()
-    ),
-    "pate": lambda: PATE(
-        4,
-        LinearTeachers(60),
-        aggregator=GNMAX(0.01, release_counts=True),
-        progress=False,
-        noise_source=noise(),
-    ),
+    "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0)),
+    "reverse_knn": lambda: ReverseKNN(2, 3.0),
+    "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6),
+    "noisy sgd": lambda: NoisySGDTeacher(1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True),
+    "ind knn": lambda: IndKNN(0.9, 0.5, budgets=RecordBudgets(budget=1.0, sigma1=4.0), soft=True),
+    "pate": lambda: PATE(4, LinearTeachers(60), aggregator=GNMAX(0.01, release_counts=True), progress=False),
 }
 #: Two unless said otherwise.
 PROCESSES = {"class sums": 3, "ind knn": 3, "noisy sgd": 4}
@@ -69,37 +56,22 @@ def fit(folder, name, devices):
     """The labels of a run of two rounds, and the soft ones: noisy counts, of which each vote is a part."""
     pl.seed_everything(0)
     processes._BEAT = 0.1
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(3, 1, SIDE, SIDE, generator=generator)
-
-    def draw(count):
-        labels = torch.arange(count) % 3
-        images = centres[labels] + 0.3 * torch.randn(count, 1, SIDE, SIDE, generator=generator)
-        # Many records are equal: ties cross the borders of shards.
-        return images.clamp(0, 1).mul(2).round().div(2), labels
-
-    private = draw(RECORDS)
+    parts = easy_images(RECORDS, 30, 9, side=SIDE, noise=0.3)
+    # Many records are equal: ties cross the borders of shards.
+    parts[::2] = [images.mul(2).round().div(2) for images in parts[::2]]
     if name == "pate" and devices > 1:  # each process has a file of its own, as it were
-        private = [part[int(os.environ["RANK"]) :: devices] for part in private]
-    data = ArraysDataModule(*private, *draw(30), *draw(9), num_classes=3, batch_size=8)
+        parts[:2] = [part[int(os.environ["RANK"]) :: devices] for part in parts[:2]]
+    data = ArraysDataModule(*parts, num_classes=3, batch_size=8)
     data.private_in_shards = name == "pate"
+    teacher = TEACHERS[name]()
+    teacher.noise_source = SeededNoise(4)
     labeling = PrivateLabeler(
-        TEACHERS[name](),
-        rounds=2,
-        epochs_per_round=1,
-        queries_per_round=12,
-        query_batch_size=5,
-        features=torch.nn.Flatten(),
-        progress=False,
-        sharded=True,
-        files={"run_dir": folder},
-    )
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, 3))
-    trainer = pl.Trainer(
-        max_epochs=2, callbacks=[labeling], accelerator="cpu", devices=devices, logger=False,
-        strategy="ddp" if devices > 1 else "auto", enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=folder,
+        teacher, rounds=2, epochs_per_round=1, queries_per_round=12, query_batch_size=5, features=torch.nn.Flatten(),
+        progress=False, sharded=True, files={"run_dir": folder},
     )  # fmt: skip
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, 3))
+    strategy = "ddp" if devices > 1 else "auto"
+    trainer = quiet_trainer(folder, 2, callbacks=[labeling], devices=devices, strategy=strategy)
     trainer.fit(SupervisedStudent(network=network, num_classes=3), data)
     soft = data.public.soft_labels
     return [data.public.labels.tolist(), None if soft is None else soft[data.public.soft_mask].tolist()]
@@ -129,11 +101,9 @@ def test_two_processes_answer_as_one(tmp_path, name):
     charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
     assert charged[0] == charged[1]
     assert {path.name for path in alone.iterdir()} == {path.name for path in both.iterdir()}
-    kept = (
-        {f"{folder}.private" for folder in ("alone", "both")} if name in ("class sums", "ind knn") else set()
-    )
-    written = {"alone", "both", *(f"{rank}.json" for rank in range(count))}
-    assert {path.name for path in tmp_path.iterdir()} == written | kept
+    kept = ("alone.private", "both.private") if name in ("class sums", "ind knn") else ()
+    written = {"alone", "both", *kept, *(f"{rank}.json" for rank in range(count))}
+    assert {path.name for path in tmp_path.iterdir()} == written
 
 
 @needs_fork
@@ -160,9 +130,7 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
         whole = PoissonNeighbors(table, labels, 4, 6, 0.4)
         expected = [whole.votes(whole.rank(queries), release).tolist() for release in (1, 2)]
 
-        def member(rank):
-            dist.init_process_group("gloo")
-            group = ProcessGroup(rank, 2)
+        def task(rank, group):
             teacher = Teacher(6, 0.4)
             teacher.shard = Shard(group, rank, 2, RECORDS)
 
@@ -178,18 +146,12 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
                 group.broadcast(None)
                 return votes
 
-            found = group.shared(work)
-            (tmp_path / f"{rank}.json").write_text(json.dumps([found, group.sent]))
-            group.close()
+            return [group.shared(work), group.sent]
 
-        assert in_group(2, member) == [0, 0]
+        assert in_two(tmp_path, task) == [[expected, 2 * 16 * 6 * len(queries)]] * 2
     finally:
         PoissonTotals.toss = original
         del PoissonTotals.shard
-    for rank in range(2):
-        found, sent = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found == expected
-        assert sent == 2 * 16 * 6 * len(queries)
     assert expected[0] != expected[1]
 
 
@@ -214,6 +176,13 @@ class Pretended:
         return True
 
 
+def nine_records():
+    images = torch.rand(9, 1, 4, 4)
+    data = ArraysDataModule(images, torch.arange(9) % 3, images[:3], num_classes=3, batch_size=2)
+    data.setup("fit")
+    return data
+
+
 @pytest.mark.parametrize(
     "teacher",
     [
@@ -222,15 +191,9 @@ class Pretended:
     ],
 )
 def test_teachers_of_one_process_refuse_shards(teacher):
-    data = ArraysDataModule(
-        torch.rand(9, 1, 4, 4), torch.arange(9) % 3, torch.rand(3, 1, 4, 4), num_classes=3, batch_size=2
-    )
-    data.setup("fit")
-    with pytest.raises(
-        ValueError, match=r"labeler: \w+ .* in one process; use a teacher that takes shards"
-    ) as caught:
+    data, message = nine_records(), r"labeler: \w+ .* in one process; use a teacher that takes shards[^\n]*\Z"
+    with pytest.raises(ValueError, match=message):
         shard_of(teacher(), data, Pretended(), sharded=True)
-    assert "\n" not in str(caught.value)
     assert shard_of(teacher(), data, Pretended(), sharded=False) is None
     assert shard_of(teacher(), data, ProcessGroup(), sharded=True) is None
     assert shard_of(PrivateKNN(), data, Pretended(), sharded=True).total == 9
@@ -238,13 +201,9 @@ def test_teachers_of_one_process_refuse_shards(teacher):
 
 def test_teachers_whose_shards_must_last_want_a_file_for_each_process():
     """Under add or remove the number of a row depends on other records, and with it its shard and its teacher."""
-    data = ArraysDataModule(
-        torch.rand(9, 1, 4, 4), torch.arange(9) % 3, torch.rand(3, 1, 4, 4), num_classes=3, batch_size=2
-    )
-    data.setup("fit")
-    with pytest.raises(ValueError, match=r"sharded=True: PATE .* \(private_embeddings") as caught:
+    data = nine_records()
+    with pytest.raises(ValueError, match=r"sharded=True: PATE .* \(private_embeddings[^\n]*\Z"):
         shard_of(PATE(3), data, Pretended(), sharded=True)
-    assert "\n" not in str(caught.value)
     data.private_in_shards = True
     assert shard_of(PATE(3), data, Pretended(), sharded=True).stride == 1
     # What replaces a record may belong in another shard.
@@ -252,37 +211,44 @@ def test_teachers_whose_shards_must_last_want_a_file_for_each_process():
         shard_of(PATE(3), data, Pretended(), True, "replace_one")
 
 
+def in_two(folder, task):
+    """What ``task(rank, group)`` of each of two processes gives."""
+
+    def member(rank):
+        dist.init_process_group("gloo")
+        group = ProcessGroup(rank, 2)
+        (folder / f"{rank}.json").write_text(json.dumps(task(rank, group)))
+        group.close()
+
+    assert in_group(2, member) == [0, 0]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
 @needs_fork
 def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_refused(tmp_path):
     """Rows of different orders overlap: a record would be in several shards, and count several times."""
 
-    def told(orders):
-        def member(rank):
-            dist.init_process_group("gloo")
-            group = ProcessGroup(rank, 2)
+    def told(*orders):
+        def task(rank, group):
             order = orders[rank]
             data = ArraysDataModule(
                 torch.arange(12.0).div(12).view(12, 1, 1, 1).expand(12, 1, 4, 4)[order],
                 torch.zeros(len(order), dtype=torch.int64), torch.rand(3, 1, 4, 4), num_classes=2, batch_size=2,
             )  # fmt: skip
             data.setup("fit")
-
             try:
-                found = str(shard_of(PrivateKNN(), data, group, sharded=True).total)
+                return shard_of(PrivateKNN(), data, group, sharded=True).total
             except ValueError as error:
-                found = str(error)
-            (tmp_path / f"{rank}.txt").write_text(found)
-            group.close()
+                return str(error)
 
-        assert in_group(2, member) == [0, 0]
-        return [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+        return in_two(tmp_path, task)
 
     same, other = list(range(12)), [3, 1, 2, 0, *range(4, 12)]
-    assert told([same, same]) == ["12", "12"]
-    for message in told([same, other]):
+    assert told(same, same) == [12, 12]
+    for message in told(same, other):
         assert message.startswith("private set: the processes of this training hold different records")
         assert "\n" not in message
-    assert all(message.startswith("private set") for message in told([same, same[:11]]))
+    assert all(message.startswith("private set") for message in told(same, same[:11]))
 
 
 class Recognising(PrivateKNN, ProtectsPersons, RecognisesRecords):
@@ -291,10 +257,7 @@ class Recognising(PrivateKNN, ProtectsPersons, RecognisesRecords):
 
 
 def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
-    data = ArraysDataModule(
-        torch.rand(9, 1, 4, 4), torch.arange(9) % 3, torch.rand(3, 1, 4, 4), num_classes=3, batch_size=2
-    )
-    data.setup("fit")
+    data = nine_records()
     data.private_ids, data.private_groups = torch.arange(9) * 10, torch.arange(9) * 100
     teacher = Recognising(2, 1.0)
     labeling = labeling_round.LabelingRound(teacher, torch.nn.Flatten(), None, 1, 1, 1, 0, unit="person")
@@ -311,32 +274,31 @@ def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
 
 @needs_fork
 def test_a_person_lies_in_one_shard(tmp_path):
-    def member(rank):
-        dist.init_process_group("gloo")
-        group = ProcessGroup(rank, 2)
+    images = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
-        def work():
-            check_whole_persons(torch.tensor([[4, 1, 4], [2, 3, 0]][rank]), group)
-            check_whole_persons(torch.tensor([[], [2]][rank], dtype=torch.int64), group)
-            with pytest.raises(ValueError, match="records in several shards"):
-                check_whole_persons(torch.tensor([[4, 1, 4], [2, 1, 0]][rank]), group)
-            images = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-            data = ArraysDataModule(images, torch.arange(6) % 2, images, num_classes=2)
-            data.setup("fit")
-            data.private_groups = torch.tensor([4, 7, 4, 2, 9, 7])
-            shard = shard_of(PrivateKNN(2), data, group, True, unit="person")
-            assert shard.index(torch.arange(3)).tolist() == [[0, 2, 3], [1, 4, 5]][rank]
-            assert shard.total == 6
+    def work(rank, group):
+        check_whole_persons(torch.tensor([[4, 1, 4], [2, 3, 0]][rank]), group)
+        check_whole_persons(torch.tensor([[], [2]][rank], dtype=torch.int64), group)
+        with pytest.raises(ValueError, match="records in several shards"):
+            check_whole_persons(torch.tensor([[4, 1, 4], [2, 1, 0]][rank]), group)
+        data = ArraysDataModule(images, torch.arange(6) % 2, images, num_classes=2)
+        data.setup("fit")
+        data.private_groups = torch.tensor([4, 7, 4, 2, 9, 7])
+        shard = shard_of(PrivateKNN(2), data, group, True, unit="person")
+        return [shard.index(torch.arange(3)).tolist(), shard.total]
 
-        group.shared(work)
+    def task(rank, group):
+        found = []
+        group.shared(lambda: found.append(work(rank, group)))
+        return found[0]
 
-    assert in_group(2, member) == [0, 0]
+    assert in_two(tmp_path, task) == [[[0, 2, 3], 6], [[1, 4, 5], 6]]
 
 
 def test_seeded_coins_of_shards_differ():
     tossed = []
     for rank in range(2):
-        teacher = PrivateKNN(2, 0.5, noise_source=noise())
+        teacher = PrivateKNN(2, 0.5, noise_source=SeededNoise(4))
         teacher.shard = Shard(types.SimpleNamespace(rank=rank), rank, 2, 9)
         tossed += [teacher._own_coins(release)((64,), 0.5).tolist() for release in (1, 2)]
     assert len({tuple(coins) for coins in tossed}) == 4
