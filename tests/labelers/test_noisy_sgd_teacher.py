@@ -114,28 +114,21 @@ def test_without_noise_it_is_plain_gradient_descent(bias, scheduler):
     torch.testing.assert_close(head(queries).float(), release.soft)
 
 
-def test_every_step_is_paid_before_its_noise_and_nothing_else():
-    drawn = []
+def test_every_step_is_paid_before_its_noise_and_draws_from_its_own_stream():
+    drawn, ledger = [], FreeLedger()
 
     class Watched(SeededNoise):
         def stream(self, *words):
             drawn.append((words, sum(row.count for row in ledger.rows)))
             return super().stream(*words)
 
-    ledger = FreeLedger()
-    teacher = NoisySGDTeacher(
-        steps=23, steps_per_charge=10, noise_multiplier=2.0, components=None, noise_source=Watched(0)
-    )
+    settings = {"steps": 23, "steps_per_charge": 10, "noise_multiplier": 2.0, "components": None}
+    teacher = NoisySGDTeacher(**settings, noise_source=Watched(0))
     teacher.fit(*table(), 3)
     teacher.label(table(30, seed=1)[0], ledger)
-    assert [row.count for row in ledger.rows] == [10, 10, 3]
-    (planned,) = teacher.plan(30, 30, 3)
-    assert {row.mechanism for row in ledger.rows} == {planned.mechanism}
-    assert planned.count == 23
-    paid = [total for words, total in drawn if words[0] == "step"]
-    assert paid == [10] * 10 + [20] * 10 + [23] * 3
-    # Every step draws from a stream of its own.
+    assert [total for words, total in drawn if words[0] == "step"] == [10] * 10 + [20] * 10 + [23] * 3
     assert len({words for words, _ in drawn}) == len(drawn)
+    assert [Charge(ledger.rows[0].mechanism, 23)] == teacher.plan(30, 30, 3)
 
 
 @pytest.mark.long("0.5-0.02-40-2")

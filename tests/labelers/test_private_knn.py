@@ -67,26 +67,6 @@ def test_little_noise_gives_the_plain_majority(noise):
     assert torch.equal(found[first > second], votes.argmax(1)[first > second])
 
 
-def test_sensitivities_are_those_of_votes_that_move():
-    assert PrivateKNN(10, 0.5, noise=Laplace(scale=1.0)).noise == Laplace(1.0, 2.0, 0.5)
-    assert PrivateKNN(10, 0.5, noise=ExponentialArgmax(scale=1.0)).noise == ExponentialArgmax(
-        1.0, "swap", 0.5
-    )
-    # A record that enters pushes another one out: brute force over small tables attains √2 and no more.
-    rng = np.random.default_rng(0)
-    worst = 0.0
-    for _ in range(300):
-        features, labels = rng.normal(size=(6, 2)), rng.integers(0, 3, 6)
-        votes = []
-        for rows in (slice(None), slice(1, None)):
-            labeler = PrivateKNN(3, 1.0, noise=Gaussian(sigma=1.0), noise_source=SeededNoise(0))
-            labeler.fit(torch.tensor(features[rows], dtype=torch.float32), torch.tensor(labels[rows]), 3)
-            ranked = labeler._neighbors.rank(torch.zeros(1, 2))
-            votes.append(labeler._neighbors.votes(ranked, SeededNoise(0).bernoulli)[0].double())
-        worst = max(worst, float(torch.dist(votes[0], votes[1])))
-    assert worst == pytest.approx(labeler.noise.l2_sensitivity)
-
-
 def test_labels_outside_are_refused_without_saying_which():
     with pytest.raises(ValueError, match="labels") as error:
         PrivateKNN(10).fit(torch.zeros(4, 2), torch.tensor([0, 1, 2, 97]), 3)

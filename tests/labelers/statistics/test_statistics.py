@@ -12,7 +12,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 from statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
 
-from pl_privknn.labelers.statistics import TARGETS, Taken, fit_least_squares, fit_maximum_likelihood
+from pl_privknn.labelers.statistics import TARGETS, fit_least_squares, fit_maximum_likelihood
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -57,21 +57,6 @@ def test_what_enters_the_model_is_the_sum_and_the_charged_noise(name):
     assert abs(float(drawn.square().mean()) - 1) < 5 * math.sqrt(2 / len(drawn))
     for charge in ledger.rows:
         assert charge.mechanism.sigma / charge.mechanism.l2_sensitivity == pytest.approx(2.5)
-
-
-@NAMES
-def test_the_model_is_made_of_releases_and_public_constants(name):
-    found = []
-    for count in (20, 60):
-        teacher = fitted(MADE[name](noise_multiplier=2.0), *table(count))
-        # The noise on a moment of attributes is 2/√3 times smaller for it.
-        scale = 2 / math.sqrt(3) if teacher.tasks == ("multilabel",) else 1.0
-        assert teacher.penalty(3) == pytest.approx(0.4 * 2.0 / math.sqrt(teacher.releases) / 60 / scale)
-        width = teacher.inputs(table(1)[0]).shape[1]
-        same = torch.randn(3, width, generator=torch.Generator().manual_seed(1)).double()
-        releases = {number: Taken(same * (1 + number), same / 9) for number in range(teacher.releases)}
-        found.append(teacher.model(teacher.inputs(table(40, seed=7)[0]), releases))
-    assert torch.equal(*found)
 
 
 # ---------------------------------------------------------------------------- fits

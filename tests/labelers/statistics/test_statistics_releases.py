@@ -9,7 +9,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.statistics import ReleaseLostError, write_release
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.testing import FreeLedger
 
 NAMES = pytest.mark.parametrize("name", MADE)
@@ -103,16 +103,11 @@ def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
         )
 
 
-def test_a_refused_charge_releases_nothing_and_later_ones_go_on():
-    teacher, ledger = fitted(PreconditionedGradients(noise_multiplier=2.0, releases=3)), FreeLedger(limit=1)
-    with pytest.raises(BudgetExceeded):
-        teacher.label(table()[0], ledger)
-    ledger.limit = None
-    soft = teacher.label(table()[0], ledger).soft
-    assert sum(charge.count for charge in ledger.rows) == 3
-    another = FreeLedger()  # which pays anew
-    assert not torch.equal(teacher.label(table()[0], another).soft, soft)
-    assert sum(charge.count for charge in another.rows) == 3
+def test_another_ledger_pays_anew():
+    teacher, ledgers = fitted(SufficientStatistics(noise_multiplier=2.0)), (FreeLedger(), FreeLedger())
+    soft = [teacher.label(table()[0], ledger).soft for ledger in ledgers]
+    assert [len(ledger.rows) for ledger in ledgers] == [1, 1]
+    assert not torch.equal(*soft)
 
 
 def test_other_features_in_a_later_round_are_refused():
