@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scipy import stats
-from scipy.optimize import brentq
 
 import pl_privknn.labelers as labelers
 from pl_privknn.cli.main import main
 from pl_privknn.config import ConfigurationError, get, put, read_document
 from pl_privknn.planning import Cost, default_parameter, free_parameter, plan_of_config, planned_steps
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
+from pl_privknn.privacy.accounting.pld import gaussian_epsilon
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.training import NoisySGD, PrivateTraining
+from pl_privknn.training import PrivateTraining
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 #: Configurations without private data.
@@ -28,16 +27,6 @@ STATED = [
     *sorted(CONFIGS.glob("papers/*noisy_sgd*.yaml")),
 ]
 GAUSSIAN = {"class_path": "Gaussian", "init_args": {"sigma": 9.0}}
-
-
-def gaussian_epsilon(mu, delta):
-    """Balle and Wang (2018), Theorem 8."""
-
-    def excess(eps):
-        first = stats.norm.cdf(mu / 2 - eps / mu)
-        return first - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
-
-    return brentq(excess, 0, 200)
 
 
 def labeling(labeler, arguments, **more):
@@ -123,10 +112,8 @@ def test_the_noise_of_a_screening_follows_that_of_the_answers():
     free = free_parameter(document)
     assert free.tied == {"labeling.labeler.init_args.screening.sigma": 2.0}
     assert free_parameter(document, sigma).tied == {}
-    confident = {
-        "class_path": "ConfidentGNMAX",
-        "init_args": {"threshold": 30, "screening_sigma": 20, "sigma": 8},
-    }
+    arguments = {"threshold": 30, "screening_sigma": 20, "sigma": 8}
+    confident = {"class_path": "ConfidentGNMAX", "init_args": arguments}
     document = labeling("PATE", {"num_teachers": 50, "aggregator": confident})
     place = "labeling.labeler.init_args.aggregator.init_args.screening_sigma"
     assert free_parameter(document).tied == {place: 2.5}
@@ -175,20 +162,12 @@ def test_every_configuration_that_fixes_its_cost_states_it(path, tmp_path, monke
         assert 0.99 * target < epsilon <= target
 
 
-def test_all_public_examples_are_counted_where_the_cost_depends_on_them():
-    asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
-    data = {"class_path": "DigitsDataModule", "init_args": {"num_public": 90}}
-    (charge,) = plan_of_config({**asked, "data": data}, "here").charges
-    assert charge.count == 180
-
-
 @pytest.mark.parametrize(
     ("trainer", "steps"),
     [
         ({}, 200),
         ({"max_epochs": 3}, 30),
         ({"max_epochs": 3, "max_steps": 7}, 7),
-        ({"max_epochs": -1, "max_steps": 70}, 70),
         ({"max_epochs": None, "max_steps": 70}, 70),
         ({"max_epochs": None}, 10_000),
         ({"max_epochs": 2, "limit_train_batches": 4}, 8),
@@ -202,21 +181,21 @@ def test_steps_are_those_of_the_trainer(trainer, steps):
         assert charge == Charge(Gaussian(3.0, 1.0, 0.1), steps)
 
 
-def test_a_trainer_that_is_no_section_is_refused():
-    with pytest.raises(ConfigurationError, match="trainer=3: want a section"):
-        planned_steps(3, 10)
-
-
-def test_a_training_that_ends_at_its_epsilon_is_stated_so():
-    stated = plan_of_config(training({"noise_multiplier": 3.0, "epsilon": 0.5}), "here")
+def test_plans_of_trainings_and_of_all_public_examples():
+    made = PrivateTraining(1.0, 1e-5, expected_batch_size=100, expected_records=1000)
+    stated = plan_of_config(training({"epsilon": 1.0}, max_epochs=2), "here")
+    assert list(stated.charges) == made.plan(2 * 10)
+    assert 0.995 < epsilon_for_delta(stated.charges, 1e-5) <= 1.0
+    stated = plan_of_config(training({"noise_multiplier": 3.0, "epsilon": 0.5}), "here")  # it ends at its ε
     assert 0.45 < epsilon_for_delta(stated.charges, 1e-5) <= 0.5
     assert stated.charges[0].count < 200
-
-
-def test_noise_from_a_seed_has_no_guarantee():
     seeded = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": 1}}
     stated = plan_of_config(training({"noise_multiplier": 3.0, "noise_source": seeded}), "here")
     assert {charge.guarantee.level for charge in stated.charges} == {"none"}
+    asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
+    data = {"class_path": "DigitsDataModule", "init_args": {"num_public": 90}}
+    (charge,) = plan_of_config({**asked, "data": data}, "here").charges
+    assert charge.count == 180
 
 
 @pytest.mark.parametrize(
@@ -236,6 +215,8 @@ def test_noise_from_a_seed_has_no_guarantee():
 def test_configurations_that_say_too_little_are_refused(document, match):
     with pytest.raises(ValueError, match=match):
         plan_of_config(document, "here", num_classes=10)
+    with pytest.raises(ConfigurationError, match="trainer=3: want a section"):
+        planned_steps(3, 10)
 
 
 @pytest.fixture
@@ -245,22 +226,14 @@ def file(tmp_path):
     return str(path)
 
 
-def test_the_command_prints_what_was_found_and_how_to_run_it(file, capsys):
+def test_the_command_prints_what_was_found_and_how_to_run_it(file, tmp_path, capsys):
     words = ["plan", file, "--epsilon", "1", "--num-classes", "10"]
     assert main([*words, "--set", "labeling.queries_per_round=20", "--set", "labeling.max_answers=9"]) == 0
     printed, told = capsys.readouterr()
     sigma = next(line.split()[1] for line in printed.splitlines() if "noise.init_args.sigma " in line)
-    for change in (
-        "labeling.queries_per_round=20",
-        "labeling.max_answers=9",
-        f"noise.init_args.sigma={sigma}",
-    ):
+    for change in ("queries_per_round=20", "labeling.max_answers=9", f"noise.init_args.sigma={sigma}"):
         assert change in told.splitlines()[-1]
-
-
-def test_the_command_s_json_is_read_by_epsilon(file, tmp_path, capsys):
-    words = ["plan", file, "--epsilon", "1", "--num-classes", "10", "--json"]
-    assert main([*words, "--find", "labeling.queries_per_round"]) == 0
+    assert main([*words, "--json", "--find", "labeling.queries_per_round"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["values"] == {"labeling.queries_per_round": report["records"][0]["count"]}
     path = tmp_path / "plan.json"
@@ -290,15 +263,6 @@ def test_absurd_words_end_in_one_line(words, named, file, capsys):
     assert named in line
 
 
-def test_plans_of_trainings_are_those_of_their_classes():
-    assert NoisySGD.free_parameters
-    steps = 2 * 10
-    made = PrivateTraining(1.0, 1e-5, expected_batch_size=100, expected_records=1000)
-    stated = plan_of_config(training({"epsilon": 1.0}, max_epochs=2), "here")
-    assert list(stated.charges) == made.plan(steps)
-    assert 0.995 < epsilon_for_delta(stated.charges, 1e-5) <= 1.0
-
-
 def test_the_page_on_accounting_quotes_what_is_computed():
     page = (CONFIGS.parent / "docs" / "methods" / "accounting.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)account\(releases", page, flags=re.DOTALL)
@@ -311,16 +275,11 @@ def test_the_page_on_accounting_quotes_what_is_computed():
     # The planned configuration costs what the page says.
     printed = dict(re.findall(r"^([\w.]+) {2,}([\d.]+)$", page, flags=re.MULTILINE))
     document = read_document(CONFIGS / "fashion_mnist_private_knn.yaml")
-    for place in ("noise.init_args.sigma", "screening.sigma"):
-        put(
-            document,
-            f"labeling.labeler.init_args.{place}",
-            float(printed[f"labeling.labeler.init_args.{place}"]),
-        )
-    charges = plan_of_config(document, "here").charges
-    assert float(printed["epsilon_pld"]) == pytest.approx(
-        epsilon_for_delta(charges, 1e-5, method="pld"), abs=1e-6
-    )
+    for name in ("noise.init_args.sigma", "screening.sigma"):
+        place = f"labeling.labeler.init_args.{name}"
+        put(document, place, float(printed[place]))
+    found = epsilon_for_delta(plan_of_config(document, "here").charges, 1e-5, method="pld")
+    assert float(printed["epsilon_pld"]) == pytest.approx(found, abs=1e-6)
 
 
 def test_a_run_promises_what_its_configuration_states(tmp_path, capsys):
