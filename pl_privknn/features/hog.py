@@ -63,14 +63,6 @@ class HOG(Extractor):
         self.block_norm = check_choice("block_norm", block_norm, BLOCK_NORMS)
         self.transform_sqrt = bool(transform_sqrt)
 
-    def __repr__(self) -> str:
-        """The arguments."""
-        return (
-            f"HOG(orientations={self.orientations}, pixels_per_cell={self.pixels_per_cell}, "
-            f"cells_per_block={self.cells_per_block}, block_norm={self.block_norm!r}, "
-            f"transform_sqrt={self.transform_sqrt})"
-        )
-
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """Number of values per image.
 
@@ -124,7 +116,7 @@ class HOG(Extractor):
 
         if torch.compiler.is_compiling():
             raise ValueError(
-                f"{self!r} can't be exported; use block_norm='L2-Hys' and transform_sqrt=False, the defaults"
+                "block_norm, transform_sqrt: HOG can be exported with 'L2-Hys' and False, the defaults, alone"
             )
         found = [
             hog(

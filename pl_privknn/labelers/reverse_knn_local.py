@@ -254,9 +254,9 @@ class UnaryRandomizer(LocalRandomizer):
 class CollisionRandomizer(LocalRandomizer):
     """The Collision mechanism on the whole table (Wang et al. 2021); see :class:`Bloom`."""
 
-    def __init__(self, epsilon: float, table: Table, length: int | None = None) -> None:
+    def __init__(self, epsilon: float, table: Table) -> None:
         super().__init__(epsilon, table)
-        self.bloom = Bloom(epsilon, table.ones, length)
+        self.bloom = Bloom(epsilon, table.ones)
 
     def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Hash key and value, int64 ``(n, 2)``."""
@@ -313,55 +313,53 @@ def true_counts(table: Table, nearest: Tensor, labels: Tensor) -> Tensor:
 _RATIOS = (0.3, 0.5, 0.7)
 
 
-def amplified_epsilon(epsilon: float, delta: float, clients: int, rounds: int = 1) -> float:
-    """The largest ε₀ of one local message such that the shuffled messages of ``rounds`` rounds have ``epsilon``.
+def amplified_epsilon(epsilon: float, delta: float, clients: int) -> float:
+    """The largest ε₀ of one local message such that the shuffled messages of one round have ``epsilon``.
 
     By bisection on the accountant with the clone pair of Feldman, McMillan and Talwar (2021), which is tighter than
-    their closed form. Never below ``epsilon / rounds``, which needs no shuffler.
+    their closed form. Never below ``epsilon``, which needs no shuffler.
 
     Args:
         epsilon: ε of the whole.
         delta: δ of the whole.
         clients: messages shuffled together; a public number that is surely reached.
-        rounds: how often every client sends.
     """
     check_positive("epsilon", epsilon)
     check_open_unit("delta", delta)
 
     def cost(local: float) -> float:
-        charge = Charge(ShuffleAmplification(local, clients), check_int("rounds", rounds))
+        charge = Charge(ShuffleAmplification(local, clients))
         return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon
 
-    low, high = epsilon / rounds, epsilon / rounds + math.log(max(clients, 2)) + 1
+    low, high = epsilon, epsilon + math.log(max(clients, 2)) + 1
     for _ in range(24):
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)
     return low
 
 
-def calibrated_shares(epsilon: float, delta: float, moved: int, rounds: int = 1) -> NegativeBinomial:
-    """The negative binomial noise of least variance, among some ratios, that keeps (ε, δ) over ``rounds`` rounds.
+def calibrated_shares(epsilon: float, delta: float, moved: int) -> NegativeBinomial:
+    """The negative binomial noise of least variance, among some ratios, that keeps (ε, δ) in one round.
 
     Args:
         epsilon: ε of the whole.
         delta: δ of the whole.
         moved: cells that a record votes for.
-        rounds: how often every client sends.
     """
     check_positive("epsilon", epsilon)
     check_open_unit("delta", delta)
     found: list[NegativeBinomial] = []
     for part in _RATIOS:
-        ratio = math.exp(-part * epsilon / (2 * moved * rounds))
+        ratio = math.exp(-part * epsilon / (2 * moved))
         low, high = 1e-3, 1.0
-        while not _keeps(NegativeBinomial(high, ratio, moved), epsilon, delta, rounds):
+        while not _keeps(NegativeBinomial(high, ratio, moved), epsilon, delta):
             low, high = high, 2 * high
             if high > 1e6:
                 break
         else:
             while high > 1.01 * low:
                 middle = math.sqrt(low * high)
-                kept = _keeps(NegativeBinomial(middle, ratio, moved), epsilon, delta, rounds)
+                kept = _keeps(NegativeBinomial(middle, ratio, moved), epsilon, delta)
                 low, high = (low, middle) if kept else (middle, high)
             found.append(NegativeBinomial(high, ratio, moved))
     if not found:
@@ -369,8 +367,8 @@ def calibrated_shares(epsilon: float, delta: float, moved: int, rounds: int = 1)
     return min(found, key=lambda mechanism: mechanism.variance)
 
 
-def _keeps(mechanism: NegativeBinomial, epsilon: float, delta: float, rounds: int) -> bool:
-    charge = Charge(mechanism, rounds)
+def _keeps(mechanism: NegativeBinomial, epsilon: float, delta: float) -> bool:
+    charge = Charge(mechanism)
     return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon <= epsilon
 
 

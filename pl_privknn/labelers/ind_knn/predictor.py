@@ -331,9 +331,6 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"IndKNNPredictor({self.parameters!r})"
-
     # ------------------------------------------------------------------ inner work
 
     def _opened(self, path: Path | None) -> IndKNNEngine:
