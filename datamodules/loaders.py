@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -148,15 +148,4 @@ class LateStartLoader(DataLoader[Any]):
     """
 
     def __iter__(self) -> Any:
-        return _LateStart(super().__iter__)
-
-
-class _LateStart(Iterator[Any]):
-    def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
-        self._start = start
-        self._iterator: Iterator[Any] | None = None
-
-    def __next__(self) -> Any:
-        if self._iterator is None:
-            self._iterator = self._start()
-        return next(self._iterator)
+        yield from super().__iter__()
