@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from compare_setup import made
 
-from benchmarks.record import entries, names, results
-from benchmarks.render import comparisons
+from benchmarks.record import entries, names
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import markdown_table, read_results
 from pl_privknn.comparison.plot import digest_of, figure_of, styles
-from pl_privknn.comparison.results import NOT_RECORDED, SEEDED, footnotes, guarantee_of, stated
+from pl_privknn.comparison.results import NOT_RECORDED, footnotes, guarantee_of
 from pl_privknn.comparison.table import best_at, cells_of
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee
@@ -38,7 +37,7 @@ def store(folder, *files):
 
 def test_a_cell_is_marked_by_its_weakest_run_wherever_it_is_shown(tmp_path, capsys):
     generator, levels, methods, targets = np.random.default_rng(0), list(RANKS), "abcd", (1, 2)
-    for number in range(4):
+    for number in range(2):
         drawn = {
             key: levels[generator.choice(3, p=(0.6, 0.2, 0.2))]
             for key in itertools.product(methods, targets, range(2))
@@ -125,37 +124,27 @@ def test_what_a_file_does_not_say_is_never_read_as_unconditional(tmp_path):
 
 
 def test_footnotes_name_shared_reasons_once():
-    none = Guarantee("none", ("s",))
-    named = [
-        ("A", none),
-        ("B", none & Guarantee("conditional", ("b",))),
-        ("C", Guarantee("conditional", ("b",))),
-    ]
+    none, other, if_so = (
+        Guarantee(*one) for one in (("none", ("s",)), ("none", ("b",)), ("conditional", ("b",)))
+    )
+    named = [("A", none), ("B", none & if_so), ("C", if_so)]
     assert footnotes(named) == ["† guarantee: conditional – b.", "‡ guarantee: none – s. B: b."]
-    assert footnotes([("A", none), ("B", Guarantee("none", ("b",))), ("C", Guarantee("none", ("b",)))]) == [
-        "‡ guarantee: none. A: s. B, C: b."
-    ]
+    assert footnotes([("A", none), ("B", other), ("C", other)]) == ["‡ guarantee: none. A: s. B, C: b."]
     assert footnotes([("A", Guarantee())]) == []
 
 
-def stored(value):
-    """Mappings with an ε in a stored benchmark, with the guarantee that is nearest above them."""
-
-    def walk(value, level):
-        if isinstance(value, list):
-            for item in value:
-                yield from walk(item, level)
-        elif isinstance(value, dict):
-            level = value.get("guarantee", level)
-            if any(
-                name.startswith("epsilon") and not isinstance(x, list | type(None))
-                for name, x in value.items()
-            ):
-                yield level, value
-            for item in value.values():
-                yield from walk(item, level)
-
-    return walk(value, None)
+def levels_of(value, level=None):
+    """Guarantee of each mapping with an ε in a stored benchmark: the nearest one above it."""
+    if isinstance(value, list):
+        for item in value:
+            yield from levels_of(item, level)
+    elif isinstance(value, dict):
+        level = value.get("guarantee", level)
+        known = [x for name, x in value.items() if name.startswith("epsilon")]
+        if any(not isinstance(x, list | type(None)) for x in known):
+            yield level
+        for item in value.values():
+            yield from levels_of(item, level)
 
 
 #: Benchmarks with noise of the operating system's generator; all others draw it from seeds.
@@ -173,48 +162,17 @@ def test_every_stored_figure_says_how_its_noise_was_drawn():
     for name in set(names()) - set(COMPUTED):
         for part, measured in entries(name).items():
             own = "conditional" if part.startswith("guided_pate") else "unconditional"
-            for level, _ in stored(measured["results"]):
+            for level in levels_of(measured["results"]):
                 counted += 1
                 assert level == (own if name in OF_THE_SYSTEM else "none"), (name, part)
     assert counted
-    for name, part in (
-        ("reverse_knn_local", "all"),
-        ("ind_knn_accuracy", "hog"),
-        ("multilabel_rules", "all"),
-    ):
-        assert guarantee_of(results(name, part)) == Guarantee("none", (SEEDED_NOISE,))
-
-
-@pytest.mark.parametrize("seeded", [False, True])
-def test_stored_comparison_keeps_its_mark_on_every_way_out(seeded, tmp_path, capsys):
-    compared = comparisons()["compare_fashion_mnist"]
-    private = [result for result in compared if result.target < math.inf]
-    for result in private:
-        guided = result.values["method"] == "guided_pate"  # whose partition is taken as given
-        assert result.guarantee.level == ("conditional" if guided else "unconditional")
-    mark = stated(SEEDED) if seeded else {}
-    of_record = {"guarantee": "none", "reasons": [SEEDED_NOISE]} if seeded else {}
-    records = [{**record, **of_record} for record in private[0].values["records"]]
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({**private[0].values, **mark, "records": records}))
-    assert main(["epsilon", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["guarantee"] == ("none" if seeded else "unconditional")
-    assert (SEEDED_NOISE in found.get("reason", "")) == seeded
 
 
 def test_a_method_has_one_colour_on_all_plots_and_its_models_differ_by_markers():
-    many, few = (
-        styles(names)
-        for names in (
-            ["mine", "private_knn", "public_curvature, student", "public_curvature, head", "yours", "pate"],
-            ["pate", "private_knn", "other"],
-        )
-    )
-    assert many["private_knn"] == few["private_knn"]
-    assert many["pate"] == few["pate"]
-    student, head = many["public_curvature, student"], many["public_curvature, head"]
-    assert student[0] == head[0]
-    assert student[1] != head[1]
+    student, head = ("public_curvature, student", "public_curvature, head")
+    many = styles(["mine", "private_knn", student, head, "yours", "pate"])
+    few = styles(["pate", "private_knn", "other"])
+    assert [many[name] for name in ("private_knn", "pate")] == [few[name] for name in ("private_knn", "pate")]
+    assert many[student][0] == many[head][0]
     assert len(set(many.values())) == len(many)
     assert len({colour for colour, _ in many.values()}) == len(many) - 1

@@ -1,7 +1,6 @@
 """The YAML of a comparison: what is refused, and what fairness makes of it."""
 
 import math
-from pathlib import Path
 
 import pytest
 from compare_documents import KNN, REVERSE, SGD, SIGMA, document
@@ -10,8 +9,6 @@ from pl_privknn.comparison.run import Planner, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import comparison_of, read_comparison
 from pl_privknn.config import ConfigurationError, get, put
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def changed(path, value):
@@ -30,14 +27,10 @@ def changed(path, value):
         ("epsilons", [-1, 2], ["ε=-1"]),
         ("epsilons", ["much"], ["ε='much'"]),
         ("epsilons", [1, 1.0], ["twice"]),
-        ("epsilons", [], ["epsilons=[]"]),
-        ("seeds", [1.5], ["seeds=1.5"]),
         ("seeds", [3, 3], ["twice"]),
         ("delta", 1, ["delta=1"]),
-        ("adjacency", "both", ["adjacency='both'"]),
         ("noise_seeded", "yes", ["noise_seeded='yes'"]),
         ("name", "a/b", ["name='a/b'", "folder"]),
-        ("methods", [], ["methods=[]"]),
         ("methods", [KNN, KNN], ["'knn' is there twice"]),
         ("methods.knn.model", SGD["model"], ["labeling and model", "exactly one"]),
         ("methods.knn.trainer", {"max_epochs": 50}, ["methods.knn.trainer", "share"]),
@@ -50,16 +43,13 @@ def changed(path, value):
         ("methods.knn.settings", {"inf": {}}, ["nonprivate"]),
         ("methods.knn.calibrate.parameter", "labeling.delta", ["labeling.delta"]),
         ("methods.knn.calibrate.low", 5000.0, ["low=5000", "high=1000"]),
-        ("methods.knn.calibrate.low", -1, ["methods.knn.calibrate", "low=-1"]),
         ("methods.knn.labeling.labeler", None, ["methods.knn.labeling.labeler"]),
         ("methods.sgd.calibrate", {"parameter": SIGMA, "low": 1, "high": 2}, ["only a labeler"]),
         ("methods.supervised.settings", {"1": {}}, ["true_labels"]),
         ("methods.reverse.epsilons", [1, "inf"], ["methods.reverse.epsilons", "nonprivate"]),
         ("base.labeling.labeler", KNN["labeling"]["labeler"], ["base.labeling.labeler"]),
         ("base.student", None, ["base.student", "knn"]),
-        ("base.data", {"init_args": {}}, ["base.data", "class_path"]),
         ("wandb", {"mode": "offline"}, ["wandb", "project"]),
-        ("wandb", {"project": "p", "mode": "sometimes"}, ["wandb.mode"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(path, value, words):
@@ -156,22 +146,6 @@ def test_file_overrides_and_choices(tmp_path):
         read_comparison(path, {"methods.q.title": "Q"})
     with pytest.raises(FileNotFoundError):
         read_comparison(tmp_path / "none.yaml")
-
-
-def test_definitions_say_what_the_data_is():
-    given = {
-        "definitions.arrays": "mine.npz",
-        "definitions.records": 400,
-        "base.data.init_args.batch_size": 32,
-    }
-    comparison = read_comparison(CONFIGS / "compare_arrays.yaml", given)
-    told = comparison.base["data"]["init_args"]
-    assert {told[name] for name in told if name.endswith(("images", "labels", "truth"))} == {"mine.npz"}
-    assert (told["num_classes"], told["batch_size"]) == (10, 32)
-    teacher, *_, baseline, _ = comparison.methods
-    assert teacher.labeling["labeler"]["init_args"]["expected_records"] == 400
-    assert baseline.model["init_args"]["expected_records"] == 400
-    assert baseline.model["init_args"]["extractor"] == comparison.base["student"]["init_args"]["extractor"]
 
 
 def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():

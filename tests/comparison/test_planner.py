@@ -38,20 +38,12 @@ def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
         "        return [Charge(Gaussian(self.noise, 3.0), max_answers * rounds)]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    noise, other = (f"labeling.labeler.init_args.{name}" for name in ("noise", "other"))
+    sizes = {"rounds": 2, "queries_per_round": 10, "max_answers": 8}
     method = {
         "name": "foreign",
-        "labeling": {
-            "labeler": {"class_path": "foreign_teacher.Foreign"},
-            "rounds": 2,
-            "queries_per_round": 10,
-            "max_answers": 8,
-        },
-        "calibrate": {
-            "parameter": "labeling.labeler.init_args.noise",
-            "low": 1,
-            "high": 1e4,
-            "tied": {"labeling.labeler.init_args.other": 2},
-        },
+        "labeling": {"labeler": {"class_path": "foreign_teacher.Foreign"}, **sizes},
+        "calibrate": {"parameter": noise, "low": 1, "high": 1e4, "tied": {other: 2}},
     }
     comparison = comparison_of(document(methods=[method], epsilons=[0.5, 2]))
     planner = Planner(comparison.base["data"])
@@ -59,11 +51,11 @@ def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
         planned = planner.plan(run)
         # 8 answers a round for 2 rounds by that plan, of sensitivity 3 each: one release of length 3·√16.
         wanted = sigma_of_gaussian(run.epsilon, 1e-4, 12.0)
-        found = planned.calibrated["labeling.labeler.init_args.noise"]
+        found = planned.calibrated[noise]
         assert wanted * (1 - 1e-4) <= found <= wanted * 1.004
         assert run.epsilon * 0.995 <= planned.epsilon <= run.epsilon
-        assert get(planned.document, "labeling.labeler.init_args.noise") == found
-        assert get(planned.document, "labeling.labeler.init_args.other") == pytest.approx(2 * found, rel=1e-5)
+        assert get(planned.document, noise) == found
+        assert get(planned.document, other) == pytest.approx(2 * found, rel=1e-5)
         assert planned.document["seed_everything"] == run.seed
     sys.modules.pop("foreign_teacher")
 
