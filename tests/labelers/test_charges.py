@@ -1,20 +1,19 @@
-"""What every teacher charges: under its own neighbouring relation, whatever the private table, within its plan."""
+"""What is charged says under which neighbouring relation it holds, and where its noise comes from."""
 
 import numpy as np
 import pytest
 import torch
 from ind_knn_setup import PARAMETERS, C, D
+from scripted_noise import Scripted
 
-from pl_privknn.labelers import (
-    PATE,
-)
+from pl_privknn.labelers import PATE
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
 from pl_privknn.labelers.private_knn import PrivateRegression
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
-from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.privacy.noisy_steps import PaidSteps, step_mechanism
 
 
@@ -24,38 +23,25 @@ class ReplaceOnly(RandomPartition):
     adjacencies = ("replace_one",)
 
 
-class Silent(SeededNoise):
-    """Noise that nobody may draw; coins of a batch that is never released do no harm."""
-
-    def _drawn(self, *arguments):
-        raise AssertionError("noise was drawn")
-
-    normal = laplace = uniform = integers = rounded_normal = rounded_laplace = _drawn
-    normal_at_least = exponential_choice = _drawn
-
-    def stream(self, *key):
-        return self
-
-
 def of_replaced_records(run):
     labeler = PATE(4, LinearTeachers(steps=2), ReplaceOnly(), GNMAX(2.0), progress=False)
     labeler.fit(torch.randn(40, 4), torch.arange(40) % 3, 3)
-    labeler.noise_source = Silent(0)
+    labeler.noise_source = Scripted([])
     labeler.label(torch.randn(3, 4), run)
 
 
 def regression(run):
-    model = PrivateRegression(0.0, 1.0, 5, 1.0, noise_source=Silent(0))
+    model = PrivateRegression(0.0, 1.0, 5, 1.0, noise_source=Scripted([]))
     model.fit(torch.randn(40, 4), torch.rand(40))
     model.predict(torch.randn(3, 4), run)
 
 
 def predictor(run):
-    IndKNNPredictor(PARAMETERS, C, D, ledger=run, noise_source=Silent(0)).predict(torch.ones(1, D))
+    IndKNNPredictor(PARAMETERS, C, D, ledger=run, noise_source=Scripted([])).predict(torch.ones(1, D))
 
 
 def step(run):
-    PaidSteps(run, step_mechanism(1.0, 1.0, 0.5), 4, 2).release(torch.zeros(3), Silent(0))
+    PaidSteps(run, step_mechanism(1.0, 1.0, 0.5), 4, 2).release(torch.zeros(3), Scripted([]))
 
 
 @pytest.mark.parametrize("pays", [of_replaced_records, regression, predictor, step])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from opacus.accountants import RDPAccountant
 from refusals import refusals
+from scripted_noise import Quiet
 from small_fit import fit_student
 from torch.nn import functional as F
 
@@ -15,24 +16,8 @@ from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
-from pl_privknn.privacy.noise import NoiseSource, SeededNoise
+from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-
-
-class Silent(NoiseSource):
-    """No noise, and coins that all fall alike: what is left is the training itself."""
-
-    def random_words(self, count):
-        raise AssertionError("nothing is drawn")
-
-    def normal(self, shape, scale):
-        return torch.zeros(shape, dtype=torch.float64)
-
-    def bernoulli(self, shape, p):
-        return torch.ones(shape, dtype=torch.bool)
-
-    def stream(self, *words):
-        return self
 
 
 def table(n=300, d=6, classes=3, seed=0, apart=2.0):
@@ -90,7 +75,7 @@ def test_without_noise_it_is_plain_gradient_descent(bias, scheduler):
     teacher = NoisySGDTeacher(
         sampling_rate=1.0, expected_batch_size=300, steps=12, noise_multiplier=1.0, max_grad_norm=0.5, lr=3.0,
         momentum=0.8,
-        noise_limit=None, components=None, soft=True, bias=bias, scheduler=scheduler, noise_source=Silent(),
+        noise_limit=None, components=None, soft=True, bias=bias, scheduler=scheduler, noise_source=Quiet(),
     )  # fmt: skip
     teacher.fit(features, labels, 3)
     assert teacher.head_state() is None

@@ -5,23 +5,12 @@ import itertools
 
 import pytest
 import torch
+from scripted_noise import Quiet
 
 from pl_privknn.labelers import PrivateKNN, Screening
 from pl_privknn.privacy.mechanisms import NoisyScreening
-from pl_privknn.privacy.noise import NoiseSource
 
 K, CLASSES = 7, 3
-
-
-class Silent(NoiseSource):
-    def random_words(self, count):
-        raise AssertionError("no words are needed")
-
-    def stream(self, *key):
-        return self
-
-    def normal_at_least(self, thresholds, scale):
-        return thresholds <= 0
 
 
 @functools.cache
@@ -29,7 +18,7 @@ def compared(largest, rate):
     """The count that the screening compares, found from the thresholds that it passes without noise."""
     most = torch.tensor([largest])
     passed = [
-        bool(NoisyScreening(K, threshold, 1.0, CLASSES, rate).passes(most, Silent()))
+        bool(NoisyScreening(K, threshold, 1.0, CLASSES, rate).passes(most, Quiet()))
         for threshold in range(1, K + 1)
     ]
     assert passed == sorted(passed, reverse=True)

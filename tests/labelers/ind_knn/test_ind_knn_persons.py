@@ -23,10 +23,8 @@ PERSONS = np.array([0, 1, 1, 2, 2, 2, *[3] * 9, 4, 5, 6, 6])
 
 
 def table(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(len(PERSONS), D, generator=generator), torch.randint(
-        C, (len(PERSONS),), generator=generator
-    )
+    generator, count = torch.Generator().manual_seed(seed), len(PERSONS)
+    return torch.randn(count, D, generator=generator), torch.randint(C, (count,), generator=generator)
 
 
 def two_predictors(seed, gone, switches, **settings):
@@ -61,9 +59,7 @@ def test_a_person_changes_no_more_than_is_paid(gone, switches):
             assert np.linalg.norm(votes[0] - votes[1]) <= 1 + 1e-12
         for engine in engines:
             engine.partial(("pay", engine.budgets.next_mark()))
-        left = [
-            dict(zip(engine.owners.tolist(), engine.remaining().tolist(), strict=True)) for engine in engines
-        ]
+        left = [dict(zip(one.owners.tolist(), one.remaining().tolist(), strict=True)) for one in engines]
         assert cost <= (PARAMETERS.budget - left[0].pop(gone)) * (1 + 1e-6)  # κ is float32
         assert cost > 0
         assert left[0] == pytest.approx(left[1], abs=1e-6)
@@ -85,10 +81,8 @@ def test_a_person_changes_one_context_and_pays_once(gone):
             moved = float((votes[0] - votes[1]).square().sum())
             assert moved <= 2
             cost += moved / (2 * sigma**2)
-        left = [
-            dict(zip(PERSONS[list(one)].tolist(), one.values(), strict=True))
-            for one in map(left_of, (with_them, without))
-        ]
+        found = map(left_of, (with_them, without))
+        left = [dict(zip(PERSONS[list(one)].tolist(), one.values(), strict=True)) for one in found]
         assert cost <= PARAMETERS.budget - left[0].pop(gone) + 1e-12
         assert left[0] == left[1]
 
@@ -100,7 +94,7 @@ def literal(features, labels, queries, draws):
     for query, draw in zip(unit(queries.double().numpy()), draws, strict=True):
         kappa = x @ query
         able = [
-            z for z in left if left[z] >= 1 / (2 * p.sigma1**2) and (kappa[z == PERSONS] >= p.threshold).any()
+            z for z in left if left[z] >= 1 / (2 * p.sigma1**2) and kappa[z == PERSONS].max() >= p.threshold
         ]
         count, votes = max(len(able) + p.sigma1 * draw[0], p.min_count), np.zeros(C)
         for z in able:
@@ -190,8 +184,6 @@ def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
     refused.add([1], *rows(1), persons=[7])
     with pytest.raises(ValueError, match="units are never composed"):
         refused.predict(rows(1)[0])
-    with pytest.raises(ValueError, match="persons: want"):
-        new().add([4], *rows(1), persons=[1])
     labeler = any_teacher(budget=0.3, state_dir=tmp_path / "state")
     labeler.private_owners = torch.arange(12)
     labeler.fit(*rows(12), C)
@@ -199,6 +191,4 @@ def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
     labeler.private_owners = None
     with pytest.raises(ValueError, match="belong to numbers of persons, and now come digests"):
         labeler.fit(*rows(12), C)
-    groups = any_teacher(groups=RecordGroups([0], (1.0,)))
-    assert labeler.protects_persons
-    assert not groups.protects_persons
+    assert labeler.protects_persons > any_teacher(groups=RecordGroups([0], (1.0,))).protects_persons

@@ -23,6 +23,7 @@ from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy import private_store
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -166,13 +167,14 @@ def test_a_saved_predictor_goes_on_as_if_never_closed(tmp_path):
         again.add([4], *rows(1, seed=4))  # comes back with what it had left
         assert left_of(again)[4] == left[4] < PARAMETERS.budget
         assert len(again.predict(QUERIES).labels) == 9
-    with pytest.raises(FileExistsError):
-        filled().save(tmp_path / "p")
-    with pytest.raises(FileNotFoundError):
-        IndKNNPredictor.open(tmp_path / "nowhere")
     PrivateStore(tmp_path / "other" / FILE_NAME).close()
-    with pytest.raises(PrivateStoreError, match="holds no predictor"):
-        IndKNNPredictor.open(tmp_path / "other")
+    for error, use, place in (
+        (FileExistsError, filled().save, "p"),
+        (FileNotFoundError, IndKNNPredictor.open, "nowhere"),
+        (PrivateStoreError, IndKNNPredictor.open, "other"),  # which holds no predictor
+    ):
+        with pytest.raises(error):
+            use(tmp_path / place)
 
 
 def saved(folder, **settings):
@@ -260,8 +262,6 @@ def run_until(folder, log, event):
 
         def __getattr__(self, name):
             found = getattr(self._db, name)
-            if name not in ("execute", "executemany", "executescript", "backup"):
-                return found
 
             def call(*given):
                 nonlocal counter
@@ -273,11 +273,9 @@ def run_until(folder, log, event):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return result
 
-            return call
+            return call if name in ("execute", "executemany", "executescript", "backup") else found
 
     def live():
-        from pl_privknn.privacy import private_store
-
         connected = private_store._connected
         private_store._connected = lambda place: Dying(connected(place))
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -6,6 +6,7 @@ import torch
 from pate_setup import FixedVotes, fitted, table
 from refusals import refusals
 from scipy import stats
+from scripted_noise import Quiet
 
 from pl_privknn.labelers.base import check_protects, stated_plan, unit_of
 from pl_privknn.labelers.pate import GNMAX, LNMAX, PATE, Aggregator, ConfidentGNMAX
@@ -175,22 +176,11 @@ def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
     votes = pate.votes(table(50, seed=1)[0])
     assert (votes.sum(dim=1) == 12 - empty).all()
 
-    class Spy(SeededNoise):
-        def stream(self, *key):
-            return self
-
-        def normal_at_least(self, thresholds, scale):
-            return thresholds <= 0
-
-        def rounded_normal(self, shape, sigma):
-            return torch.zeros(shape, dtype=torch.int64)
-
     # One vote is left of twelve: screening compares ⌈12/3⌉ = 4, the least that twelve votes can give.
-    aggregator, noise = Aggregator(Gaussian(1.0), Screening(4, 1.0)), Spy(0)
     few = torch.tensor([[1, 0, 0]])
-    assert aggregator.bind(12, 3).release(1, lambda *_: few, lambda *_: noise).labels.tolist() == [0]
-    stricter = Aggregator(Gaussian(1.0), Screening(4.01, 1.0))
-    assert stricter.bind(12, 3).release(1, lambda *_: few, lambda *_: noise).labels.tolist() == [-1]
+    for threshold, label in ((4, 0), (4.01, -1)):
+        bound = Aggregator(Gaussian(1.0), Screening(threshold, 1.0)).bind(12, 3)
+        assert bound.release(1, lambda *_: few, lambda *_: Quiet()).labels.tolist() == [label]
     assert len(fitted().label(torch.zeros(0, 6), FreeLedger()).labels) == 0
 
 

@@ -28,12 +28,6 @@ def test_pickles_hold_nothing_private():
     assert len(pickle.dumps(pate)) < 3_000
 
 
-def test_nothing_is_written_unless_a_private_folder_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    fitted().label(table(20, seed=1)[0], FreeLedger())
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---------------------------------------------------------------------- the papers' figures
 
 

@@ -1,5 +1,7 @@
 """Teachers that release statistics: one release for all rounds, and what a crash leaves of it."""
 
+import contextlib
+
 import pytest
 import torch
 from refusals import refusals
@@ -52,43 +54,32 @@ def test_the_head_is_the_model_that_answers(tmp_path, name):
         assert head.func.__self__._table is None
 
 
-def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monkeypatch):
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    queries = table(30, seed=5)[0]
+@pytest.mark.parametrize(("releases", "lost"), [(3, 1), (1, 0)])
+def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monkeypatch, releases, lost):
+    ledger, queries = Ledger(tmp_path / "ledger.sqlite"), table(30, seed=5)[0]
+    teacher, resumed = (MADE["curvature"](noise_multiplier=2.0, releases=releases) for _ in range(2))
+    handle = ledger.run("a", plan=teacher.plan(30, 30, 3))
+    teacher.join_run(tmp_path / "kept", handle)
 
-    class Killed(Exception):
-        pass
+    def keep(*kept):
+        if teacher._charged > lost:
+            raise KeyboardInterrupt
+        write_release(*kept)
 
-    def die():
-        raise Killed
-
-    def made(releases):
-        return MADE["curvature"](noise_multiplier=2.0, releases=releases)
-
-    def begin(release, releases):
-        teacher = fitted(made(releases))
-        handle = ledger.run(f"{releases}", plan=teacher.plan(30, 30, 3))
-        teacher.join_run(tmp_path / f"{releases}", handle)
-
-        def keep(*kept):
-            return die() if teacher._charged > release else write_release(*kept)
-
-        with monkeypatch.context() as patched:
-            patched.setattr("pl_privknn.labelers.statistics.write_release", keep)
-            with pytest.raises(Killed):
-                teacher.label(queries, handle)
-        teacher.leave_run()  # as the end of a process does
-        assert handle.num_charges == release + 1
-        return made(releases), ledger.run(f"{releases}")
-
-    resumed, handle = begin(release=1, releases=3)  # the second of three was lost
-    resumed.join_run(tmp_path / "3", handle)
-    fitted(resumed).label(queries, handle)
-    assert handle.num_charges == 3
-    assert sorted(resumed._taken) == [0, 2]
-    resumed, handle = begin(release=0, releases=1)  # the only one was lost
-    with pytest.raises(ReleaseLostError, match=r"not drawn again. Start a new run"):
-        resumed.join_run(tmp_path / "1", handle)
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr("pl_privknn.labelers.statistics.write_release", keep)
+        fitted(teacher).label(queries, handle)
+    teacher.leave_run()  # as the end of a process does
+    handle = ledger.run("a")
+    assert handle.num_charges == lost + 1
+    if releases == 1:  # the only one was lost
+        with pytest.raises(ReleaseLostError, match=r"not drawn again. Start a new run"):
+            resumed.join_run(tmp_path / "kept", handle)
+    else:
+        resumed.join_run(tmp_path / "kept", handle)
+        fitted(resumed).label(queries, handle)
+        assert handle.num_charges == 3
+        assert sorted(resumed._taken) == [0, 2]
 
 
 def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
