@@ -10,13 +10,10 @@ import torch
 from scipy import special, stats
 from scripted_noise import Scripted
 
-from pl_privknn.labelers import PrivateKNN, ReverseKNN
-from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy import Gaussian, Laplace
 from pl_privknn.privacy import noise as samplers
 from pl_privknn.privacy.mechanisms.base import STEP
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
-from pl_privknn.testing import FreeLedger
 
 PRECISE = mpmath.mp.clone()
 PRECISE.prec = 400
@@ -34,9 +31,6 @@ by_kind = pytest.mark.parametrize("kind", LAWS)
 
 def rounded(source, kind, *given):
     return getattr(source, f"rounded_{kind}")(*given)
-
-
-# ---------------------------------------------------------------- distribution
 
 
 @pytest.mark.parametrize("source", [SeededNoise(3), SystemNoise()], ids=["seeded", "system"])
@@ -59,7 +53,7 @@ def test_masses_are_those_of_the_closed_form(kind, sigma, source):
     )
 
 
-@pytest.mark.parametrize(("exponent", "count"), [(26, 100_000), (35, 20_000), (41, 1500), (54, 100)])
+@pytest.mark.parametrize(("exponent", "count"), [(26, 50_000), (41, 1000), (54, 100)])
 @by_kind
 def test_fine_lattices_hold_the_distribution(kind, exponent, count):
     sigma = 2.0**exponent
@@ -71,12 +65,6 @@ def test_fine_lattices_hold_the_distribution(kind, exponent, count):
         assert stats.binomtest(int(side.sum()), count, LAWS[kind][1].sf(2.5)).pvalue > 1e-4
 
 
-def test_last_digits_are_uniform():
-    last = SeededNoise(5).rounded_normal(100_000, 2.0**33 / 3) % 16
-    # χ² with 15 degrees of freedom, at 1e-4.
-    assert stats.chisquare(np.bincount(last.numpy(), minlength=16)).pvalue > 1e-4
-
-
 # ---------------------------------------------------------------- what float64 may decide
 
 
@@ -85,9 +73,9 @@ def test_quantiles_are_a_hundred_times_better_than_the_guard(kind):
     generator = np.random.default_rng(0)
     tails = np.concatenate(
         [
-            2.0 ** generator.uniform(0, 63, 1500),
-            2.0**63 - 2.0 ** generator.uniform(0, 63, 500),
-            generator.uniform(0, 2**63, 1000),
+            2.0 ** generator.uniform(0, 63, 700),
+            2.0**63 - 2.0 ** generator.uniform(0, 63, 300),
+            generator.uniform(0, 2**63, 500),
             2.0 ** np.arange(64),
         ]
     ).astype(np.uint64)
@@ -99,17 +87,15 @@ def test_quantiles_are_a_hundred_times_better_than_the_guard(kind):
             assert abs(error) * 100 <= samplers._GUARD * (1 + z)
 
 
-@pytest.mark.parametrize(("sigma", "guard"), [(1e-6, 3.0), (0.4, 2.0**-6), (3.0, 3.0), (2.0**31, 2.0**-6)])
+@pytest.mark.parametrize(("sigma", "guard"), [(0.4, 2.0**-6), (3.0, 3.0), (2.0**31, 2.0**-6)])
 @by_kind
 def test_multiple_precision_gives_the_same_numbers(monkeypatch, kind, sigma, guard):
-    quick = rounded(SeededNoise(2), kind, 60, sigma)
+    quick = rounded(SeededNoise(2), kind, 40, sigma)
     monkeypatch.setattr(samplers, "_GUARD", guard)
-    assert torch.equal(rounded(SeededNoise(2), kind, 60, sigma), quick)
+    assert torch.equal(rounded(SeededNoise(2), kind, 40, sigma), quick)
 
 
-@pytest.mark.parametrize(
-    ("sigma", "low"), [(1.0, 0), (1.0, 4), (40.0, 17), (2.0**30, 12345), (2.0**40, 2**41)]
-)
+@pytest.mark.parametrize(("sigma", "low"), [(1.0, 0), (40.0, 17), (2.0**40, 2**41)])
 @by_kind
 def test_numbers_next_to_a_border_are_decided_by_further_bits(kind, sigma, low):
     # Digits of P[Z > low + 1/2]: what begins with them is above or below the border by its next word.
@@ -126,7 +112,7 @@ def test_numbers_next_to_a_border_are_decided_by_further_bits(kind, sigma, low):
         assert draw(words[1], words[2] + 2**20) == low * (1 - 2 * sign)
 
 
-@pytest.mark.parametrize("words", [[0, 2**63], [0, 1], [0, 0, 12345], [2]])
+@pytest.mark.parametrize("words", [[0, 2**63], [0, 0, 12345], [2]])
 def test_the_far_tail_goes_on(words):
     bits = 64 * len(words)
     tail = sum(word << (bits - 64 * place) for place, word in enumerate(words[1:], start=2))
@@ -141,7 +127,7 @@ def test_the_far_tail_goes_on(words):
 @pytest.mark.parametrize("guard", [samplers._GUARD, 2.0**-3], ids=["float64", "multiple precision"])
 def test_thresholds_and_choices_have_their_probabilities(monkeypatch, guard):
     monkeypatch.setattr(samplers, "_GUARD", guard)
-    count = 40_000 if guard < 1e-9 else 1000
+    count = 40_000 if guard < 1e-9 else 500
     # Nine tests at 1e-4 each, fixed seeds: an honest sampler fails one time in 1,100.
     for threshold, scale in ((1.5, 2.0), (-3.0, 2.5), (0.0, 1.0)):
         hits = int(SeededNoise(7).normal_at_least(torch.full((count,), threshold), scale).sum())
@@ -228,9 +214,6 @@ def test_bad_arguments_are_named(call, named):
         call()
 
 
-# ---------------------------------------------------------------- votes
-
-
 @pytest.mark.parametrize("mechanism", [Gaussian(0.7), Laplace(0.7)], ids=lambda noise: noise.kind)
 def test_noisy_votes_are_whole_and_those_of_ideal_noise_rounded(mechanism):
     votes = torch.tensor([[3, 3, 0]]).repeat(20_000, 1)
@@ -239,25 +222,3 @@ def test_noisy_votes_are_whole_and_those_of_ideal_noise_rounded(mechanism):
     # Rounding moves the distribution function by less than 1e-3: too little for 3,000 draws. One seed in 10,000.
     law = {"gaussian": stats.norm, "laplace": stats.laplace}[mechanism.kind](scale=0.7)
     assert stats.kstest((noisy - votes).flatten()[:3000].numpy(), law.cdf).pvalue > 1e-4
-
-
-def table():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(90) % 3
-    return torch.nn.functional.one_hot(labels, 3) * 9.0 + torch.rand(90, 3, generator=generator), labels
-
-
-@pytest.mark.parametrize("noise", [Gaussian(2.5), Laplace(2.0)], ids=lambda noise: noise.kind)
-def test_released_counts_are_multiples(noise):
-    features, labels = table()
-    labeler = PrivateKNN(
-        k=20, sampling_rate=0.9, screening=Screening(8, 1.0), noise=noise, release_counts=True
-    )
-    labeler.noise_source = SeededNoise(1)
-    labeler.fit(features, labels, 3)
-    release = labeler.label(features[:9], FreeLedger())
-    assert release.labels.tolist() == labels[:9].tolist()
-    assert torch.equal(release.scores, (release.scores / STEP).round() * STEP)
-    reverse = ReverseKNN(k=2, noise=noise, soft=False, noise_source=SeededNoise(2))
-    reverse.fit(features, labels, 3)
-    assert reverse.label(features[:9], FreeLedger()).labels.shape == (9,)

@@ -1,6 +1,7 @@
 """Noise sources and continuous noise against closed forms and scripted random words."""
 
 import copy
+import itertools
 import json
 import math
 import pickle
@@ -14,7 +15,7 @@ from ledger_setup import needs_fork
 from scipy import stats
 from scripted_noise import Scripted
 
-from pl_privknn.privacy.noise import NoiseSource, SeededNoise, SystemNoise, default_noise
+from pl_privknn.privacy.noise import SeededNoise, SystemNoise, default_noise
 
 NAMES = ("normal", "rounded_normal", "laplace", "rounded_laplace")
 
@@ -48,7 +49,7 @@ def test_uniform_is_open_and_uses_53_bits():
     assert 0.45 < (lattice % 2).mean().item() < 0.55  # the last of the 53 bits is in use
 
 
-@pytest.mark.parametrize("bits", [1, 2, 8, 40, 54, 60, 63, 64, 100, 120])
+@pytest.mark.parametrize("bits", [1, 8, 54, 63, 64, 120])
 def test_tails_are_those_of_the_law(bits):
     # A scripted tail probability of 2**-bits (sign bit 0 or 1), against scipy's tail functions.
     def words(sign):
@@ -58,7 +59,9 @@ def test_tails_are_those_of_the_law(bits):
             return [((1 << (64 - bits)) << 1) + sign, 0]
         return [sign, 1 << (128 - bits)]
 
-    # The last appended bit stands for the middle of its step.
+    for extreme in ([0, 0], [1, 0], [(1 << 64) - 1], [(1 << 64) - 2]):
+        for name in ("normal", "laplace"):
+            assert math.isfinite(getattr(Scripted(extreme), name)(1, 1.0).item())
     tail = 2.0**-bits + (2.0**-129 if bits > 10 else 0)
     up, down = Scripted(words(0)), Scripted(words(1))
     assert up.normal(1, 2.0).item() == pytest.approx(2 * stats.norm.isf(tail), rel=1e-12, abs=1e-15)
@@ -68,26 +71,15 @@ def test_tails_are_those_of_the_law(bits):
     )
 
 
-def test_extreme_words_give_finite_noise():
-    top = (1 << 64) - 1
-    for words in ([0, 0], [1, 0], [top], [top - 1]):
-        for name in ("normal", "laplace"):
-            assert math.isfinite(getattr(Scripted(words), name)(1, 1.0).item())
-
-
-def test_far_tail_of_drawn_normals():
-    # P[|x| > 4.5] = 6.795e-6: 27.2 expected in 4 million; 5 to 60 fails for one seed in 100,000.
-    beyond = int((SeededNoise(3).normal(4_000_000, 1.0).abs() > 4.5).sum())
-    assert 5 <= beyond <= 60
-
-
 # ---------------------------------------------------------------- coins and integers
 
 
-@pytest.mark.parametrize("numerator", [0, 1, 7, 128, 255, 256])
+@pytest.mark.parametrize("numerator", [0, 1, 128, 255, 256])
 def test_coins_of_whole_bytes_by_enumeration(numerator):
     every_byte = np.arange(256, dtype=np.uint8).view(np.uint64)
     assert int(Scripted(every_byte).bernoulli(256, numerator / 256).sum()) == numerator
+    for certain in (0.0, 1.0):  # which draws nothing
+        assert bool((Scripted([]).bernoulli((3, 4), certain) == certain).all())
 
 
 @pytest.mark.parametrize("p", [0.15, 1 / 3, 1e-4, 2.0**-40, 1e-12, 1 - 2.0**-53, 5e-324])
@@ -111,29 +103,21 @@ def test_coin_compares_every_digit_of_p(p):
         assert coin(word) is False
 
 
-@pytest.mark.parametrize("p", [1e-5, 0.15, 0.5, 0.999])
+@pytest.mark.parametrize("p", [1e-5, 0.15])
 def test_share_of_true_coins(p):
-    n = 3_000_000
+    n = 1_000_000
     hits = int(SeededNoise(5).bernoulli(n, p).sum())
     # Two-sided binomial test: fails for one seed in 10,000.
     assert stats.binomtest(hits, n, p).pvalue > 1e-4
 
 
-def test_certain_coins_draw_nothing():
-    assert bool(Scripted([]).bernoulli((3, 4), 1.0).all())
-    assert not bool(Scripted([]).bernoulli(7, 0.0).any())
-
-
-@pytest.mark.parametrize("below", [1, 2, 3, 10, 257, 2**63])
+@pytest.mark.parametrize("below", [1, 10, 2**63])
 def test_integers_are_uniform(below):
     draws = SeededNoise(8).integers(20_000, below)
     assert draws.dtype == torch.int64
-    assert int(draws.min()) >= 0
-    assert int(draws.max()) < below
-    bins = min(below, 16)
-    counts = np.bincount((draws.numpy() // -(-below // bins)).astype(int), minlength=1)
-    if 1 < below <= 10:
-        assert stats.chisquare(counts).pvalue > 1e-4  # fails for one seed in 10,000
+    assert (int(draws.min()) >= 0) & (int(draws.max()) < below)
+    if below == 10:
+        assert stats.chisquare(np.bincount(draws.numpy())).pvalue > 1e-4  # fails for one seed in 10,000
     if below == 2**63:
         assert stats.kstest(draws.numpy() / 2.0**63, "uniform").pvalue > 1e-4
 
@@ -148,15 +132,10 @@ def test_integers_have_no_modulo_bias():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", [0, 5, (2, 3), [4, 0], torch.Size([1, 2, 3]), ()])
-def test_shapes(name, shape):
-    for source in (SeededNoise(1), SystemNoise()):
-        wanted = (shape,) if isinstance(shape, int) else tuple(shape)
-        result = getattr(source, name)(shape, 2.0)
-        assert tuple(result.shape) == wanted
-        assert tuple(source.uniform(shape).shape) == wanted
-        assert tuple(source.bernoulli(shape, 0.5).shape) == wanted
-        assert result.device.type == "cpu"
+def test_shapes(name):
+    for source, shape in itertools.product((SeededNoise(1), SystemNoise()), (0, 5, (2, 3), [4, 0], ())):
+        draws = [getattr(source, name)(shape, 2.0), source.uniform(shape), source.bernoulli(shape, 0.5)]
+        assert {tuple(draw.shape) for draw in draws} == {(shape,) if isinstance(shape, int) else tuple(shape)}
 
 
 def test_default_device_does_not_matter():
@@ -212,21 +191,17 @@ def test_streams_are_many_and_independent():
 
 
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
-def test_copies_of_seeded_noise_continue_on_their_own(clone):
+def test_copies_continue_on_their_own_and_the_system_has_no_state(clone):
     source = SeededNoise(4)
     source.uniform(10)
     twin = clone(source)
     ahead = twin.uniform(50)
     assert torch.equal(ahead, source.uniform(50))  # drawing from the twin did not move the source
     assert twin.seed == 4
-
-
-@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
-def test_system_noise_has_no_state(clone):
-    source = SystemNoise()
-    assert vars(clone(source)) == {}
-    assert source.stream("row", 3) is source
-    assert not torch.equal(source.uniform(4), clone(source).uniform(4))
+    system = SystemNoise()
+    assert vars(clone(system)) == {}
+    assert system.stream("row", 3) is system
+    assert not torch.equal(system.uniform(4), clone(system).uniform(4))
 
 
 @needs_fork
@@ -246,57 +221,27 @@ def test_default_is_the_cryptographic_source():
     assert not SeededNoise(0).cryptographic
 
 
-def test_sources_are_configurable():
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--noise", type=NoiseSource)
-    config = parser.parse_args(
-        ["--noise=pl_privknn.privacy.noise.SeededNoise", "--noise.seed=3", "--noise.seed=5"]
-    )
-    assert parser.instantiate_classes(config).noise.seed == 5
-    config = parser.parse_args(["--noise=pl_privknn.privacy.noise.SystemNoise"])
-    assert isinstance(parser.instantiate_classes(config).noise, SystemNoise)
-
-
-# ---------------------------------------------------------------- invalid arguments
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "2", None, True])
-def test_invalid_scales(name, scale):
-    argument = "sigma" if name == "rounded_normal" else "scale"
-    with pytest.raises(ValueError, match=argument):
-        getattr(SeededNoise(1), name)(3, scale)
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.0000001, math.nan, "0.5", None])
-def test_invalid_probabilities(p):
-    with pytest.raises(ValueError, match="p="):
-        SeededNoise(1).bernoulli(3, p)
-
-
-@pytest.mark.parametrize("shape", [-1, (2, -3), 2.5, "23", (1.5,), None, True])
-def test_invalid_shapes(shape):
-    for name in ("normal", "bernoulli"):
-        with pytest.raises(ValueError, match="shape"):
-            getattr(SeededNoise(1), name)(shape, 0.5)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "a", None, True])
-def test_invalid_seeds(seed):
-    with pytest.raises(ValueError, match="seed"):
-        SeededNoise(seed)
-
-
-@pytest.mark.parametrize("key", [(), (1.5,), (None,), (True,), (b"x",)])
-@pytest.mark.parametrize("source", [SeededNoise(1), SystemNoise()])
-def test_invalid_keys(source, key):
-    with pytest.raises(ValueError, match="key"):
-        source.stream(*key)
-
-
-@pytest.mark.parametrize("below", [0, -3, 2**63 + 1, 2.5])
-def test_invalid_bounds(below):
-    with pytest.raises(ValueError, match="below"):
-        SeededNoise(1).integers(3, below)
+@pytest.mark.parametrize(
+    ("call", "values", "named"),
+    [
+        *(
+            (
+                lambda s, x, name=name: getattr(s, name)(3, x),
+                [0, -1.0, math.nan, math.inf, "2", None, True],
+                "sigma" if name == "rounded_normal" else "scale",
+            )
+            for name in NAMES
+        ),
+        (lambda s, x: s.bernoulli(3, x), [-0.1, 1.0000001, math.nan, "0.5", None], "p="),
+        (lambda s, x: s.bernoulli(x, 0.5), [-1, (2, -3), 2.5, "23", (1.5,), None, True], "shape"),
+        (lambda s, x: s.normal(x, 0.5), [-1, 2.5, None], "shape"),
+        (lambda s, x: SeededNoise(x), [-1, 2**64, 1.5, "a", None, True], "seed"),
+        (lambda s, x: s.stream(*x), [(), (1.5,), (None,), (True,), (b"x",)], "key"),
+        (lambda s, x: SystemNoise().stream(*x), [(), (1.5,)], "key"),
+        (lambda s, x: s.integers(3, x), [0, -3, 2**63 + 1, 2.5], "below"),
+    ],
+)
+def test_invalid_arguments_are_named(call, values, named):
+    for value in values:
+        with pytest.raises(ValueError, match=named):
+            call(SeededNoise(1), value)

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from pl_privknn.privacy.private_store import PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
-    CONVERSIONS,
     BudgetTable,
     RecordKey,
     as_bytes,
@@ -24,30 +25,22 @@ from pl_privknn.privacy.record_budgets import (
 # ---------------------------------------------------------------- (ε, δ) and budgets
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0, 50.0])
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10])
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-3, 1e-3), (0.1, 1e-10), (1.0, 1e-5), (50.0, 1e-5)])
 def test_conversions_round_trip_on_the_safe_side(epsilon, delta):
-    found = {}
-    for conversion in CONVERSIONS:
-        found[conversion] = budget_for_epsilon(epsilon, delta, conversion)
-        back = epsilon_of_budget(found[conversion], delta, conversion)
-        assert back <= epsilon
-        assert back == pytest.approx(epsilon, rel=1e-6)
-    assert found["gdp"] > found["rdp"] > found["rdp_classic"]
+    found = [budget_for_epsilon(epsilon, delta, conversion) for conversion in ("gdp", "rdp", "rdp_classic")]
+    assert found == sorted(found, reverse=True)
+    for conversion, budget in zip(("gdp", "rdp", "rdp_classic"), found, strict=True):
+        back = epsilon_of_budget(budget, delta, conversion)
+        assert epsilon * (1 - 1e-6) <= back <= epsilon
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
-@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-6), (8.0, 1e-6)])
 def test_budgets_agree_with_other_accountants(epsilon, delta):
-    from dp_accounting import dp_event
-    from dp_accounting.rdp import rdp_privacy_accountant
-
     mu = math.sqrt(2 * budget_for_epsilon(epsilon, delta, "gdp"))
     exact = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
     assert exact == pytest.approx(delta, rel=1e-5)
-    budget = budget_for_epsilon(epsilon, delta, "rdp")
-    orders = 1 + np.geomspace(1e-2, 1e5, 4000)
-    accountant = rdp_privacy_accountant.RdpAccountant(list(orders))
+    budget, orders = budget_for_epsilon(epsilon, delta, "rdp"), 1 + np.geomspace(1e-2, 1e5, 4000)
+    accountant = RdpAccountant(list(orders))
     accountant.compose(dp_event.GaussianDpEvent(1 / math.sqrt(2 * budget)))
     assert accountant.get_epsilon(delta) == pytest.approx(epsilon, rel=1e-5)
     classic = budget_for_epsilon(epsilon, delta, "rdp_classic")
@@ -89,7 +82,7 @@ def test_a_digest_is_of_one_record_alone_and_of_all_of_it():
     assert len(KEY.digests(rows[:0], labels[:0])) == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=12), st.randoms(use_true_random=False))
 def test_equal_records_have_as_many_numbers_as_copies_in_any_order(which, shuffler):
     def numbers(chosen):
@@ -130,8 +123,7 @@ def test_changed_numbers(known, now, changed):
 def test_bad_ids_are_refused_without_a_number(ids):
     with pytest.raises(ValueError, match="ids: shape and numbers") as error:
         read_ids(np.array(ids), 3)
-    told = str(error.value).replace("int64", "").replace("float64", "")
-    assert not any(character.isdigit() for character in told)
+    assert not any(character.isdigit() for character in str(error.value).replace("64", ""))
 
 
 def test_ids_may_lie_in_a_file(tmp_path):
@@ -168,7 +160,7 @@ def left(budgets, *ids):
     return [written[number] for number in ids]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), st.integers(0, 2**49)), max_size=25),
     st.sampled_from([1.0, 0.1, 0.03592570225550457, math.nextafter(0.5, 0)]),
