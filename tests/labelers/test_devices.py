@@ -6,7 +6,7 @@ The device is pretended, see ``pretend_device``: tensors of two devices that mee
 import numpy as np
 import pytest
 import torch
-from attributes_setup import attribute_knn, attribute_reverse_knn
+from attributes_setup import attribute_reverse_knn
 from pretend_device import CPU, CUDA, PretendedDevice
 from small_fit import fit_student
 
@@ -63,7 +63,6 @@ LABELERS = {
     "private_knn": lambda: PrivateKNN(15, 0.5, Screening(5.0, 1.0), Gaussian(2.0), noise()),
     "private_radius": lambda: PrivateRadius(None, 0.2, 0.5, noise=Gaussian(1.0), noise_source=noise()),
     "reverse_knn": lambda: ReverseKNN(2, 4.0, noise_source=noise()),
-    "multilabel_knn": lambda: attribute_knn(15, 0.5, 2.0, Gaussian(2.0), noise_source=noise()),
     "multilabel_reverse_knn": lambda: attribute_reverse_knn(
         1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise()
     ),

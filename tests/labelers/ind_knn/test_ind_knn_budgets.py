@@ -194,7 +194,7 @@ events = st.lists(
 
 
 @pytest.mark.parametrize("kind", ["digests of the data module", "numbers"])
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(events, st.sampled_from([0.05, 0.4, 2.0]))
 def test_over_any_reorders_and_restarts_no_record_pays_more_than_its_budget(
     tmp_path_factory, kind, steps, budget

@@ -154,14 +154,14 @@ def test_the_private_folder_is_beside_the_run_and_nothing_of_it_inside(tmp_path)
 def test_every_run_has_a_stream_of_its_own_or_charges_for_the_one_that_it_shares(tmp_path):
     labeler = teacher()
     labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)  # it was used before
-    for name in ("a", "b", "b"):
-        shutil.rmtree(tmp_path / "b" / "run", ignore_errors=True)  # another run in the same place
+    for name in ("a", "a"):
+        shutil.rmtree(tmp_path / "a" / "run", ignore_errors=True)  # another run in the same place
         callback, _ = fit_student(tmp_path / name, labeler, 0.15, private=120, **PROMISE)
         assert callback._run.ledger_run.num_charges == 1
         assert 0.9999 < callback.epsilon <= 1.0
         left = amounts(tmp_path / name / "run.private" / callback._run.run_id, labeler.parameters)
         np.testing.assert_allclose(np.sort(labeler.remaining()), np.sort(list(left.values())))
-    assert len(list((tmp_path / "b" / "run.private").iterdir())) == 2
+    assert len(list((tmp_path / "a" / "run.private").iterdir())) == 2
     for name in ("c", "d"):
         callback = fit(tmp_path / name, records={"state_dir": tmp_path / "state"})
         assert callback._run.ledger_run.num_charges == 1  # each run's own ledger must show the stream

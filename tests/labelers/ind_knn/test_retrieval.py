@@ -1,22 +1,19 @@
 """Retrieval with a budget: what one record changes is paid for, once for each vote, before anything is handed out."""
 
 import importlib.util
-import os
 import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from forked import talking
 from ind_knn_setup import PARAMETERS, QUERIES, C, D, filled, left_of, new, rows
-from ledger_setup import needs_fork
 
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity, smoothed_votes
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import GaussianDPStream
-from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.testing import FreeLedger
 
@@ -162,28 +159,6 @@ def test_charges_are_in_the_file_before_neighbours_are_handed_out(tmp_path):
             db.execute("DROP TABLE calls")
         with pytest.raises(PrivateStoreError):
             predictor.retrieve(QUERIES[0], 4.0)
-
-
-@needs_fork
-def test_killed_while_retrieving_every_retrieval_was_paid_for(tmp_path):
-    parameters = IndKNNParameters(0.4, 20.0, 2.0, 2.0)
-    with filled(parameters=parameters, noise_source=SystemNoise()) as predictor:
-        predictor.save(tmp_path / "p")
-
-    def retrieve(say):
-        with IndKNNPredictor.open(tmp_path / "p") as predictor:
-            while True:
-                say(len(predictor.retrieve(QUERIES[0], 20.0)))
-
-    with talking(retrieve) as (child, said):
-        lines = [said.readline() for _ in range(20)]
-        os.kill(child, 9)
-        lines += said.readlines()
-    times = sum(line.endswith("\n") for line in lines)
-    with IndKNNPredictor.open(tmp_path / "p") as predictor:
-        paid = parameters.budget - min(left_of(predictor).values())
-    assert round(paid * 20.0**2) in (times, times + 1)
-    assert times >= 20
 
 
 def test_votes_have_the_stated_noise_and_are_smoothed_over_near_queries():

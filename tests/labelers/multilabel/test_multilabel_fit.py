@@ -10,32 +10,15 @@ from multilabel_setup import clusters
 from student_setup import trainer as trainer_of
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.datamodules import LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers import PrivateKNN
-from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
 
 # ---------------------------------------------------------------------------- the label store and a fit
-
-
-def test_store_keeps_rows_of_attributes(tmp_path):
-    store = LabelStore(tmp_path / "labels.sqlite", {"plan": 1})
-    store.select(0, [5, 3, 9])
-    store.mark_asked(0, [0, 1, 2], 0)
-    labels = torch.tensor([[1, 0, 1], [-1, -1, -1], [0, 0, 0]])
-    soft = torch.tensor([[0.9, 0.1, 0.8], [0.5, 0.5, 0.5], [0.2, 0.3, 0.4]])
-    store.put(0, [0, 1, 2], Release(labels, soft))
-    examples, kept, kept_soft = store.answers(1)
-    assert examples.tolist() == [5, 9]
-    assert kept.tolist() == [[1, 0, 1], [0, 0, 0]]
-    torch.testing.assert_close(kept_soft, soft[[0, 2]])
-    assert store.counts() == {"queried": 3, "answered": 2, "refused": 1, "lost": 0}
-    assert Release(labels, soft).answered.tolist() == [True, False, True]
 
 
 class Clusters(PrivatePublicDataModule):
