@@ -19,9 +19,12 @@ from pl_privknn.privacy import (
     NoisyScreening,
     PureDP,
     RandomizedResponse,
+    ShuffleAmplification,
     account,
+    epsilon_for_delta,
     epsilon_lower,
 )
+from pl_privknn.privacy.accounting.exact import exact_epsilon
 from pl_privknn.privacy.accounting.lower_bound import _candidates, _pairs
 from pl_privknn.privacy.accounting.pld import gaussian_epsilon
 
@@ -42,8 +45,8 @@ def epsilon_of(p, q, delta):
     return low
 
 
-@pytest.mark.parametrize("mu", [0.3, 2.0])
-def test_gaussian_compositions_and_laplace_in_closed_form(mu):
+def test_gaussian_compositions_and_laplace_in_closed_form():
+    mu = 2.0
     truth = gaussian_epsilon(mu, DELTA)
     releases = [Charge(Gaussian(sigma=8 / mu), 32), Charge(GaussianDPStream(mu=mu / math.sqrt(2)))]
     found = epsilon_lower(releases, delta=DELTA)
@@ -108,3 +111,41 @@ def test_the_command_prints_both(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert 0.998 * told["epsilon"] <= told["epsilon_lower"] <= told["epsilon"]
     assert epsilon_lower([], delta=DELTA) == 0.0
+
+
+@pytest.mark.parametrize(("sigma", "rate", "count"), [(20.0, 1.0, 500), (20.0, 0.2, 3000), (5.0, 0.1, 40)])
+def test_gaussian_releases_against_the_lower_bound(sigma, rate, count):
+    charges = [Charge(Gaussian(sigma=sigma, l2_sensitivity=math.sqrt(2), sampling_rate=rate), count)]
+    truth = epsilon_for_delta(charges, DELTA, method="pld")
+    assert 0.998 * truth <= epsilon_lower(charges, delta=DELTA) <= truth
+    # Another release beside them, and one without a lower bound of its own, which counts as nothing.
+    beside = [*charges, Charge(Laplace(1.0))]
+    assert truth < epsilon_lower(beside, delta=DELTA) <= epsilon_for_delta(beside, DELTA, method="pld")
+    counted = [*charges, Charge(ShuffleAmplification(1.0, 1000))]
+    assert epsilon_lower(counted, delta=DELTA) == epsilon_lower(charges, delta=DELTA)
+
+
+@pytest.mark.long("add")
+@pytest.mark.parametrize(
+    ("mechanism", "count", "width"),
+    [
+        (ExponentialArgmax(scale=19.4924, votes="add", sampling_rate=0.15), 300, 1.004),
+        (ExponentialArgmax(scale=19.4924, votes="swap", sampling_rate=0.15), 300, 1.004),
+        (NoisyScreening(300, 210, 85, 10, 0.2), 1_000_000, 1.01),
+    ],
+    ids=["add", "swap", "a million screenings"],
+)
+def test_the_exact_figure_lies_between_an_adversary_and_a_coarser_grid(mechanism, count, width):
+    charges, work = [Charge(mechanism, count)], {"work": 1e9} if count > 300 else {}
+    fine, coarse = (exact_epsilon(charges, delta=DELTA, coarsen=grid, **work) for grid in (1.0, 2.0))
+    lower = epsilon_lower(charges, delta=DELTA)
+    assert lower <= fine <= coarse <= width * lower
+
+
+def test_two_families_have_the_width_that_the_docs_state():
+    charges = [
+        Charge(NoisyScreening(300, 180, 75, 10, 0.15), 2000),
+        Charge(ExponentialArgmax(scale=19.4924, votes="swap", sampling_rate=0.15), 735),
+    ]
+    assert epsilon_lower(charges, delta=DELTA) == pytest.approx(0.8086, abs=5e-5)
+    assert exact_epsilon(charges, delta=DELTA) == pytest.approx(0.8359, abs=5e-5)

@@ -30,17 +30,8 @@ def release_probabilities(votes, distribution, scale):
     x = np.concatenate([(a + b) / 2 + (b - a) / 2 * nodes for a, b in itertools.pairwise(edges)])
     w = np.concatenate([(b - a) / 2 * weights for a, b in itertools.pairwise(edges)])
     below = [distribution.cdf((x - count) / scale) for count in votes]
-    return np.array(
-        [
-            (
-                w
-                * distribution.pdf((x - count) / scale)
-                / scale
-                * np.prod(below[:i] + below[i + 1 :], axis=0)
-            ).sum()
-            for i, count in enumerate(votes)
-        ]
-    )
+    own = [w * distribution.pdf((x - count) / scale) / scale for count in votes]
+    return np.array([(one * np.prod(below[:i] + below[i + 1 :], axis=0)).sum() for i, one in enumerate(own)])
 
 
 def renyi(p, q, order):
@@ -58,8 +49,7 @@ def neighbours(votes):
                 yield other
 
 
-@pytest.mark.parametrize("votes", HISTOGRAMS)
-@pytest.mark.parametrize("scale", [1.5, 5.0])
+@pytest.mark.parametrize(("votes", "scale"), [*zip(HISTOGRAMS, [1.5, 5.0, 1.5, 5.0], strict=True)])
 @pytest.mark.parametrize(("mechanism", "distribution"), NOISES, ids=["gaussian", "laplace"])
 def test_bounds_lie_above_direct_integration_and_below_the_independent_curve(
     votes, scale, mechanism, distribution
@@ -83,18 +73,6 @@ def test_bounds_lie_above_direct_integration_and_below_the_independent_curve(
     assert (both <= independent).all()
     if votes[0] >= 27 and scale < 2:
         assert both[0] < 0.25 * independent[0]
-
-
-def test_published_bound_is_below_the_true_cost_in_the_other_direction():
-    # Why answers_rdp covers both directions unless told otherwise.
-    here = release_probabilities((20, 10, 0), stats.norm, 1.5)
-    back = max(
-        renyi(release_probabilities(other, stats.norm, 1.5)[:2], here[:2], 4.0)
-        for other in neighbours((20, 10, 0))
-    )
-    noise, votes, order = Gaussian(1.5, math.sqrt(2)), np.array([(20, 10, 0)]), np.array([4.0])
-    assert answers_rdp(noise, votes, order, "one")[0, 0] < 0.9 * back
-    assert back < answers_rdp(noise, votes, order)[0, 0] < noise.rdp(order, "replace_one")[0]
 
 
 @pytest.mark.parametrize(("mechanism", "distribution"), NOISES, ids=["gaussian", "laplace"])

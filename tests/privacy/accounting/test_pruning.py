@@ -19,7 +19,6 @@ def random_family(outcomes: int, rows: int = 40) -> tuple[np.ndarray, np.ndarray
 
 
 FAMILIES = {
-    "screening": NoisyScreening(60, 36, 15, 10).dominating_pairs("add_remove"),
     "sampled screening": NoisyScreening(60, 42, 17, 10, 0.2).dominating_pairs("add_remove"),
     "rare outcomes": NoisyScreening(40, 24, 6, 10, 0.3).dominating_pairs("add_remove"),
     "arg-max": ExponentialArgmax(scale=20, votes="swap", sampling_rate=0.3).dominating_pairs("add_remove"),
@@ -40,7 +39,7 @@ def test_values_are_those_of_all_pairs(name, monkeypatch):
         np.testing.assert_array_equal(one.excess, other.excess)
 
 
-@pytest.mark.parametrize("name", ["screening", "sampled screening", "coins"])
+@pytest.mark.parametrize("name", ["sampled screening", "coins"])
 def test_pairs_of_two_outcomes_that_stay_have_the_envelope_of_all(name):
     p, q = FAMILIES[name]
     kept_p, kept_q = exact.undominated(p, q)

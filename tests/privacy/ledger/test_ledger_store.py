@@ -3,18 +3,16 @@
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-from ledger_setup import PROTECTED, G, charged, fill, needs_fork
+from ledger_setup import PROTECTED, G, charged, fill
 
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
@@ -258,54 +256,6 @@ def test_reading_leaves_no_trace_and_sees_committed_rows_only(path, tmp_path):
     with pytest.raises(FileNotFoundError):
         Ledger.open_readonly(tmp_path / "none.sqlite")
     assert not (tmp_path / "none.sqlite").exists()
-
-
-def _unprivileged(task):
-    """Run ``task`` as a user whom file permissions bind; returns what it returns, or its exception."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-
-    def child():
-        if os.geteuid() == 0:
-            os.setgid(65534)
-            os.setuid(65534)
-        try:
-            theirs.send(task())
-        except Exception as error:
-            theirs.send(error)
-
-    process = context.Process(target=child)
-    process.start()
-    result = ours.recv() if ours.poll(60) else None
-    process.join(60)
-    return result
-
-
-@needs_fork
-def test_read_only_folder():
-    # Not tmp_path, which only its owner may enter.
-    folder = Path(tempfile.mkdtemp())
-    try:
-        path = folder / "ledger.sqlite"
-        fill(path)
-        audit_ledger(path)  # loads everything before the privileges go
-        path.chmod(0o444)
-        folder.chmod(0o555)
-        assert _unprivileged(lambda: audit_ledger(path)["rows"]) == 5
-        assert isinstance(_unprivileged(lambda: Ledger(path)), OSError)
-        # With a killed writer's journal beside it the file can't be trusted as it is.
-        folder.chmod(0o755)
-        path.chmod(0o644)
-        _leave_a_hot_journal(path)
-        path.chmod(0o444)
-        Path(f"{path}-journal").chmod(0o444)
-        folder.chmod(0o555)
-        refused = _unprivileged(lambda: audit_ledger(path))
-        assert isinstance(refused, OSError)
-        assert "copy both" in str(refused)
-    finally:
-        folder.chmod(0o755)
-        shutil.rmtree(folder)
 
 
 def _leave_a_hot_journal(path):
