@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import pytorch_lightning as pl
@@ -173,8 +174,8 @@ def test_resume_from_a_checkpoint_pays_nothing_twice(whole, tmp_path):
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
-def test_what_began_in_a_folder_goes_on_there_with_the_same_parameters_alone(whole):
-    folder, first, *_ = whole
+def test_what_began_in_a_folder_goes_on_there_with_the_same_parameters_alone(whole, tmp_path):
+    folder, first = shutil.copytree(whole[0], tmp_path / "copy"), whole[1]
     second = callback(OracleLabeler(refuse_every=5))
     fit(folder, second, ckpt_path=folder / "early.ckpt")
     assert second.labeler.asked == []  # the folder holds the second round already

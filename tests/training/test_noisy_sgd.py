@@ -1,15 +1,19 @@
-"""Noisy SGD in a trainer: what is refused, what stays private, features, and that it learns."""
+"""Noisy SGD in a trainer: what is refused, what stays private, features, that it learns, and how it resumes."""
 
+import json
 import math
+import shutil
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import PRIVATE, Flat, NoNoise, fit, keep_last, make, make_data
+from noisy_sgd_setup import PRIVATE, Flat, fit, keep_last, make, make_data
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
-from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.cli.main import main
 from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.privacy.ledger import LedgerCorrupt
 from pl_privknn.training import FeatureHead, NoisySGD
 
 
@@ -27,27 +31,9 @@ def test_bad_arguments_are_named(arguments, message):
         make(**arguments)
 
 
-def test_fast_dev_run_touches_no_private_record(tmp_path):
-    class Sealed(ArraysDataModule):
-        @property
-        def private(self):
-            raise AssertionError("a private record was read")
-
-    for extractor in (True, False):
-        fit(
-            make(extractor=extractor, noise_source=NoNoise()),
-            tmp_path,
-            data=make_data(Sealed),
-            fast_dev_run=True,
-        )
-    assert not list(tmp_path.glob("*.sqlite"))
-
-
 @pytest.mark.parametrize("extractor", [True, False])
-def test_checkpoints_and_logs_hold_nothing_private(tmp_path, extractor):
-    data = make_data()
-    callback = keep_last(tmp_path)
-    names = set()
+def test_checkpoints_and_logs_hold_nothing_private_and_give_the_module_back(tmp_path, extractor):
+    data, names = make_data(), set()
 
     class Names(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
@@ -56,44 +42,25 @@ def test_checkpoints_and_logs_hold_nothing_private(tmp_path, extractor):
         def on_train_batch_end(self, trainer, pl_module, outputs, *_):
             names.update(trainer.callback_metrics)
 
-    module = make(extractor=extractor)
-    trainer = fit(module, tmp_path, data=data, callbacks=[callback, Names()])
-    assert names | set(trainer.callback_metrics) == {
-        "val/accuracy", "val/loss", "privacy/epsilon", "privacy/epsilon_spent", "privacy/delta",
-        "privacy/guarantee",
-    }  # fmt: skip
-    saved = torch.load(tmp_path / "ckpt" / "last.ckpt", weights_only=False)
-    everything = []
-
-    def walk(value):
-        if isinstance(value, torch.Tensor):
-            everything.append(value)
-        elif isinstance(value, dict):
-            for item in [*value.keys(), *value.values()]:
-                walk(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                walk(item)
-        else:
-            assert value is None or isinstance(value, str | int | float | bool), type(value)
-
-    walk(saved)
-    assert all(PRIVATE not in tensor.shape for tensor in everything)
-    raw = (tmp_path / "ckpt" / "last.ckpt").read_bytes()
+    module = make(extractor=extractor, **({"feature_head": FeatureHead("mlp", 8, 5)} if extractor else {}))
+    trainer = fit(module, tmp_path, data=data, callbacks=[keep_last(tmp_path), Names()])
+    privacy = {"privacy/epsilon", "privacy/epsilon_spent", "privacy/delta", "privacy/guarantee"}
+    assert names | set(trainer.callback_metrics) == {"val/accuracy", "val/loss", *privacy}
+    path = tmp_path / "ckpt" / "last.ckpt"
+    saved, raw = torch.load(path, weights_only=False), path.read_bytes()
+    assert "private_training" in saved
+    for one in tree_leaves(saved):
+        assert one is None or isinstance(one, torch.Tensor | str | int | float | bool), type(one)
+        assert not isinstance(one, torch.Tensor) or PRIVATE not in one.shape
     data.setup("fit")
     with torch.no_grad():
         vectors = module.inputs(data.private.images())
     for rows in (data.private.images().flatten(1), vectors.flatten(1)):
         assert not any(row.numpy().tobytes()[:32] in raw for row in rows)
-    assert "private_training" in saved
-
-
-def test_module_loads_from_its_checkpoint(tmp_path):
-    module, data = make(feature_head=FeatureHead("mlp", 8, 5)), make_data()
-    fit(module, tmp_path, data=data, callbacks=[keep_last(tmp_path)])
-    loaded = NoisySGD.load_from_checkpoint(tmp_path / "ckpt" / "last.ckpt", extractor=Flat())
-    module.eval(), loaded.eval()
-    torch.testing.assert_close(loaded(data.test.images()), module(data.test.images()))
+    if extractor:
+        loaded = NoisySGD.load_from_checkpoint(path, extractor=Flat())
+        module.eval(), loaded.eval()
+        torch.testing.assert_close(loaded(data.test.images()), module(data.test.images()))
 
 
 def test_whitening_is_learned_from_public_features_and_works_row_by_row():
@@ -127,17 +94,80 @@ def test_features_are_normalised_by_public_images_only(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    module, data = (
-        make(
-            epsilon=8.0,
-            expected_batch_size=45,
-            max_grad_norm=0.5,
-            lr=4.0,
-            feature_head=FeatureHead(components=4),
-        ),
-        make_data(),
-    )
-    trainer = fit(module, tmp_path, epochs=20, data=data)
-    assert (
-        trainer.test(module, data, verbose=False)[0]["test/accuracy"] >= 0.9
-    )  # with seeded noise; 0.5 is chance
+    head = FeatureHead(components=4)
+    module = make(epsilon=8.0, expected_batch_size=45, max_grad_norm=0.5, lr=4.0, feature_head=head)
+    trainer = fit(module, tmp_path, epochs=20, data=(data := make_data()))
+    # With seeded noise; 0.5 is chance.
+    assert trainer.test(module, data, verbose=False)[0]["test/accuracy"] >= 0.9
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run with a checkpoint, and its ledger before the first charge."""
+    folder, copies = tmp_path_factory.mktemp("trained"), []
+
+    class Copy(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            copies.append((folder / "ledger.sqlite").read_bytes())
+
+    fit(make(), folder, 2, callbacks=[keep_last(folder), Copy()])
+    return folder, copies[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"noise_multiplier": 2.0}, {"expected_batch_size": 20}, {"max_grad_norm": 2.0}, {"delta": 1e-6}),
+        {"epochs": 4},
+    ],
+)
+def test_other_privacy_parameters_on_resume_are_refused(trained, changed):
+    folder, _ = trained
+    changed = dict(changed)
+    epochs = changed.pop("epochs", 3)
+    with pytest.raises(ValueError, match="other parameters"):
+        fit(make(**changed), folder, epochs, ckpt_path=folder / "ckpt" / "last.ckpt")
+
+
+def test_a_missing_or_older_ledger_is_refused(trained, tmp_path):
+    folder, older = shutil.copytree(trained[0], tmp_path / "copy"), trained[1]
+    path, resume = folder / "ledger.sqlite", {"ckpt_path": folder / "ckpt" / "last.ckpt"}
+    for file in folder.glob("ledger.sqlite*"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match="ledger"):
+        fit(make(), folder, **resume)
+    path.write_bytes(older)
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        fit(make(), folder, **resume)
+    (folder / "ledger.head").unlink()  # the checkpoint alone tells, too
+    with pytest.raises(ValueError, match="older copy"):
+        fit(make(), folder, **resume)
+
+
+@pytest.mark.long
+def test_command_line_and_resume(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--model", "NoisySGD", "--model.network", "tanh_cnn", "--model.expected_batch_size", "250",
+        "--model.expected_records", "1000",
+        "--model.epsilon", "2", "--model.delta", "1e-4", "--data", "DigitsDataModule", "--run_dir", "run",
+        "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "2",
+        "--trainer.enable_model_summary", "false",
+    ]  # fmt: skip
+    assert main(["fit", *words]) == 0
+    assert "noisy steps" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 1.98 < summary["epsilon"] <= 2
+    assert (summary["delta"], summary["adjacency"], summary["steps"]) == (1e-4, "add_remove", 8)
+    assert summary["guarantee"] == "unconditional"
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert main(["audit", "run/ledger.sqlite", "--delta", "1e-4", "--json"]) == 0
+    audited = json.loads(capsys.readouterr().out)
+    assert audited["epsilon"] == pytest.approx(summary["epsilon"])
+    # A finished run costs nothing more, and other parameters are an error, not a silent change.
+    assert main(["fit", "--resume", "run"]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon"] == summary["epsilon"]
+    assert main(["audit", "run"]) == 0
+    capsys.readouterr()
+    assert main(["fit", "--resume", "run", "--model.epsilon", "3"]) == 2
+    assert "epsilon=2.0 then, 3.0 now" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import PRIVATE, NoNoise, charged, make_data
+from noisy_sgd_setup import PRIVATE, NoNoise, charged, make, make_data, make_trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional as F
@@ -171,13 +171,18 @@ def test_the_module_gets_its_methods_back_and_can_be_trained_again(tmp_path):
     assert set(next(iter(data.train_dataloader()))[0]) == {"labeled", "unlabeled"}
 
 
-def test_fast_dev_run_touches_no_private_record(tmp_path):
+@pytest.mark.parametrize("own", [True, False])
+def test_fast_dev_run_touches_no_private_record(tmp_path, own):
     class Sealed(ArraysDataModule):
         @property
         def private(self):
             raise AssertionError("a private record was read")
 
-    fit(Lit(), tmp_path, training(noise_source=NoNoise()), data=make_data(Sealed), fast_dev_run=True)
+    if own:
+        fit(Lit(), tmp_path, training(noise_source=NoNoise()), data=make_data(Sealed), fast_dev_run=True)
+    else:
+        module = make(noise_source=NoNoise())
+        make_trainer(tmp_path, fast_dev_run=True).fit(module, make_data(Sealed))
     assert not list(tmp_path.rglob("*.sqlite"))
 
 
