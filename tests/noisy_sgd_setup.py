@@ -11,6 +11,7 @@ from small_fit import quiet_trainer
 from torch import nn
 
 from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.datamodules.datasets import ChosenImages, LabeledImages
 from pl_privknn.features import Extractor
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -36,6 +37,13 @@ def make_data(cls=ArraysDataModule, **kwargs):
         "public_truth": labels[a:b], "test_images": images[b:], "test_labels": labels[b:],
     }  # fmt: skip
     return cls(**parts, num_classes=2, **kwargs)
+
+
+def with_private(data, places):
+    """The data module with these of its private records alone, in this order."""
+    data.setup("fit")
+    data._private = LabeledImages(ChosenImages(data.private.store, places), data.private.labels[places], 2)
+    return data
 
 
 def make(extractor=True, lr=1.0, **kwargs):

@@ -40,6 +40,26 @@ class Lit(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def clipped_gradient(module, x, y, norm):
+    """The gradient of one loss in double precision, scaled to a norm at most."""
+    gradients = torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
+    flat = torch.cat([gradient.flatten() for gradient in gradients]).double()
+    return flat * min(1.0, norm / float(flat.norm()))
+
+
+def literal_update(module, data, clip_norm, divisor, of=lambda x: x[None], chosen=None):
+    """Weights after a gradient step on the private part: each example's gradient clipped by itself."""
+    data.setup("fit")
+    places = range(len(data.private)) if chosen is None else chosen
+    examples = ((of(x), y) for x, y in (data.private[place] for place in places))
+    total = sum(clipped_gradient(module, x, torch.tensor([y] * len(x)), clip_norm) for x, y in examples)
+    return weights(module) - module.lr * total / divisor
+
+
 def training(**kwargs):
     options = {"expected_batch_size": 30, "expected_records": PRIVATE, "noise_source": SeededNoise(1)}
     if "epsilon" not in kwargs:

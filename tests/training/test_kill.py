@@ -22,7 +22,7 @@ def train_in_a_child(folder, dies=0):
 
 
 @needs_fork
-@pytest.mark.parametrize("dies", [1, 5, 9])
+@pytest.mark.parametrize("dies", [1, 9])
 def test_a_killed_training_ends_at_the_epsilon_of_the_uninterrupted_one(tmp_path, dies):
     assert train_in_a_child(tmp_path, dies) == -signal.SIGKILL
     paid = sum(count for _, count in charged(tmp_path))
@@ -56,9 +56,7 @@ def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_pat
     # Two steps were lost with the third epoch: six are in the checkpoint, eight were paid, seven are left.
     assert len(drawn) == 8 + 7
     assert trainer.global_step == 6 + 7
-    fit(
-        Lit(), tmp_path, training(steps_per_charge=2), 5, ckpt_path=last
-    )  # nothing is left, and nothing drawn
+    fit(Lit(), tmp_path, training(steps_per_charge=2), 5, ckpt_path=last)  # nothing is left to draw
     assert len(drawn) == 15
     with pytest.raises(ValueError, match="no checkpoint continues it"):
         fit(Lit(), tmp_path, training(steps_per_charge=2), 5)

@@ -4,11 +4,9 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from noisy_sgd_setup import PRIVATE, keep_last, make_data, power_cut_at
-from torch.nn import functional as F
-from training_setup import Lit, Silent, fit, training
+from noisy_sgd_setup import PRIVATE, keep_last, make_data, power_cut_at, with_private
+from training_setup import Lit, Silent, fit, literal_update, training, weights
 
-from pl_privknn.datamodules.datasets import ChosenImages, LabeledImages
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -18,15 +16,12 @@ from pl_privknn.privacy.verification import check_summary
 from pl_privknn.training import PrivacyGroups
 
 HALVES = torch.arange(PRIVATE) % 2
-
-
-def weights(module):
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
+EACH = (1.0, 4.0), (0.5, 0.5)
 
 
 def test_each_group_costs_what_dp_accounting_says_and_no_more_than_was_asked():
     noise, steps = 1.5, 40
-    groups = PrivacyGroups(torch.tensor([0, 1, 2]), (0.3, 1.0, 4.0), (0.2, 0.3, 0.5))
+    groups = PrivacyGroups(HALVES, (0.3, 4.0), (0.2, 0.8))
     rates = groups.rates(noise, 1e-5, steps)
     assert rates == sorted(rates)
     charged = Charge(Gaussian(noise, 1.0, max(rates)), steps)
@@ -72,13 +67,8 @@ def test_a_record_is_drawn_with_the_rate_of_its_group_and_alone():
 
 
 def test_the_ledger_promises_the_largest_and_the_summary_states_each(tmp_path):
-    groups = PrivacyGroups(HALVES, (1.0, 4.0), (0.5, 0.5))
-    callback, _ = fit(
-        Lit(),
-        tmp_path,
-        training(noise_multiplier=2.0, groups=groups),
-        epochs=2,
-    )
+    groups = PrivacyGroups(HALVES, *EACH)
+    callback, _ = fit(Lit(), tmp_path, training(noise_multiplier=2.0, groups=groups), epochs=2)
     summary = callback.privacy_summary()
     low, high = summary["epsilon_of_groups"]
     assert 0.98 < low <= 1.0 < 3.9 < high <= 4.0
@@ -96,15 +86,8 @@ def test_the_ledger_promises_the_largest_and_the_summary_states_each(tmp_path):
 
 def test_members_are_those_of_the_rows(tmp_path):
     # So much of ε that everybody of group 1 takes part, and so little that nobody of group 0 does.
-    module, data, total = Lit(), make_data(), 0
-    data.setup("fit")
-    for (x, y), group in zip(data.private, HALVES, strict=True):
-        if group:
-            module.zero_grad()
-            F.cross_entropy(module(x[None]), torch.tensor([y])).backward()
-            gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).double()
-            total = total + gradient * min(1.0, 0.1 / float(gradient.norm()))
-    expected = weights(module) - module.lr * total / 60
+    chosen = torch.nonzero(HALVES).flatten().tolist()
+    expected = literal_update(Lit(), make_data(), 0.1, 60, chosen=chosen)
     module = Lit()
     groups = PrivacyGroups(HALVES, (1e-4, 1e4), (0.5, 0.5))
     callback = training(
@@ -116,15 +99,22 @@ def test_members_are_those_of_the_rows(tmp_path):
     torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_what_does_not_fit_is_refused_before_a_charge(tmp_path):
-    with pytest.raises(ValueError, match=r"epsilon=2.0: groups have"):
-        training(epsilon=2.0, groups=PrivacyGroups(HALVES, (1.0, 4.0), (0.5, 0.5)))
-    with pytest.raises(ValueError, match=r"shares=.* sum to 0.9"):
-        PrivacyGroups(HALVES, (1.0, 4.0), (0.5, 0.4))
-    with pytest.raises(ValueError, match="members: must be groups from 0 to 1"):
-        PrivacyGroups(HALVES + 1, (1.0, 4.0), (0.5, 0.5))
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: training(epsilon=2.0, groups=PrivacyGroups(HALVES, *EACH)), r"epsilon=2.0: groups have"),
+        (lambda: PrivacyGroups(HALVES, (1.0, 4.0), (0.5, 0.4)), r"shares=.* sum to 0.9"),
+        (lambda: PrivacyGroups(HALVES + 1, *EACH), "members: must be groups from 0 to 1"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        wrong()
+
+
+def test_members_of_other_records_are_refused_before_a_charge(tmp_path):
     with pytest.raises(ValueError, match="members: must be one group a private record") as refused:
-        fit(Lit(), tmp_path, training(groups=PrivacyGroups(HALVES[:-1], (1.0, 4.0), (0.5, 0.5))))
+        fit(Lit(), tmp_path, training(noise_multiplier=2.0, groups=PrivacyGroups(HALVES[:-1], *EACH)))
     assert str(PRIVATE) not in str(refused.value)
     assert not (tmp_path / "ledger.sqlite").exists()
 
@@ -134,19 +124,11 @@ def test_a_training_goes_on_with_its_members_alone(tmp_path, monkeypatch):
     power_cut_at(4, monkeypatch)
 
     def go_on(members, folder=tmp_path, order=None):
-        data = make_data()
-        if order is not None:
-            data.setup("fit")
-            data._private = LabeledImages(
-                ChosenImages(data.private.store, order), data.private.labels[order], data.num_classes
-            )
+        data = make_data() if order is None else with_private(make_data(), order)
         last = folder / "ckpt" / "last.ckpt"
-        groups = PrivacyGroups(members, (1.0, 4.0), (0.5, 0.5))
-        callback = training(noise_multiplier=2.0, groups=groups, steps_per_charge=1)
-        keep = [keep_last(folder)]
-        return fit(
-            Lit(), folder, callback, 2, data, ckpt_path=last if last.exists() else None, callbacks=keep
-        )
+        callback = training(noise_multiplier=2.0, groups=PrivacyGroups(members, *EACH), steps_per_charge=1)
+        resume = {"ckpt_path": last if last.exists() else None, "callbacks": [keep_last(folder)]}
+        return fit(Lit(), folder, callback, 2, data, **resume)
 
     with pytest.raises(OSError, match="power cut"):
         go_on(HALVES)

@@ -9,9 +9,8 @@ import torch
 from noisy_sgd_setup import PRIVATE, NoNoise, charged, make, make_data, make_trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from training_setup import Lit, Silent, fit, training
+from training_setup import Lit, Silent, fit, literal_update, training, weights
 
 from pl_privknn import PrivateTraining
 from pl_privknn.callbacks.loggers import run_settings
@@ -20,23 +19,6 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import RunFiles
-
-
-def weights(module):
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
-
-
-def literal_update(module, data, clip_norm, divisor):
-    """One gradient step on the private part: each example's gradient clipped by itself."""
-    data.setup("fit")
-    total = 0
-    for x, y in data.private:
-        loss = F.cross_entropy(module(x[None]), torch.tensor([y]))
-        gradient = torch.cat(
-            [p.flatten() for p in torch.autograd.grad(loss, list(module.parameters()))]
-        ).double()
-        total = total + gradient * min(1.0, clip_norm / float(gradient.norm()))
-    return weights(module) - module.lr * total / divisor
 
 
 @pytest.mark.parametrize("method", ["flat", "ghost"])
@@ -54,26 +36,22 @@ def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, clip_norm,
 
 
 def test_ghost_clipping_of_a_foreign_module_is_conditional_everywhere(tmp_path):
-    callback, _ = fit(Lit(), tmp_path, training(clipping="ghost", noise_source=None), epochs=1)
+    callback, trainer = fit(Lit(), tmp_path, training(clipping="ghost", noise_source=None), epochs=1)
     summary = callback.privacy_summary()
     assert summary["guarantee"] == "conditional"
     assert "losses are per example" in summary["reason"]
     (row,) = callback.ledger.report().guaranteed
     assert row.guarantee.level == "conditional"
+    told = run_settings(trainer, trainer.lightning_module)  # what loggers hear
+    assert told["noise"]["gaussian"]["count"] == 3
+    assert told["epsilon"] == callback.epsilon > 0
 
 
 def test_views_of_an_example_are_one_clipped_gradient(tmp_path):
     def turned(views):
         return torch.stack([torch.rot90(view, turn, (1, 2)) for turn, view in enumerate(views)])
 
-    module, data, total = Lit(), make_data(), 0
-    data.setup("fit")
-    for x, y in data.private:
-        module.zero_grad()
-        F.cross_entropy(module(turned(x.expand(3, *x.shape))), torch.tensor([y] * 3)).backward()
-        gradient = torch.cat([p.grad.flatten() for p in module.parameters()]).double()
-        total = total + gradient * min(1.0, 0.1 / float(gradient.norm()))
-    expected = weights(module) - module.lr * total / 60
+    expected = literal_update(Lit(), make_data(), 0.1, 60, lambda x: turned(x.expand(3, *x.shape)))
     callback = training(
         max_grad_norm=0.1, expected_batch_size=60, expected_records=60, physical_batch_size=7,
         noise_source=Silent(0), augment=turned, views=3,
@@ -264,8 +242,7 @@ def test_a_module_trained_twice_composes_or_is_refused(tmp_path):
         fit(module, tmp_path / "b", epochs=1)
     second, _ = fit(module, tmp_path / "b", training(files=RunFiles(ledger_path=ledger)), epochs=1)
     assert (
-        second.epsilon
-        > first.planned_steps * 0 + account([Charge(Gaussian(1.0, 1.0, 1 / 3), 3)], delta=1e-5).epsilon
+        second.epsilon > account([Charge(Gaussian(1.0, 1.0, 1 / 3), first.planned_steps)], delta=1e-5).epsilon
     )
 
 
@@ -285,13 +262,8 @@ def test_a_foreign_data_module_with_dict_batches_trains_at_the_same_epsilon(tmp_
             return super().training_step((batch["image"], batch["label"]), batch_idx)
 
     module, plain = OfDicts(), Lit()
-    callback, _ = fit(
-        module,
-        tmp_path / "a",
-        training(epsilon=2.0, noise_source=Silent(0)),
-        data=Dicts(),
-        limit_val_batches=0,
-    )
+    foreign = {"data": Dicts(), "limit_val_batches": 0}
+    callback, _ = fit(module, tmp_path / "a", training(epsilon=2.0, noise_source=Silent(0)), **foreign)
     other, _ = fit(plain, tmp_path / "b", training(epsilon=2.0, noise_source=Silent(0)))
     assert callback.epsilon == other.epsilon > 1.9
     torch.testing.assert_close(weights(module), weights(plain))
@@ -321,8 +293,7 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 def test_default_noise_is_cryptographic():
-    callback = PrivateTraining(1.0, expected_batch_size=3, expected_records=9)
-    assert callback.noise_source.cryptographic
+    assert PrivateTraining(1.0, expected_batch_size=3, expected_records=9).noise_source.cryptographic
 
 
 def test_averaged_weights_are_made_of_released_ones_and_cost_nothing(tmp_path):
@@ -332,10 +303,3 @@ def test_averaged_weights_are_made_of_released_ones_and_cost_nothing(tmp_path):
     assert other.epsilon == callback.epsilon
     assert torch.isfinite(weights(averaged)).all()
     assert not torch.equal(weights(plain), weights(averaged))
-
-
-def test_loggers_are_told_the_noise(tmp_path):
-    callback, trainer = fit(Lit(), tmp_path)
-    told = run_settings(trainer, trainer.lightning_module)
-    assert told["noise"]["gaussian"]["count"] == 6
-    assert told["epsilon"] == callback.epsilon > 0
