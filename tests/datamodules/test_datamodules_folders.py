@@ -70,9 +70,8 @@ def test_folders_bring_every_kind_of_image_to_one_form(folders):
     small = ImageFolderDataModule(root, 4, grayscale=True)
     small.setup("fit")
     assert small.image_shape == (1, 4, 4) == tuple(small.private.images().shape[1:])
-    reference = (
-        Image.open(root / "private" / "cat" / "a.png").convert("L").resize((4, 4), Image.Resampling.BILINEAR)
-    )
+    with Image.open(root / "private" / "cat" / "a.png") as image:
+        reference = image.convert("L").resize((4, 4), Image.Resampling.BILINEAR)
     torch.testing.assert_close(small.private.images([0])[0, 0], torch.from_numpy(np.array(reference)) / 255)
 
 
@@ -105,36 +104,34 @@ def test_public_class_folders_are_truth_and_optional_parts_are_used(folders):
 
 def test_folder_mistakes_say_what_to_do(folders, tmp_path):
     root, _ = folders
+
+    def refused(words, size=(6, 8), **named):
+        with pytest.raises(ValueError, match=words) as caught:
+            ImageFolderDataModule(root, size, **named).setup("fit")
+        return str(caught.value)
+
     with pytest.raises(FileNotFoundError, match="no folder 'private' there; want private/<class>"):
         ImageFolderDataModule(tmp_path / "nowhere")
     draw(root / "test" / "bird" / "b.png", 80)
-    with pytest.raises(ValueError, match=r"1 folders \(bird\) that aren't among the classes cat, dog"):
-        ImageFolderDataModule(root, class_names=["cat", "dog"]).setup("fit")
+    refused(r"1 folders \(bird\) that aren't among the classes cat, dog", class_names=["cat", "dog"])
     shutil.rmtree(root / "test" / "bird")
     draw(root / "test" / "stray.png", 81)
-    with pytest.raises(ValueError, match="outside the class folders"):
-        ImageFolderDataModule(root).setup("fit")
+    refused("outside the class folders")
     (root / "test" / "stray.png").unlink()
     shutil.rmtree(root / "test" / "dog")
     draw(root / "test" / "bird" / "b.png", 82)
     # The names of private folders stay private: classes are those of the other parts.
     assert ImageFolderDataModule(root).class_names == ("bird", "cat")
-    with pytest.raises(ValueError, match="has 1 folders that aren't") as caught:
-        ImageFolderDataModule(root).setup("fit")
-    assert "dog" not in str(caught.value)
-    with pytest.raises(ValueError, match="has 1 folders that aren't") as caught:
-        ImageFolderDataModule(root, class_names=["cat", "bird"]).setup("fit")
-    assert "dog" not in str(caught.value)
+    for named in ({}, {"class_names": ["cat", "bird"]}):
+        assert "dog" not in refused("has 1 folders that aren't", **named)
     shutil.rmtree(root / "test")
     assert ImageFolderDataModule(root).class_names == ("cat", "dog")
     shutil.rmtree(root / "private" / "dog")
-    with pytest.raises(ValueError, match="1 class folders, want 2 or more"):
-        ImageFolderDataModule(root)
+    refused("1 class folders, want 2 or more")
     data = ImageFolderDataModule(root, class_names=["dog", "cat"])
     data.setup("fit")
     assert data.private.labels.tolist() == [1, 1]
-    with pytest.raises(ValueError, match="image_size=0"):
-        ImageFolderDataModule(root, 0, class_names=["dog", "cat"])
+    refused("image_size=0", 0, class_names=["dog", "cat"])
 
 
 def test_broken_images_are_named_unless_they_are_private(folders):
@@ -147,10 +144,8 @@ def test_broken_images_are_named_unless_they_are_private(folders):
     for index, name in ((0, "deep.png"), (2, "v.png")):
         with pytest.raises(ValueError, match=f"{name} is not a readable image with 8 bits"):
             data.public.images([index])
-    with pytest.raises(
-        ValueError, match=f"file number 4, .* of {re.escape(str(root / 'private'))} "
-    ) as caught:
+    named = f"file number 4, .* of {re.escape(str(root / 'private'))} "
+    with pytest.raises(ValueError, match=named) as caught:
         list(data.private_batches())
     assert caught.value.__suppress_context__
-    for secret in ("dog", "d.png"):
-        assert secret not in str(caught.value)
+    assert not [secret for secret in ("dog", "d.png") if secret in str(caught.value)]

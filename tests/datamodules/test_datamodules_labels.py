@@ -58,12 +58,9 @@ def test_soft_labels_turn_all_targets_into_rows(data):
         ([40], [0], None, IndexError, "no positions of images"),
         ([0, 1], [0], None, ValueError, "not as many labels as images"),
         ([0], [3], None, ValueError, "num_classes=3"),
-        ([0], [-2], None, ValueError, "num_classes=3"),
         ([0], [1.0], None, ValueError, "whole numbers"),
         ([[0]], [1], None, IndexError, "shape"),
-        ([0.5], [1], None, IndexError, "whole numbers"),
         ([0], [1], torch.tensor([[0.5, 0.5]]), ValueError, r"\(n, 3\)"),
-        ([0], [1], torch.tensor([[1, 0, 0]]), ValueError, "float"),
         ([0], [1], torch.tensor([[0.9, 0.5, 0.1]]), ValueError, "sum 1"),
         ([0], [1], torch.tensor([[1.5, -0.5, 0.0]]), ValueError, "at least 0"),
         ([0], [1], torch.tensor([[float("nan"), 0.5, 0.5]]), ValueError, "finite"),
@@ -118,8 +115,7 @@ def test_training_batches_do_not_depend_on_the_truth():
         batches.append([batch for batch, _, _ in module.train_dataloader()])
     for other in batches[1:]:
         for left, right in zip(batches[0], other, strict=True):
-            assert torch.equal(left["labeled"][0], right["labeled"][0])
-            assert torch.equal(left["labeled"][1], right["labeled"][1])
+            assert all(map(torch.equal, left["labeled"], right["labeled"]))
             assert torch.equal(left["unlabeled"], right["unlabeled"])
 
 

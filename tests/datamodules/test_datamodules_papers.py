@@ -1,55 +1,39 @@
 """The papers' data sets in use: rounds from the command line, features of a first stage, embeddings."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from paper_data import published, sizes, write_mnist, write_papers
+from paper_data import published, sizes, write_cifar10, write_mnist
 
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
 
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    contents = write_papers(root)
-    with published(root):
-        yield root, contents
-
-
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = [
     "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.accelerator", "cpu",
-    "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
-    "--labeling.progress", "false",
+    "--trainer.enable_progress_bar", "false", "--labeling.progress", "false",
 ]  # fmt: skip
-KNN = ["--labeling.queries_per_round", "20", "--labeling.labeler.init_args.k", "20"]
-PATE = [
-    "--labeling.queries_per_round", "20", "--labeling.labeler.init_args.num_teachers", "8",
-    "--labeling.labeler.init_args.teachers.init_args.steps", "20",
-]  # fmt: skip
-# Seeded, since a query with a noisy number of records below zero is refused.
-REVERSE = [
-    "--labeling.queries_per_round", "20", "--labeling.labeler.init_args.noise_source", "SeededNoise",
-    "--labeling.labeler.init_args.noise_source.seed", "0",
-]  # fmt: skip
+LABELER = "--labeling.labeler.init_args"
+QUERIES = ["--labeling.queries_per_round", "20"]
+WORDS = {
+    "knn": [*QUERIES, f"{LABELER}.k", "20"],
+    "pate": [*QUERIES, f"{LABELER}.num_teachers", "8", f"{LABELER}.teachers.init_args.steps", "20"],
+    # Seeded, since a query with a noisy number of records below zero is refused.
+    "reverse_knn": [*QUERIES, f"{LABELER}.noise_source", "SeededNoise", f"{LABELER}.noise_source.seed", "0"],
+    "nonprivate": [],
+}
 
 
-@pytest.mark.long("pate", "nonprivate")
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [("knn", KNN), ("pate", PATE), ("reverse_knn", REVERSE), ("nonprivate", [])],
-    ids=["knn", "pate", "reverse_knn", "nonprivate"],
-)
-def test_attributes_of_fashion_mnist_are_learnt_from_answers(config, words, tmp_path, monkeypatch):
+@pytest.mark.long("pate", "nonprivate", "reverse_knn")
+@pytest.mark.parametrize("config", WORDS)
+def test_attributes_of_fashion_mnist_are_learnt_from_answers(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_mnist(tmp_path, 200, 81, "FashionMNIST")
     path = CONFIGS / f"fashion_mnist_attributes_{config}.yaml"
     arguments = ["fit", "--config", str(path), "--data.root", str(tmp_path), "--run_dir", "run", *SMALL]
-    assert main([*arguments, *words]) == 0
+    assert main([*arguments, *WORDS[config]]) == 0
     summary = json.loads(Path("run/summary.json").read_text())
     metrics = Path("run/metrics.csv").read_text().splitlines()[0].split(",")
     assert {f"test/accuracy_{name}" for name in FASHION_ATTRIBUTES} <= set(metrics)
@@ -64,19 +48,16 @@ def test_attributes_of_fashion_mnist_are_learnt_from_answers(config, words, tmp_
     assert 0 < summary["label_accuracy"] <= 1
 
 
-def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkeypatch):
+def test_embeddings_are_made_as_the_documentation_says(tmp_path, monkeypatch):
     import timm
 
     from pl_privknn.datamodules import EmbeddingsDataModule
 
-    root, _ = written
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "datasets.md").read_text(
-        encoding="utf-8"
-    )
+    page = (CONFIGS.parent / "docs" / "reference" / "datasets.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "vit.safetensors.pth")
-    shutil.copytree(root / "cifar-10-batches-py", tmp_path / "data" / "cifar-10-batches-py")
+    write_cifar10(tmp_path / "data")
     for old, new in (
         ("vit_base_patch16_224.augreg_in21k", "test_vit"),
         ("vit.safetensors", "vit.safetensors.pth"),
@@ -84,11 +65,9 @@ def test_embeddings_are_made_as_the_documentation_says(written, tmp_path, monkey
     ):
         assert old in code
         code = code.replace(old, new)
-    exec(code, {})
+    with published(tmp_path / "data"):
+        exec(code, {})
     folder = tmp_path / "data" / "cifar10_vit"
-    parts = ("private_embeddings", "private_labels", "public_embeddings", "public_truth", "test_embeddings")
-    table = EmbeddingsDataModule(
-        **{name: folder / f"{name}.npy" for name in (*parts, "test_labels")}, num_classes=10
-    )
+    table = EmbeddingsDataModule(**{path.stem: path for path in folder.glob("*.npy")}, num_classes=10)
     table.setup("fit")
     assert sizes(table) == [60, 15, 5]

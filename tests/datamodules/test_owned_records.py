@@ -24,9 +24,9 @@ def embeddings(folder, owners):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["array", "list", "npy", "parquet"])
+@pytest.mark.parametrize("kind", ["list", "npy", "parquet"])
 def test_owners_come_from_arrays_files_and_columns(tmp_path, kind):
-    given = {"array": OWNERS, "list": OWNERS.tolist()}.get(kind)
+    given = OWNERS.tolist()
     if kind == "npy":
         given = str(tmp_path / "owners.npy")
         np.save(given, OWNERS)

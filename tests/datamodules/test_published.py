@@ -56,9 +56,8 @@ def as_bytes(images):
 
 
 def disjoint(data):
-    everything = [
-        image for part in (data.private, data.public, data.test) for image in as_bytes(part.images())
-    ]
+    parts = (data.private, data.public, data.test)
+    everything = [image for part in parts for image in as_bytes(part.images())]
     return len(set(everything)) == len(everything)
 
 
@@ -106,12 +105,11 @@ FILES = (
 @pytest.fixture(scope="module")
 def arrays():
     rng = np.random.default_rng(0)
-    return {
-        name: rng.integers(0, 10, count, dtype=np.uint8)
-        if "labels" in name
-        else rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        for name, count in zip(FILES, (TRAIN, TRAIN, HELD_OUT, HELD_OUT), strict=True)
-    }
+    made = {}
+    for train, count in (("train", TRAIN), ("t10k", HELD_OUT)):
+        made[f"{train}-images-idx3-ubyte"] = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        made[f"{train}-labels-idx1-ubyte"] = rng.integers(0, 10, count, dtype=np.uint8)
+    return made
 
 
 def write_idx(folder, arrays, compressed=False):
@@ -122,8 +120,7 @@ def write_idx(folder, arrays, compressed=False):
         path.write_bytes(gzip.compress(data) if compressed else data)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("folder", ["MNIST/raw", "."])
+@pytest.mark.parametrize(("folder", "compressed"), [("MNIST/raw", False), (".", True)])
 def test_mnist_split(tmp_path, arrays, folder, compressed):
     write_idx(tmp_path / folder, arrays, compressed)
     data = loaded(MNISTDataModule, tmp_path)
@@ -195,7 +192,7 @@ def test_downloads_only_on_request(tmp_path, arrays, monkeypatch):
 
 
 IMAGES = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28)
-_flips = np.random.default_rng(1).integers(10, 1000, 20)  # behind the gzip header, whose time stamp is free
+_flips = np.random.default_rng(1).integers(10, 1000, 8)  # behind the gzip header, whose time stamp is free
 
 
 def flipped(position):
@@ -207,13 +204,11 @@ def flipped(position):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "doesn't begin"),
         (b"\x89PNG\r\n\x1a\n" + bytes(50), "doesn't begin"),
         (idx_bytes(IMAGES, code=13), "doesn't begin"),
         (idx_bytes(IMAGES[0]), "doesn't begin as an IDX file of 3 dimensions"),
         (idx_bytes(IMAGES)[:9], "buffer is smaller"),
         (idx_bytes(IMAGES)[:-1], "cannot reshape array of size 1567"),
-        (idx_bytes(IMAGES) + b"\x00", "cannot reshape"),
         (gzip.compress(idx_bytes(IMAGES))[:-20], "EOFError"),
         (gzip.compress(idx_bytes(IMAGES))[:12] + b"\xff" * 40, "no sound file"),
         *((flipped(int(position)), "BadGzipFile|zlib|EOFError") for position in _flips),
@@ -304,9 +299,10 @@ def test_cifar10_splits(written, split, counts, parts):
     assert disjoint(data)
     files = {name: labels_by_image(*content) for name, content in contents["cifar10"].items()}
     known = {key: label for labels in files.values() for key, label in labels.items()}
-    assert_labels_stay_with_images(data.private, data.private.labels, known)
-    assert_labels_stay_with_images(data.public, data.public.truth, known)
-    assert_labels_stay_with_images(data.test, data.test.labels, known)
+    for part, labels in (
+        (data.private, data.private.labels), (data.public, data.public.truth), (data.test, data.test.labels),
+    ):  # fmt: skip
+        assert_labels_stay_with_images(part, labels, known)
     in_test_file = set(files["test_batch"])
     public, test = set(as_bytes(data.public.images())), set(as_bytes(data.test.images()))
     if split != "private_knn":
@@ -397,9 +393,8 @@ def test_market_is_split_by_person(written):
 
 def test_market_damage_is_refused_by_name(written, tmp_path):
     root, _ = written
-    with pytest.raises(
-        DamagedFileError, match="bounding_box_train: 48 images and 12 people in the table, want"
-    ):
+    said = "bounding_box_train: 48 images and 12 people in the table, want"
+    with pytest.raises(DamagedFileError, match=said):
         loaded(Market1501DataModule, root)
     folder = tmp_path / "Market-1501-v15.09.15"
     shutil.copytree(root / "Market-1501-v15.09.15", folder)
