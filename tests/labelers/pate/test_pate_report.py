@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from jsonargparse import ArgumentParser
 from pate_setup import FixedVotes, fitted, table
 
 from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
-from pl_privknn.labelers.pate_training import GuidedPartition
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
@@ -60,24 +57,3 @@ def test_example_of_the_documentation_prints_what_it_says(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out.split() == re.findall(r"# ([\d.]+)$", code.rstrip())
-
-
-@pytest.mark.long("fashion_mnist_pate")
-@pytest.mark.parametrize(
-    "name", ["digits_pate", "digits_guided_pate", "fashion_mnist_pate", "fashion_mnist_guided_pate"]
-)
-def test_configs_make_the_labeler_that_their_name_says(name):
-    path = Path(__file__).resolve().parents[3] / "configs" / f"{name}.yaml"
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(PATE, "labeler")
-    section = yaml.safe_load(path.read_text(encoding="utf-8"))["labeling"]
-    pate = parser.instantiate_classes(parser.parse_object({"labeler": section["labeler"]})).labeler
-    guided = isinstance(pate.partitioner, GuidedPartition)
-    assert guided == ("guided" in name)
-    rows = pate.plan(section["queries_per_round"], section["max_answers"], 10)
-    report = account(rows, delta=section["budget"]["delta"], exact=not guided)
-    assert report.guarantee == ("conditional" if guided else "unconditional")
-    if not guided:  # the figures of the documentation
-        assert report.epsilon == pytest.approx(
-            {"digits": 3.46, "fashion": 3.82}[name.split("_")[0]], abs=0.01
-        )
