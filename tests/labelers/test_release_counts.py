@@ -6,8 +6,7 @@ from refusals import refusals
 from small_fit import fit_student
 
 from pl_privknn.callbacks.selection import ClusterSelection
-from pl_privknn.labelers import PATE, IndKNN, LinearTeachers, PrivateKNN
-from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
+from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN
 from pl_privknn.labelers.pate import GNMAX, LNMAX, Aggregator, ConfidentGNMAX
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
@@ -80,22 +79,6 @@ def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(make,
     assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
 
 
-def test_individual_budgets_let_their_noisy_votes_out_on_one_scale():
-    queries, _ = table(30, seed=1)
-    given = {"threshold": 0.2, "sigma2": 0.3, "epsilon": 5.0, "num_queries": 30}
-    silent = IndKNN(**given, noise_source=SeededNoise(0))
-    silent.fit(*table(), 3)
-    hidden = silent.label(queries, FreeLedger(), max_answers=20)
-    assert hidden.scores is None
-    teacher = IndKNN(**given, noise_source=SeededNoise(0), release_counts=True)
-    teacher.fit(*table(), 3)
-    release = teacher.label(queries, FreeLedger(), max_answers=20)
-    assert torch.equal(release.labels, hidden.labels)
-    assert release.score_deviation == 0.3
-    assert torch.equal(release.scores[:20].argmax(dim=1), release.labels[:20])
-    assert bool(torch.isnan(release.scores[20:]).all())
-
-
 def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path):
     teacher = PrivateKNN(40, 0.5, Screening(40, 4.0), Gaussian(8.0), SeededNoise(0), release_counts=True)
     selection = ClusterSelection(components=8, ask="means", spread="kernel")
@@ -104,18 +87,4 @@ def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path)
     assert 0 < counts["answered"] < 30
     # Examples of refused clusters follow their neighbours' counts.
     assert bool((data.public.labels >= 0).all())
-    assert callback.metrics["labels/accuracy"] > 0.9
-
-
-def test_thresholds_come_from_all_public_examples_when_means_are_asked_about(tmp_path):
-    teacher = IndKNN(
-        0.01, 0.5, epsilon=3.0, num_queries=12, noise_source=SeededNoise(0), release_counts=True,
-        switches={"density": PublicDensity(100, 2000)},
-    )  # fmt: skip
-    selection = ClusterSelection(components=8, ask="means", spread="kernel")
-    callback, _ = fit_student(
-        tmp_path, teacher, 0.3, private=2000, public=300, queries_per_round=12, selection=selection
-    )
-    # Taken from the twelve means, which lie close together, thresholds would leave no record near any of them.
-    assert len(teacher._engine.reference) == 300
     assert callback.metrics["labels/accuracy"] > 0.9

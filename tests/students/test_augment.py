@@ -16,25 +16,17 @@ def each(function, images, values):
     return torch.stack([function(image, value.item()) for image, value in zip(images, values, strict=True)])
 
 
-@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
-def test_every_example_gets_its_own_draw(augmentation):
-    image = torch.rand(1, 1, 16, 16)
-    copies = image.expand(64, 1, 16, 16).contiguous()
-    results = augmentation(copies).flatten(1)
-    # 25 shifts are possible for the weak one, so 64 copies take nearly all of them (20 or fewer: below 1e-3).
-    assert len(torch.unique(results, dim=0)) > 20
-    assert torch.equal(copies, image.expand(64, 1, 16, 16))  # the input stays as it was
-
-
 @pytest.mark.parametrize("augmentation", [*AUGMENTATIONS, StrongAugmentation(num_ops=6, fill=1.0)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pixels_stay_in_range(augmentation, channels):
-    images = (torch.rand(256, channels, 9, 13) * 3 - 1).clamp(0, 1)
-    results = augmentation(images)
-    assert results.shape == images.shape
-    assert results.dtype == torch.float32
-    assert results.min() >= 0
-    assert results.max() <= 1
+def test_every_example_gets_its_own_draw_and_pixels_stay_in_range(augmentation, channels):
+    image = (torch.rand(1, channels, 9, 13) * 3 - 1).clamp(0, 1)
+    copies = image.expand(64, channels, 9, 13).contiguous()
+    results = augmentation(copies)
+    # Nine shifts are possible for the weak one, each taken by some of 64 copies (below 1e-2).
+    assert len(torch.unique(results.flatten(1), dim=0)) >= 9
+    assert torch.equal(copies, image.expand_as(copies))  # the input stays as it was
+    assert (results.shape, results.dtype) == (copies.shape, torch.float32)
+    assert (results.min() >= 0) & (results.max() <= 1)
 
 
 def test_nothing_mirrors_unless_asked():

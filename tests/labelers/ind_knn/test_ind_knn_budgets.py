@@ -130,29 +130,6 @@ def test_a_second_copy_is_refused_and_a_moved_folder_goes_on(stream):
     assert stream.left(ALL) == left
 
 
-def test_a_crash_between_the_note_and_the_charge_neither_forgets_nor_repeats_it(tmp_path, monkeypatch):
-    stream = Stream(tmp_path)
-
-    charge = type(stream.run).charge
-    for before in (True, False):
-
-        def dying(self, *given, before=before, **named):
-            if not before:
-                charge(self, *given, **named)
-            raise KeyboardInterrupt
-
-        stream.fit_places(ALL)
-        with monkeypatch.context() as patch:
-            patch.setattr(type(stream.run), "charge", dying)
-            with pytest.raises(KeyboardInterrupt):
-                stream.ask()
-        assert stream.run.num_charges == 1 - before
-    for _ in range(2):
-        stream.fit_places(ALL)
-        stream.ask()
-    assert stream.run.num_charges == 1
-
-
 def test_budgets_that_can_not_be_written_let_nothing_out(tmp_path, monkeypatch):
     stream = Stream(tmp_path, reuse=True)
     stream.fit_places(ALL)

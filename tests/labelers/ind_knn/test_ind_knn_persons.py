@@ -147,17 +147,6 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     np.testing.assert_allclose(labeler.remaining(), predictor.remaining()[1], atol=1e-9)
 
 
-def test_one_record_a_person_is_the_algorithm_of_records():
-    features, labels = rows(30)
-    queries = rows(20, seed=4)[0]
-    found = []
-    for unit in ("record", "person"):
-        predictor = new(PARAMETERS, unit=unit)
-        predictor.add(range(30), features, labels, *([] if unit == "record" else [np.arange(30) * 3]))
-        found.append((predictor.predict(queries).labels.tolist(), predictor.remaining()[1].tolist()))
-    assert found[0] == found[1]
-
-
 def test_persons_lie_in_shards():
     features, labels = rows(40)
     persons, queries = torch.arange(40) // 4, rows(25, seed=4)[0]

@@ -88,13 +88,6 @@ def test_labeler_of_another_task_is_refused(tmp_path):
         fit(tmp_path, PrivateKNN(k=5))
 
 
-def test_truth_as_labels_is_the_bound_without_privacy(tmp_path):
-    callback, data, trainer, _ = fit(tmp_path, None, Clusters(batch_size=16, train_on_truth=True))
-    assert torch.equal(data.public.labels, data.public.truth)
-    assert callback.epsilon == 0
-    assert "val/accuracy" in trainer.callback_metrics
-
-
 def test_example_of_the_documentation_runs(capsys):
     page = (Path(__file__).resolve().parents[3] / "docs/methods/multilabel.md").read_text(encoding="utf-8")
     exec(re.search(r"```python\n(.*?)```", page, flags=re.DOTALL).group(1), {})

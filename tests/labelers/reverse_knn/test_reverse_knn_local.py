@@ -124,18 +124,6 @@ def test_variance_of_absent_votes_is_its_formula(name, epsilon):
     assert abs(float(cells.mean())) < 0.05 * randomizer.deviation(n)
 
 
-def test_collision_is_never_noisier_than_randomised_response_and_near_the_papers_length():
-    for epsilon in (0.1, 0.4, 1.0, 3.0):
-        for k in (1, 2, 4):
-            table = Table(10, 10, k=k)
-            collision = make_randomizer("collision", epsilon, table)
-            response = make_randomizer("randomized_response", epsilon, table)
-            # One vote at little ε: both cost 4n/ε² to the first order. More votes, or more ε, tell them apart.
-            assert collision.deviation(1000) <= response.deviation(1000) * (1.01 if k == 1 else 0.95)
-            papers = 2 * k - 1 + k * math.exp(epsilon)
-            assert collision.bloom.length == pytest.approx(papers, abs=1.01, rel=0.1)
-
-
 def test_hashes_look_uniform_and_independent_of_one_another():
     keys = torch.arange(20_000) * 7919
     hashed = hash_cells(keys, torch.arange(4).expand(20_000, 4), 5)
