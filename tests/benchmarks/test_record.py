@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import record, runs
+from benchmarks import persons, record, runs
 from benchmarks.record import Measured
 
 FIELDS = ["part", "commit", "machine", "versions", "seeds", "settings", "results"]
@@ -45,24 +45,17 @@ def test_every_benchmark_is_in_the_list_and_has_what_the_runner_calls():
 def made(tmp_path, monkeypatch):
     """A benchmark that measures two parts, with a folder of results of its own."""
 
-    class Module:
-        __doc__ = "Made up."
+    def add_options(parser):
+        parser.add_argument("--size", type=int, default=3)
+        parser.add_argument("--root", default="data")
 
-        @staticmethod
-        def add_options(parser):
-            parser.add_argument("--size", type=int, default=3)
-            parser.add_argument("--root", default="data")
+    def measure(options):
+        yield Measured({"figure": options.size}, [0, 1], "first")
+        yield Measured({"figure": 0.1 + options.size}, [2], "second", settings={"own": True})
 
-        @staticmethod
-        def measure(options):
-            yield Measured({"figure": options.size}, [0, 1], "first")
-            yield Measured({"figure": 0.1 + options.size}, [2], "second", settings={"own": True})
-
-    real = importlib.import_module
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(
-        runner.importlib, "import_module", lambda name: Module if name == "benchmarks.persons" else real(name)
-    )
+    monkeypatch.setattr(persons, "add_options", add_options)
+    monkeypatch.setattr(persons, "measure", measure)
     return tmp_path / "results" / "persons.json"
 
 
@@ -111,7 +104,6 @@ def test_comparison_begun_by_other_code_is_not_gone_on_with(tmp_path, monkeypatc
     monkeypatch.setattr(runs, "commit", lambda: {"hash": "b" * 40, "from": "run", "modified": False})
     with pytest.raises(SystemExit, match="begun by other code"):
         runs.begin(tmp_path / "new")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "results").mkdir()
+    (tmp_path / "old" / "results").mkdir(parents=True)
     with pytest.raises(SystemExit, match="unknown code"):
         runs.begin(tmp_path / "old")

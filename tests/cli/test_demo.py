@@ -1,25 +1,17 @@
 """``privknn demo``, and what no command says."""
 
-import io
 import json
 import logging
 import math
 import re
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from pytorch_lightning.callbacks import RichProgressBar
-from pytorch_lightning.callbacks.progress.rich_progress import MetricsTextColumn
-from rich.console import Console
-from rich.progress import Progress
 
-from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli import publish
 from pl_privknn.cli.main import main
-from pl_privknn.cli.train import or_ours, quietly
-from pl_privknn.labelers import ReverseKNN
+from pl_privknn.cli.train import quietly
 
 #: The demo's own runs, and quicker ones in their places.
 DEMOS = {
@@ -69,20 +61,3 @@ def test_warnings_of_the_users_own_are_one_line_and_lightnings_workings_none(cap
             assert bool(log.filter(logging.LogRecord("x", 20, "f", 1, text, (), None))) is told
     assert log.filter(record)
     assert "file.py" in warnings.formatwarning("k", UserWarning, "file.py", 3)
-
-
-def test_progress_says_epoch_and_round_on_a_line_of_80_columns():
-    labeling = PrivateLabeler(ReverseKNN(epsilon=1.0), rounds=2, epochs_per_round=3)
-    bar = or_ours(RichProgressBar(refresh_rate=7), Path())
-    trainer = SimpleNamespace(callbacks=[bar, labeling], max_epochs=6)
-    bar._trainer = trainer
-    assert bar.refresh_rate == 7
-    told = [bar._get_train_description(epoch) for epoch in range(6)]
-    assert [told[0], told[3], told[5]] == [f"epoch {n}/6 round {r}/2" for n, r in ((1, 1), (4, 2), (6, 2))]
-    console = Console(width=80, force_terminal=True, file=io.StringIO())
-    columns = [one for one in bar.configure_columns(trainer) if not isinstance(one, MetricsTextColumn)]
-    with Progress(*columns, console=console) as progress:
-        progress.add_task(told[0], total=99, completed=98, visible=True)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).splitlines()
-    assert told[0] in shown[-1]
-    assert all(len(line.rstrip()) + len(" val: 0.684 loss: 0.236") <= 80 for line in shown)

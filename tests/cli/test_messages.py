@@ -4,10 +4,15 @@ import copy
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from pl_privknn.cli.common import mistake
 from pl_privknn.cli.main import main
 from pl_privknn.config import did_you_mean, put
+from pl_privknn.labelers import IndKNN, PrivateKNN
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.private_store import PrivateStoreError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = yaml.safe_load((ROOT / "configs" / "digits_private_knn.yaml").read_text(encoding="utf-8"))
@@ -23,10 +28,7 @@ MISTAKES = {
     "a word for a number": ({"labeling.rounds": "two"}, "labeling.rounds=two: want int"),
     "a threshold above k": ({f"{KNN}.screening.threshold": 300}, "threshold=300.0 can't be reached by k=90"),
     "an unknown network": ({"model.init_args.network": "small"}, "known are cifar_cnn"),
-    "a module that is not there": (
-        {"labeling.labeler": {"class_path": "no_such_module.Guess"}},
-        "put no_such_module.py beside",
-    ),
+    "a module that is not there": ({"labeling.labeler": {"class_path": "no.Guess"}}, "put no.py beside"),
     "an option that is none": (f"{RUN} --labeling.rouns 2", "did you mean labeling.rounds?"),
     "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: there is no such file"),
     "no file at all": ("fit", "give --config FILE"),
@@ -59,3 +61,23 @@ def test_a_name_is_meant_whatever_its_case_and_nothing_is_guessed_of_others():
     assert did_you_mean("zzz", names) == "known are IndKNN, PATE, PrivateKNN"
     assert did_you_mean("lr", ["network", "optimization.lr"]) == "did you mean optimization.lr?"
     assert did_you_mean("x", []) == "leave it out"
+
+
+def raised(function):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        function()
+    return caught.value
+
+
+def test_what_the_package_or_the_disk_refuses_is_a_mistake_and_other_code_is_not():
+    for function, word in (
+        (lambda: PrivateKNN(k=0), "k=0"),
+        (lambda: IndKNN(0.5, 0.5, 1.0).label(torch.ones(1, 2), None), "call fit"),
+        (lambda: Ledger("unused", delta=2.0), "delta=2.0"),
+    ):
+        assert word in mistake(raised(function))
+    assert mistake(PrivateStoreError("the budgets\nare older")) == "the budgets are older"
+    assert mistake(OSError(28, "No space left on device")) == "[Errno 28] No space left on device"
+    for foreign in (lambda: torch.ones(2) @ torch.ones(3), lambda: int("seven")):
+        assert mistake(raised(foreign)) is None
+    assert mistake(raised(lambda: int("seven")), anywhere=True).startswith("ValueError: ")

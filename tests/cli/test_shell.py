@@ -1,8 +1,6 @@
 """The training commands as a shell gives them: help, folders, loggers, own modules, Ctrl-C."""
 
 import json
-import os
-import platform
 import re
 import signal
 import subprocess
@@ -15,7 +13,6 @@ from pl_privknn.cli.main import main
 from pl_privknn.cli.words import SECTIONS, short_help
 
 ROOT = Path(__file__).resolve().parents[2]
-ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES")
 CONFIG = ["--config", "configs/digits_reverse_knn.yaml"]
 SHORT = [
     "--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--trainer.accelerator", "cpu",
@@ -113,25 +110,3 @@ def test_an_interruption_before_the_run_says_so(monkeypatch, capsys):
     monkeypatch.setattr("pl_privknn.cli.train.PrivKNNCLI.instantiate_classes", stop)
     assert main(["fit", *CONFIG]) == 130
     assert "starts afresh" in capsys.readouterr().err
-
-
-@pytest.mark.long
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such switch")
-def test_freed_memory_is_kept_for_the_next_step():
-    code = """
-import re
-import torch
-import pl_privknn.cli
-
-def held():
-    with open("/proc/self/status") as status:
-        return int(re.search(r"RssAnon:\\s+(\\d+)", status.read())[1])
-
-step = [torch.zeros(5_000_000) for _ in range(5)]  # 100 MB
-full = held()
-del step
-print((full - held()) / 1000)
-"""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATOR)}
-    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 25

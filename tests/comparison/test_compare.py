@@ -1,7 +1,5 @@
 """Comparisons that run: whole, interrupted, with a fault, and what they leave."""
 
-import csv
-import importlib
 import json
 import shutil
 import signal
@@ -23,11 +21,11 @@ from compare_setup import (
 )
 from forked import in_child
 from ledger_setup import needs_fork
-from wandb_files import finished_run
 
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import read_results
 from pl_privknn.comparison.plot import digest_of
+from pl_privknn.config import get
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
 from pl_privknn.privacy.noisy_steps import PaidSteps
 from pl_privknn.privacy.verification import audit_ledger
@@ -63,10 +61,8 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
         assert 0.99 * epsilon < values["epsilon"] <= epsilon
         assert values["epsilon_spent"] <= values["epsilon"]
         # The noise of this comparison comes from seeds.
-        assert values["guarantee"] == "none"
-        assert SEEDED_NOISE in values["reason"]
+        assert (values["guarantee"], SEEDED_NOISE in values["reason"]) == ("none", True)
         assert ("guided partition" in values["reason"]) == (method == "guided")
-        assert 0 <= values["test_accuracy"] <= 1
         assert {"versions", "seconds", "config", "seed", "adjacency"} <= set(values)
         # The JSON alone lets an auditor recompute its ε.
         path = f"runs/compare/tiny/results/{method}__eps_{epsilon}__seed_0.json"
@@ -75,24 +71,20 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
         assert again["epsilon"] == pytest.approx(values["epsilon"], rel=1e-6)
         assert (again["guarantee"], again["reason"]) == (values["guarantee"], values["reason"])
     assert result("knn", 1)["answered"] == 30
-    noise = result("knn", 1)["config"]["labeling"]["labeler"]["init_args"]["noise"]["init_args"]
-    assert noise["sigma"] == result("knn", 1)["calibrated"][SIGMA] > result("knn", 4)["calibrated"][SIGMA]
+    noise = [get(result("knn", epsilon)["config"], SIGMA) for epsilon in (1, 4)]
+    assert noise == [result("knn", epsilon)["calibrated"][SIGMA] for epsilon in (1, 4)]
+    assert noise[0] > noise[1]
     truth = result("true", "inf")
     assert (truth["epsilon"], truth["guarantee"], truth["target_epsilon"]) == (None, "none", "inf")
     text = "".join(path.read_text() for path in Path("runs/compare/tiny/results").glob("*.json"))
     assert str(tmp_path) not in text
     assert socket.gethostname() not in text
-    results = read_results("runs/compare/tiny")
-    with Path("runs/compare/tiny/results.csv").open(newline="") as file:
-        rows = [
-            (row["method"], float(row["target_epsilon"]), float(row["test_accuracy"]))
-            for row in csv.DictReader(file)
-        ]
-    assert rows == [(each.method, each.target, each.accuracy) for each in results]
     table = Path("runs/compare/tiny/table.md").read_text()
     assert f"| Guided PATE ‡ | {result('guided', 1)['test_accuracy']:.3f} ‡" in table
     assert Path("runs/compare/tiny/comparison.png").read_bytes()[:4] == b"\x89PNG"
-    assert digest_of(results) in Path("runs/compare/tiny/comparison.svg").read_text()
+    assert (
+        digest_of(read_results("runs/compare/tiny")) in Path("runs/compare/tiny/comparison.svg").read_text()
+    )
     # Again: what is done stays, what failed is tried once more, and its fault is mended by now.
     (tmp_path / "broken_teacher.py").write_text(
         "from pl_privknn import PrivateKNN\nclass Broken(PrivateKNN): ...\n"
@@ -226,27 +218,3 @@ def test_folder_of_another_configuration_is_refused(capsys):
     for words in (["--set", "seeds"], ["--only", "nobody"]):
         assert compare(write([truth]), *words) == 2
         assert words[-1] in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_wandb_has_a_run_each_in_one_group_with_its_ledger(tmp_path):
-    # W&B's process takes relative paths from where it was started, perhaps by an earlier test in another folder.
-    importlib.import_module("wandb").teardown()
-    wandb = {"project": "comparisons", "mode": "offline", "attach_ledger": True}
-    assert compare(write([knn()], wandb=wandb, epsilons=[1, 4])) == 0
-    ids = set()
-    for epsilon in (1, 4):
-        records = finished_run(folder("knn", epsilon))
-        kinds = {kind: [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
-                 for kind in ("run", "summary", "artifact", "request")}  # fmt: skip
-        started = kinds["run"][0]
-        assert (started.run_group, started.project, started.job_type) == ("tiny", "comparisons", "knn")
-        ids.add(started.run_id)
-        summary = {item.key: json.loads(item.value_json) for each in kinds["summary"] for item in each.update}
-        values = result("knn", epsilon)
-        for name in ("epsilon", "delta", "test_accuracy", "guarantee"):
-            assert summary[name] == pytest.approx(values[name]) if name != "guarantee" else summary[name]
-        files = [file.path for artifact in kinds["artifact"] for file in artifact.manifest.contents]
-        kept = {file for file in files if not file.startswith(("media/", "queries"))}
-        assert kept == {"ledger.sqlite", "report.html"}
-    assert len(ids) == 2

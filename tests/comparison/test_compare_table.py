@@ -56,9 +56,9 @@ def test_table_names_the_best_and_keeps_conditions_apart():
 
 def test_student_head_and_mean_of_a_run_are_rows_and_its_cost_counts_once():
     runs = [made("a", 1, 0.7, seed) for seed in range(2)]
+    release = {"mechanism": "gaussian", "sigma": 40.0, "l2_sensitivity": 1.0, "count": 1}
     for run, head in zip(runs, (0.8, 0.84), strict=True):
         models = {"student_test_accuracy": 0.7, "head_test_accuracy": head, "mean_test_accuracy": 0.9}
-        release = {"mechanism": "gaussian", "sigma": 40.0, "l2_sensitivity": 1.0, "count": 1}
         run.values.update(models, records=[release])
     other = made("b", 1, 0.75)
     table = markdown_table([*runs, other])
@@ -82,8 +82,7 @@ def test_plot_draws_conditions_hollow_names_at_the_ends_and_bounds_behind_them(t
     assert axes.get_xscale() == "log"
     series = {container.get_label(): container for container in axes.containers}
     assert set(series) == {"A", "B", "C †"}
-    for name, container in series.items():
-        line, _, (bars,) = container
+    for name, (line, _, (bars,)) in series.items():
         hollow = "†" in name
         cells = CONDITIONAL if hollow else ACCURACIES[name.lower()]
         assert line.get_xdata() == pytest.approx([0.49, 1.96])
@@ -98,9 +97,9 @@ def test_plot_draws_conditions_hollow_names_at_the_ends_and_bounds_behind_them(t
     levels = {float(line.get_ydata()[0]) for line in axes.get_lines() if list(line.get_xdata()) == [0, 1]}
     assert levels == {0.95}
     # B goes on to what it reaches without privacy, one step behind the last ε.
-    dotted = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
-    assert [tuple(line.get_ydata()) for line in dotted] == [(pytest.approx(0.84), 0.9)]
-    assert dotted[0].get_xdata()[1] == pytest.approx(8)
+    (dotted,) = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+    assert tuple(dotted.get_ydata()) == (pytest.approx(0.84), 0.9)
+    assert dotted.get_xdata()[1] == pytest.approx(8)
     names = {text.get_text(): text for text in axes.texts}
     assert names.keys() == {"A", "B", "C †", "TOP"}
     heights = {name: text.xyann[1] for name, text in names.items()}

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from pl_privknn.comparison.run import Planner, runs_of
 from pl_privknn.comparison.spec import comparison_of
-from pl_privknn.config import ConfigurationError, get, merged, put
+from pl_privknn.config import ConfigurationError, get
 
 
 def sigma_of_gaussian(epsilon, delta, length):
@@ -74,13 +74,3 @@ def test_plans_that_pass_their_target_are_refused():
     short["calibrate"]["high"] = 2.0
     with pytest.raises(ConfigurationError, match="calibrate"):
         planner.plan(next(runs_of(comparison_of(document(methods=[short])))))
-
-
-def test_selection_of_everything_counts_the_public_set():
-    method = copy.deepcopy(KNN)
-    method["labeling"]["selection"] = "all"
-    run = next(runs_of(comparison_of(document(methods=[method]))))
-    planner = Planner({"class_path": "DigitsDataModule", "init_args": {"num_public": 90}})
-    made = merged(run.document, None)
-    put(made, SIGMA, 50.0)
-    assert sum(charge.count for charge in planner.cost.releases(made).charges) == 90

@@ -6,12 +6,12 @@ import types
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from jsonargparse import ArgumentParser
 
+from pl_privknn.config import read_document
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
 from pl_privknn.datamodules.tables import Table, rows_of
+from pl_privknn.planning import made_data
 from pl_privknn.privacy.redaction import RedactedError
 
 # ---------------------------------------------------------------------------- images
@@ -82,10 +82,7 @@ def test_array_files_from_yaml(tmp_path, kind):
         section[name] = f"{tmp_path}/all.npz:my_{name}" if kind == "members" else f"{tmp_path}/{name}.{kind}"
     document = {"data": {"class_path": "ArraysDataModule", "init_args": section}}
     (tmp_path / "data.yaml").write_text(json.dumps(document))
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--data", type=pl.LightningDataModule)
-    parser.add_argument("--config", action="config")
-    data = parser.instantiate_classes(parser.parse_args([f"--config={tmp_path / 'data.yaml'}"])).data
+    data = made_data(read_document(tmp_path / "data.yaml")["data"])
     assert (data.batch_size, data.image_shape) == (5, (1, 4, 5))
     in_memory = ArraysDataModule(**arguments)
     for module in (data, in_memory):

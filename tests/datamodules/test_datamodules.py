@@ -86,8 +86,8 @@ def test_bad_options_are_named(arguments, words):
 class Pairs(PrivatePublicDataModule):
     """Ordinary data sets of ``(x, y)``, of one and of another kind of item."""
 
-    def __init__(self, public, image_shape=(1, 1, 2), **kwargs):
-        super().__init__(num_classes=CLASSES, image_shape=image_shape, batch_size=4, **kwargs)
+    def __init__(self, public):
+        super().__init__(num_classes=CLASSES, image_shape=(1, 1, 2), batch_size=4)
         self.public_part = public
 
     def load_private(self):

@@ -1,5 +1,6 @@
 """Published data sets: read from their own file formats, split, downloaded on request, refused when damaged."""
 
+import functools
 import gzip
 import pickle
 import shutil
@@ -19,6 +20,7 @@ from paper_data import (
 )
 from PIL import Image
 from scipy.io import savemat
+from torchvision import datasets
 
 from pl_privknn.datamodules import (
     CelebADataModule,
@@ -55,21 +57,27 @@ def as_bytes(images):
     return [image.tobytes() for image in (images * 255).round().to(torch.uint8).numpy()]
 
 
-def disjoint(data):
-    parts = (data.private, data.public, data.test)
-    everything = [image for part in parts for image in as_bytes(part.images())]
-    return len(set(everything)) == len(everything)
-
-
-def labels_by_image(images, labels):
+def labels_by_image(*contents):
     """Bytes of each image, channels last, -> its label."""
-    rows = zip(images, labels, strict=True)
+    rows = [row for images, labels in contents for row in zip(images, labels, strict=True)]
     return {np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes(): int(label) for image, label in rows}
 
 
-def assert_labels_stay_with_images(part, labels, known):
-    for image, label in zip(as_bytes(part.images()), labels.tolist(), strict=True):
-        assert known[image] == label
+def parts_of(data):
+    return {
+        "private": (data.private, data.private.labels),
+        "public": (data.public, data.public.truth),
+        "test": (data.test, data.test.labels),
+    }
+
+
+def assert_split(data, counts, known=None):
+    """Parts of these sizes without a common image; and each image has the label that is known of it."""
+    assert sizes(data) == counts
+    parts = {name: as_bytes(part.images()) for name, (part, _) in parts_of(data).items()}
+    assert len({image for images in parts.values() for image in images}) == sum(counts)
+    for name, (_, labels) in parts_of(data).items() if known else ():
+        assert [known[name][image] for image in parts[name]] == labels.tolist()
 
 
 def file_of(part, row):
@@ -97,9 +105,7 @@ def test_chosen_and_joined_images_read_what_they_are_made_of():
 # ---------------------------------------------------------------------------- MNIST and its relatives
 
 TRAIN, HELD_OUT = 20, 11
-FILES = (
-    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
-)  # fmt: skip
+FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 
 
 @pytest.fixture(scope="module")
@@ -129,20 +135,15 @@ def test_mnist_split(tmp_path, arrays, folder, compressed):
     torch.testing.assert_close(data.private.images(), torch.from_numpy(arrays[FILES[0]])[:, None] / 255)
     assert data.private.labels.tolist() == arrays[FILES[1]].tolist()
     # Public and test part are the halves of the test file, shuffled, each image with its own label.
-    source = labels_by_image(arrays[FILES[2]][..., None], arrays[FILES[3]])
+    source = labels_by_image((arrays[FILES[2]][..., None], arrays[FILES[3]]))
     images = as_bytes(torch.cat([data.public.images(), data.test.images()]))
     labels = torch.cat([data.public.truth, data.test.labels]).tolist()
     assert dict(zip(images, labels, strict=True)) == source
     assert images[:6] != [image.tobytes() for image in arrays[FILES[2]][:6]]
-
-
-def test_mnist_reads_what_torchvision_reads(tmp_path, arrays):
-    from torchvision.datasets import MNIST
-
-    write_idx(tmp_path / "MNIST" / "raw", arrays)
-    reference, data = MNIST(tmp_path, train=True), loaded(MNISTDataModule, tmp_path)
-    assert torch.equal((data.private.images()[:, 0] * 255).round().to(torch.uint8), reference.data)
-    assert torch.equal(data.private.labels, reference.targets)
+    if not compressed:
+        reference = datasets.MNIST(tmp_path, train=True)
+        assert torch.equal((data.private.images()[:, 0] * 255).round().to(torch.uint8), reference.data)
+        assert torch.equal(data.private.labels, reference.targets)
 
 
 def test_fashion_mnist_falls_back_to_the_system_package(tmp_path, arrays, monkeypatch):
@@ -163,20 +164,15 @@ def test_fashion_mnist_falls_back_to_the_system_package(tmp_path, arrays, monkey
 
 
 def test_downloads_only_on_request(tmp_path, arrays, monkeypatch):
-    from torchvision import datasets
-
     asked = []
 
-    def fake(name):
-        def make(root, **options):
-            asked.append((name, root, options))
-            if name == "MNIST":
-                write_idx(root / "MNIST" / "raw", arrays)
-
-        return make
+    def fake(name, root, **options):
+        asked.append((name, root, options))
+        if name == "MNIST":
+            write_idx(root / "MNIST" / "raw", arrays)
 
     for name in ("MNIST", "SVHN", "CIFAR10"):
-        monkeypatch.setattr(datasets, name, fake(name))
+        monkeypatch.setattr(datasets, name, functools.partial(fake, name))
     for download in (False, True, True):
         MNISTDataModule(tmp_path, download=download).prepare_data()
     for download in (False, True):
@@ -248,11 +244,11 @@ def test_fashion_attributes_are_those_of_the_classes(tmp_path, arrays):
         if words and words[0] in FASHION_ATTRIBUTES
     }
     assert shares == {name: row.count("1") / 10 for name, row in FASHION_ATTRIBUTES.items()}
-    for part in ("private", "public", "test"):
-        theirs, ours = getattr(classes, part), getattr(data, part)
+    for (theirs, labels), (ours, attributes) in zip(
+        parts_of(classes).values(), parts_of(data).values(), strict=True
+    ):
         assert torch.equal(theirs.images(), ours.images())
-        labels = theirs.truth if part == "public" else theirs.labels
-        assert torch.equal(data.table[labels], ours.truth if part == "public" else ours.labels)
+        assert torch.equal(data.table[labels], attributes)
     assert data.private_groups is None
 
 
@@ -262,20 +258,13 @@ def test_fashion_attributes_are_those_of_the_classes(tmp_path, arrays):
 def test_svhn_split(written):
     root, contents = written
     data = loaded(SVHNDataModule, root, **SVHN_SMALL)
-    assert sizes(data) == [90, 25, 10]
-    assert disjoint(data)
-    for part, labels, files in (
-        (data.private, data.private.labels, ("train", "extra")),
-        (data.public, data.public.truth, ("test",)),
-        (data.test, data.test.labels, ("test",)),
-    ):
-        known = {key: n for file in files for key, n in labels_by_image(*contents["svhn"][file]).items()}
-        assert_labels_stay_with_images(part, labels, known)
+    svhn = {file: labels_by_image(content) for file, content in contents["svhn"].items()}
+    known = {"private": svhn["train"] | svhn["extra"], "public": svhn["test"], "test": svhn["test"]}
+    assert_split(data, [90, 25, 10], known)
     # Pixels stay one byte a value.
     assert all(part._images.dtype == torch.uint8 for part in data.private.store.store.stores)
     without = loaded(SVHNDataModule, root, extra=False, num_private=20, **SVHN_SMALL)
-    assert sizes(without) == [20, 25, 10]
-    assert set(as_bytes(without.private.images())) <= set(labels_by_image(*contents["svhn"]["train"]))
+    assert_split(without, [20, 25, 10], {**known, "private": svhn["train"]})
     everything = loaded(SVHNDataModule, root, **{**SVHN_SMALL, "num_test": None}, stage="test")
     assert len(everything.test) == 25
 
@@ -295,15 +284,9 @@ def test_svhn_split(written):
 def test_cifar10_splits(written, split, counts, parts):
     root, contents = written
     data = loaded(CIFAR10DataModule, root, split=split, **counts)
-    assert sizes(data) == parts
-    assert disjoint(data)
-    files = {name: labels_by_image(*content) for name, content in contents["cifar10"].items()}
-    known = {key: label for labels in files.values() for key, label in labels.items()}
-    for part, labels in (
-        (data.private, data.private.labels), (data.public, data.public.truth), (data.test, data.test.labels),
-    ):  # fmt: skip
-        assert_labels_stay_with_images(part, labels, known)
-    in_test_file = set(files["test_batch"])
+    files = contents["cifar10"]
+    assert_split(data, parts, dict.fromkeys(("private", "public", "test"), labels_by_image(*files.values())))
+    in_test_file = set(labels_by_image(files["test_batch"]))
     public, test = set(as_bytes(data.public.images())), set(as_bytes(data.test.images()))
     if split != "private_knn":
         assert test <= in_test_file
@@ -342,8 +325,7 @@ def test_celeba_split_and_attributes(written):
     data = loaded(CelebADataModule, root, **CELEBA_SMALL)
     assert (data.task, data.num_classes, data.image_shape) == ("multilabel", 40, (3, 24, 24))
     assert data.attribute_names == CELEBA_ATTRIBUTES
-    assert sizes(data) == [40, 20, 10]
-    assert disjoint(data)
+    assert_split(data, [40, 20, 10])
     assert data.private.labels.tolist() == values[:40].tolist()
     assert data.private_groups.tolist() == [1000 + row % 10 for row in range(40)]
     # Every held-out image is one of the test partition, with its own attributes and decoded only when read.
@@ -367,18 +349,17 @@ def test_market_is_split_by_person(written):
     assert len(MARKET_ATTRIBUTES) == 30
     data = loaded(Market1501DataModule, root, **MARKET_SMALL)
     assert (data.task, data.num_classes, data.image_shape) == ("multilabel", 30, (3, 32, 32))
-    assert sizes(data) == [8 * 4, 4 * 4, 6 * 4]
-    assert disjoint(data)
+    assert_split(data, [8 * 4, 4 * 4, 6 * 4])
     people = {
         name: [int(file_of(part, row)[:4]) for row in range(len(part))]
-        for name, part in (("private", data.private), ("public", data.public), ("test", data.test))
+        for name, (part, _) in parts_of(data).items()
     }
     assert not set(people["private"]) & set(people["public"])
     assert set(people["private"]) | set(people["public"]) == set(attributes["train"])
     assert data.private_groups.tolist() == people["private"]
-    assert data.private.labels.tolist() == [attributes["train"][person] for person in people["private"]]
-    assert data.public.truth.tolist() == [attributes["train"][person] for person in people["public"]]
-    assert data.test.labels.tolist() == [attributes["test"][person] for person in people["test"]]
+    for name, (_, labels) in parts_of(data).items():
+        known = attributes["test" if name == "test" else "train"]
+        assert labels.tolist() == [known[person] for person in people[name]]
     # An age is one of four; the rest of the mapping is checked by hand here.
     ages = [list(MARKET_ATTRIBUTES).index(name) for name in ("young", "teenager", "adult", "old")]
     assert data.private.labels[:, ages].sum(dim=1).tolist() == [1] * 32

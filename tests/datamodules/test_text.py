@@ -16,6 +16,7 @@ from pl_privknn.datamodules.text import Columns
 from pl_privknn.privacy.redaction import RedactedError
 
 SECRET = "Karoline"
+PARTS = ("private", "public", "test")
 
 
 def vector(text):
@@ -53,7 +54,7 @@ def write(path, columns):
 
 def folder(path, suffix=".parquet", **changes):
     path.mkdir(exist_ok=True)
-    for part in ("private", "public", "test"):
+    for part in PARTS:
         columns = {**rows(part), **changes.get(part, {})}
         columns = {name: column for name, column in columns.items() if column is not None}
         write(path / f"{part}{suffix}", columns)
@@ -68,7 +69,7 @@ def module(root, **arguments):
 def test_every_format_gives_the_same_records(tmp_path, suffix):
     data = module(folder(tmp_path / "data", suffix))
     data.setup()
-    texts = {part: rows(part)["text"] for part in ("private", "public", "test")}
+    texts = {part: rows(part)["text"] for part in PARTS}
     assert data.image_shape == (3, 1, 1)
     assert data.class_names == ("ham", "spam")
     for part in texts:
@@ -122,7 +123,7 @@ def test_numbers_as_labels_are_sorted_as_numbers(tmp_path):
 def test_vectors_of_a_toolkit_are_taken_as_they_are(tmp_path):
     table = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     for suffix in (".parquet", ".jsonl", ".arrow"):
-        parts = enumerate(("private", "public", "test"))
+        parts = enumerate(PARTS)
         changes = {part: {"text": (table + n).tolist()} for n, part in parts}
         data = TextDataModule(folder(tmp_path / suffix[1:], suffix, **changes), person="who")
         data.setup()
