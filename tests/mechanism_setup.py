@@ -35,3 +35,15 @@ def literal_rdp(p, q, orders=ORDERS):
 def deltas_of(distribution, epsilons):
     """δ at each ε, one by one: dp-accounting takes many at once in a loop over the grid's points."""
     return np.array([distribution.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons])
+
+
+def argmax_pairs(rng, scale, votes, rate, count):
+    """Distributions of the winner with a sampled record and without it, for random counts of votes."""
+    for _ in range(count):
+        base = rng.uniform(0, 6 * scale, size=rng.integers(2, 6))
+        moved = base.copy()
+        moved[0] += 1
+        if votes == "swap":
+            moved[1] -= 1
+        q, p = (special.softmax(counts / scale) for counts in (base, moved))
+        yield (1 - rate) * q + rate * p, q

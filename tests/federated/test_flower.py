@@ -144,12 +144,6 @@ def test_local_counts_of_four_nodes_are_those_of_the_same_round_in_one_process(t
     assert epsilon(there) == epsilon(here)
 
 
-def test_who_drops_out_of_flower_is_left_out(tmp_path):
-    fates = {0: "answers", 1: "drops out", 2: "answers"}
-    carried(lambda node: client(tmp_path, node), asked(tmp_path), fates)
-    assert epsilon(tmp_path) == pytest.approx(2.0, abs=1e-3)
-
-
 def test_shuffled_counts_go_through_sealed_envelopes(tmp_path):
     private, public = new_key()
 

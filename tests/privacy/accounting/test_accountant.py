@@ -5,10 +5,8 @@ import json
 import math
 from pathlib import Path
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 from scipy import stats
 
@@ -123,27 +121,6 @@ def test_laplace_reaches_its_pure_epsilon_as_delta_vanishes(count):
     # One release in closed form: δ(ε) = 1 − e^{(ε − ε₀)/2}.
     one = delta_for_epsilon([Charge(Laplace(2.0))], 0.3, method="pld")
     assert one == pytest.approx(-math.expm1(-0.1), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("charge", "event"),
-    [
-        (
-            Charge(Gaussian(1.1, sampling_rate=0.02), 500),
-            dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.1)),
-        ),
-        (Charge(Laplace(3.0), 20), dp_accounting.LaplaceDpEvent(3.0)),
-        (
-            Charge(Laplace(3.0, sampling_rate=0.1), 200),
-            dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.LaplaceDpEvent(3.0)),
-        ),
-    ],
-)
-def test_pld_totals_equal_dp_accountings(charge, event):
-    theirs = PLDAccountant(value_discretization_interval=1e-4).compose(event, charge.count)
-    assert epsilon_for_delta([charge], 1e-6, method="pld") == pytest.approx(
-        theirs.get_epsilon(1e-6), rel=1e-3
-    )
 
 
 def test_very_heavy_tails_stay_tight_and_small():

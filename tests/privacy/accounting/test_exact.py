@@ -173,16 +173,6 @@ def test_blocks_only_add_and_longer_ones_add_less():
     assert epsilon[0] > 1.1 * epsilon[-1]
 
 
-def test_a_finer_grid_lowers_the_bound_towards_the_truth():
-    charges = [Charge(NoisyScreening(k=30, threshold=18, sigma=6, num_classes=10, sampling_rate=0.3), 40)]
-    values = [exact_epsilon(charges, delta=DELTA, work=1e8, coarsen=c) for c in (32, 16, 8, 4, 1, 0.25)]
-    assert values == sorted(values, reverse=True)
-    assert values[-1] >= epsilon_lower(charges, delta=DELTA)
-    # Second order: halving the spacing takes about three quarters of the error away.
-    errors = np.array(values[:4]) - values[-1]
-    assert np.all(errors[1:] < 0.4 * errors[:-1])
-
-
 def exact_delta(charges, epsilon, work):
     """Upper bound on δ at ``epsilon``, from compositions made near the δ in question."""
     near, best = delta_for_epsilon(charges, epsilon), 1.0
@@ -210,13 +200,11 @@ def test_two_families_interleaved():
         )
         found = exact_delta(charges, epsilon=epsilon, work=1e8)
         assert truth <= found <= 1.0
-    screening = SAMPLED
     answers = Charge(ExponentialArgmax(scale=20, votes="swap", sampling_rate=0.3), 60)
-    together = exact_epsilon([screening, answers], delta=DELTA, work=1e8)
-    apart = [exact_epsilon([c], delta=DELTA / 2, work=1e8) for c in (screening, answers)]
+    together = exact_epsilon([SAMPLED, answers], delta=DELTA, work=1e8)
+    apart = [exact_epsilon([charge], delta=DELTA / 2, work=1e8) for charge in (SAMPLED, answers)]
     assert max(apart) < together < sum(apart)
-    assert together < epsilon_for_delta([screening, answers], DELTA, method="pld")
-    assert len(exact_compositions([screening, answers], delta=DELTA, work=1e7)) == 2
+    assert together < epsilon_for_delta([SAMPLED, answers], DELTA, method="pld")
 
 
 def test_nothing_to_do():

@@ -8,8 +8,6 @@ from scipy import stats
 
 from pl_privknn.privacy.accounting.data_dependent import (
     answers_rdp,
-    log_other,
-    log_other_at_worst,
     screening_rdp,
 )
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
@@ -73,20 +71,6 @@ def test_bounds_lie_above_direct_integration_and_below_the_independent_curve(
     assert (both <= independent).all()
     if votes[0] >= 27 and scale < 2:
         assert both[0] < 0.25 * independent[0]
-
-
-@pytest.mark.parametrize(("mechanism", "distribution"), NOISES, ids=["gaussian", "laplace"])
-@pytest.mark.parametrize("votes", HISTOGRAMS)
-def test_chance_of_another_class_is_bounded_here_and_at_every_neighbour(votes, mechanism, distribution):
-    for scale in (2.0, 5.0, 20.0):
-        noise, histogram = mechanism(scale), np.array([votes])
-        other = 1 - release_probabilities(votes, distribution, scale)[0]
-        assert other <= math.exp(log_other(noise, histogram)[0]) + 1e-9
-        worst = max(1 - release_probabilities(n, distribution, scale)[0] for n in neighbours(votes))
-        bound = math.exp(log_other_at_worst(noise, histogram)[0])
-        assert worst - 1e-9 <= bound <= 1
-        if bound < 0.2:  # a union bound over two classes is not far off
-            assert bound < 1.3 * worst
 
 
 def test_theorems_as_printed_in_high_precision():

@@ -217,24 +217,6 @@ def test_a_ledger_that_another_program_writes_ahead_is_refused(tmp_path):
     assert charged(path) == 2
 
 
-def test_full_disk_charges_nothing_and_the_ledger_goes_on(path):
-    ledger = Ledger(path)
-    run = ledger.run("a", plan=[Charge(G, 10_000)])
-    pages = ledger._store._db.execute("PRAGMA page_count").fetchone()[0]
-    ledger._store._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(OSError, match="Nothing was charged"):
-        _charge_until_refused(run)
-    paid = run.num_charges
-    ledger._store._db.execute(f"PRAGMA max_page_count = {pages + 100}")
-    run.charge(G)
-    assert charged(path) == run.num_charges == paid + 1
-
-
-def _charge_until_refused(run):
-    for _ in range(200):
-        run.charge(G)
-
-
 # ------------------------------------------------------------------ reading only
 
 

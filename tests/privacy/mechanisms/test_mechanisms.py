@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as dp_rdp
-from mechanism_setup import ADD_REMOVE, ALL, ORDERS, literal_rdp
+from mechanism_setup import ADD_REMOVE, ALL, ORDERS, argmax_pairs, literal_rdp
 from scipy import integrate, stats
 
 from pl_privknn.privacy.accounting import pld
@@ -235,16 +235,9 @@ def test_screening_rdp_survives_underflow():
 @pytest.mark.parametrize("scale", [0.7, 20.0])
 def test_argmax_rdp_bounds_every_vote_vector_closely(votes, rate, scale):
     mechanism = ExponentialArgmax(scale, votes, rate)
-    rng = np.random.default_rng(0)
     drawn = collections.defaultdict(list)  # pairs by their number of classes
-    for _ in range(1000):
-        base = rng.uniform(0, 6 * scale, size=rng.integers(2, 6))
-        moved = base.copy()
-        moved[0] += 1
-        if votes == "swap":
-            moved[1] -= 1
-        q, p = (np.exp(v / scale) / np.exp(v / scale).sum() for v in (base, moved))
-        drawn[len(q)].append(((1 - rate) * q + rate * p, q))
+    for pair in argmax_pairs(np.random.default_rng(0), scale, votes, rate, 1000):
+        drawn[len(pair[0])].append(pair)
     members = np.max([literal_rdp(*np.stack(pairs, 1)).max(0) for pairs in drawn.values()], axis=0)
     curve = mechanism.rdp(ORDERS, ADD_REMOVE)
     assert np.all(curve >= members * (1 - 1e-9))
