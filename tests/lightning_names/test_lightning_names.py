@@ -71,9 +71,9 @@ def _foreign(package):
     """A module for our batches and for tuples that knows nothing of us, a data module, and a callback."""
 
     class Module(package.LightningModule):
-        def __init__(self):
+        def __init__(self, pixels: int = SIDE * SIDE, classes: int = CLASSES):
             super().__init__()
-            self.network = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES))
+            self.network = nn.Sequential(nn.Flatten(), nn.Linear(pixels, classes))
 
         def training_step(self, batch, batch_idx):
             x, y = batch["labeled"] if isinstance(batch, dict) else batch
@@ -185,41 +185,19 @@ def test_a_compiled_student_learns(tmp_path):
     assert not torch.equal(student.network[1].weight, before)
 
 
-_THEIRS = """import lightning as L
-import torch
-
-class Theirs(L.LightningModule):
-    def __init__(self, width: int = 4):
-        super().__init__()
-        self.network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(400, 10))
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch["labeled"] if isinstance(batch, dict) else batch
-        return torch.nn.functional.cross_entropy(self.network(x), y)
-
-    test_step = training_step
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-"""
-
-
 def test_a_configuration_names_a_module_of_lightning(tmp_path, monkeypatch, capsys):
-    (tmp_path / "their_module.py").write_text(_THEIRS, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys.modules[__name__], "Theirs", type(_foreign(lightning)[0]), raising=False)
     monkeypatch.chdir(tmp_path)
     config = {
         "data": {"class_path": "DigitsDataModule", "init_args": {"train_on_truth": True}},
-        "model": {"class_path": "their_module.Theirs"},
+        "model": {"class_path": f"{__name__}.Theirs", "init_args": {"pixels": 400, "classes": 10}},
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False},
     }
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    assert main(["fit", "--config", "theirs.yaml", "--labeling.labeler", "null"]) == 0, (
-        capsys.readouterr().err
-    )
+    assert main(["fit", "--config", "theirs.yaml", "--labeling.labeler", "null"]) == 0
     folder = Path(capsys.readouterr().out.splitlines()[-1])
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert (summary["student"], summary["guarantee"]) == ("Theirs", "none")
+    assert (summary["student"], summary["guarantee"]) == ("Module", "none")
     assert "lightning.pytorch" in summary["versions"]
 
 

@@ -26,20 +26,25 @@ STATED = [
     *(path for path in sorted(CONFIGS.glob("*.yaml")) if not path.stem.startswith("compare_")),
     *sorted(CONFIGS.glob("papers/*noisy_sgd*.yaml")),
 ]
-GAUSSIAN = {"class_path": "Gaussian", "init_args": {"sigma": 9.0}}
+
+
+def made(class_path, **init_args):
+    return {"class_path": class_path, "init_args": init_args}
+
+
+GAUSSIAN = made("Gaussian", sigma=9.0)
 
 
 def labeling(labeler, arguments, **more):
     """A fragment that asks 40 queries of a teacher."""
-    section = {"labeler": {"class_path": labeler, "init_args": arguments}, "queries_per_round": 40, **more}
+    section = {"labeler": made(labeler, **arguments), "queries_per_round": 40, **more}
     return {"labeling": {"budget": {"delta": 1e-5}, **section}}
 
 
 def training(arguments, **trainer):
     """A training of any module."""
-    callback = {"class_path": "PrivateTraining", "init_args": {"delta": 1e-5, **arguments}}
     batches = {"expected_batch_size": 100, "expected_records": 1000}
-    callback["init_args"] |= batches
+    callback = made("PrivateTraining", delta=1e-5, **arguments, **batches)
     return {"model": {"class_path": "their.Module"}, "trainer": {"callbacks": [callback], **trainer}}
 
 
@@ -50,13 +55,11 @@ DOCUMENTS = {
         "labeling.labeler.init_args.noise.init_args.sigma",
     ),
     "PrivateRadius": (
-        labeling("PrivateRadius", {"noise": {"class_path": "ExponentialArgmax", "init_args": {"scale": 9}}}),
+        labeling("PrivateRadius", {"noise": made("ExponentialArgmax", scale=9)}),
         "labeling.labeler.init_args.noise.init_args.scale",
     ),
     "PATE": (
-        labeling(
-            "PATE", {"num_teachers": 50, "aggregator": {"class_path": "LNMAX", "init_args": {"scale": 9}}}
-        ),
+        labeling("PATE", {"num_teachers": 50, "aggregator": made("LNMAX", scale=9)}),
         "labeling.labeler.init_args.aggregator.init_args.scale",
     ),
     "ReverseKNN": (labeling("ReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
@@ -112,8 +115,7 @@ def test_the_noise_of_a_screening_follows_that_of_the_answers():
     free = free_parameter(document)
     assert free.tied == {"labeling.labeler.init_args.screening.sigma": 2.0}
     assert free_parameter(document, sigma).tied == {}
-    arguments = {"threshold": 30, "screening_sigma": 20, "sigma": 8}
-    confident = {"class_path": "ConfidentGNMAX", "init_args": arguments}
+    confident = made("ConfidentGNMAX", threshold=30, screening_sigma=20, sigma=8)
     document = labeling("PATE", {"num_teachers": 50, "aggregator": confident})
     place = "labeling.labeler.init_args.aggregator.init_args.screening_sigma"
     assert free_parameter(document).tied == {place: 2.5}
@@ -121,8 +123,9 @@ def test_the_noise_of_a_screening_follows_that_of_the_answers():
 
 
 def test_plans_of_gaussian_teachers_are_those_of_the_closed_form():
-    gnmax = {"class_path": "GNMAX", "init_args": {"sigma": 5}}
-    document = labeling("PATE", {"num_teachers": 50, "aggregator": gnmax}, queries_per_round=30)
+    document = labeling(
+        "PATE", {"num_teachers": 50, "aggregator": made("GNMAX", sigma=5)}, queries_per_round=30
+    )
     cost = Cost(None, "here", num_classes=10)
     plan = cost.plan(document, free_parameter(document), 1.0)
     assert 0.998 < gaussian_epsilon(math.sqrt(2 * 30) / plan.values[plan.found], 1e-5) <= 1.0
@@ -182,18 +185,18 @@ def test_steps_are_those_of_the_trainer(trainer, steps):
 
 
 def test_plans_of_trainings_and_of_all_public_examples():
-    made = PrivateTraining(1.0, 1e-5, expected_batch_size=100, expected_records=1000)
+    callback = PrivateTraining(1.0, 1e-5, expected_batch_size=100, expected_records=1000)
     stated = plan_of_config(training({"epsilon": 1.0}, max_epochs=2), "here")
-    assert list(stated.charges) == made.plan(2 * 10)
+    assert list(stated.charges) == callback.plan(2 * 10)
     assert 0.995 < epsilon_for_delta(stated.charges, 1e-5) <= 1.0
     stated = plan_of_config(training({"noise_multiplier": 3.0, "epsilon": 0.5}), "here")  # it ends at its ε
     assert 0.45 < epsilon_for_delta(stated.charges, 1e-5) <= 0.5
     assert stated.charges[0].count < 200
-    seeded = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": 1}}
+    seeded = made("pl_privknn.privacy.noise.SeededNoise", seed=1)
     stated = plan_of_config(training({"noise_multiplier": 3.0, "noise_source": seeded}), "here")
     assert {charge.guarantee.level for charge in stated.charges} == {"none"}
     asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
-    data = {"class_path": "DigitsDataModule", "init_args": {"num_public": 90}}
+    data = made("DigitsDataModule", num_public=90)
     (charge,) = plan_of_config({**asked, "data": data}, "here").charges
     assert charge.count == 180
 
