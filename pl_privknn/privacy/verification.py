@@ -397,7 +397,7 @@ def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = 
     wanted = [*_REPORTED, "epsilon_spent", "max_epsilon", *(name for name in found if name in summary)]
     for name in dict.fromkeys(wanted):
         if name in summary or name in ("epsilon_spent", "guarantee", "adjacency", "unit"):
-            checks.append(_compared(name, summary.get(name), found.get(name)))
+            checks.append(compared(name, summary.get(name), found.get(name)))
     unfounded = [n for n in _COUNTED if n in summary and n not in found]
     checks += [{"name": n, "stated": summary[n], "found": None, "agrees": None} for n in unfounded]
     return checks
@@ -408,16 +408,11 @@ def _check_head(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[
     head, run = summary.get("ledger_head"), summary.get("run")
     known = [row["position"] for row in rows if row["hash"] == head]
     if not known:
-        return {"name": "ledger_head", "stated": head, "found": rows[-1]["hash"], "agrees": False}
+        return compared("ledger_head", head, rows[-1]["hash"])
     later = [
         row for row in rows[known[0] :] if row["kind"] in ("plan", "charge") and run in (None, row["run"])
     ]
-    return {
-        "name": "ledger_head",
-        "stated": head,
-        "found": later[-1]["hash"] if later else head,
-        "agrees": not later,
-    }
+    return compared("ledger_head", head, later[-1]["hash"] if later else head)
 
 
 def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Balance) -> dict[str, Any]:
@@ -467,12 +462,13 @@ def _training(planned: Iterable[Charge], charged: Iterable[Charge]) -> dict[str,
     return found
 
 
-def _compared(name: str, stated: Any, found: Any) -> dict[str, Any]:
+def compared(name: str, stated: Any, found: Any) -> dict[str, Any]:
+    """A stated value beside the one that was found, and whether they agree; figures up to rounding."""
     if isinstance(stated, int | float) and isinstance(found, int | float) and not isinstance(stated, bool):
         agrees = stated == found or math.isclose(stated, found, rel_tol=_ROUNDING)
     elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
         pairs = zip(stated, found, strict=True)
-        agrees = all(_compared(name, one, other)["agrees"] for one, other in pairs)
+        agrees = all(compared(name, one, other)["agrees"] for one, other in pairs)
     else:
         agrees = stated == found
     return {"name": name, "stated": stated, "found": found, "agrees": agrees}

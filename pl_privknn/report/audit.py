@@ -13,7 +13,7 @@ from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digests, n
 from pl_privknn.config import known_classes, read_document
 from pl_privknn.privacy.ledger import Place, counts_topic, files_topic
 from pl_privknn.privacy.store import read_rows
-from pl_privknn.privacy.verification import audit_ledger, check_summary
+from pl_privknn.privacy.verification import audit_ledger, check_summary, compared
 from pl_privknn.training import NoisySGD, PrivateTraining
 
 #: Where ``privknn export`` puts its files, in a run's folder.
@@ -136,7 +136,7 @@ def audit_run(
         rows = read_rows(ledger)
         run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
         if run not in report["runs"]:
-            checks.append(_check("run", run, None, False))
+            checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
         checks += _labels(folder, rows, run, bool(summary))
         for place in ("files", "export", "report"):
             if place != writing:
@@ -184,10 +184,6 @@ def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> 
     return found
 
 
-def _check(name: str, stated: Any, found: Any, agrees: bool | None) -> dict[str, Any]:
-    return {"name": name, "stated": stated, "found": found, "agrees": agrees}
-
-
 def _named(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (
         f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -211,16 +207,14 @@ def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) 
         return
     with contextlib.closing(StoredLabels(folder / LABELS)) as store:
         own, head, counts = store.get_meta("run_id"), store.get_meta("ledger_head"), store.counts()
-    yield _check("labels: run", own, run, own == run)
+    yield compared("labels: run", own, run)
     if head is not None:
         known = any(row["hash"] == head for row in rows)
-        yield _check("labels: ledger head", head, head if known else None, known)
+        yield compared("labels: ledger head", head, head if known else None)
     _, noted = _note(rows, counts_topic(str(run)))
     if finished and noted:
         wanted = json.loads(noted.partition(":")[2])
-        yield _check(
-            "labels: counts", counts, wanted, all(counts.get(name) == wanted[name] for name in wanted)
-        )
+        yield compared("labels: counts", {name: counts.get(name) for name in wanted}, wanted)
 
 
 def _files(
@@ -242,7 +236,7 @@ def _files(
         if any(row["kind"] == "charge" and row["run"] == run for row in rows[position:]):
             there = dict.fromkeys(here, "older than the run's last charge")
     for name in sorted({*here, *there}):
-        yield _check(name, here.get(name), there.get(name), here.get(name) == there.get(name))
+        yield compared(name, here.get(name), there.get(name))
 
 
 def note_written(audit: Mapping[str, Any], folder: Path, names: Iterable[str], place: Place) -> None:
