@@ -1,8 +1,8 @@
 """Shares of classes in use move released probabilities by Bayes' rule, of labels and of a teacher's own model."""
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from small_fit import quiet_trainer
 
 from pl_privknn.callbacks import LabelingBudget, PrivateLabeler
 from pl_privknn.callbacks.labeling_round import load_head
@@ -17,28 +17,17 @@ PRIOR = [0.6, 0.3, 0.1]
 
 def answered(folder, teacher, class_prior, **more):
     """The data module with the answers of a run."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(count):
+    generator, parts = torch.Generator().manual_seed(0), []
+    for count in (300, 40, 30):
         labels = torch.arange(count) % 3
-        return torch.eye(3)[labels] + 0.5 * torch.randn(count, 3, generator=generator), labels
-
-    private, public, test = draw(300), draw(40), draw(30)
-    data = EmbeddingsDataModule(*private, *public, *test, num_classes=3, batch_size=16)
+        parts += [torch.eye(3)[labels] + 0.5 * torch.randn(count, 3, generator=generator), labels]
+    data = EmbeddingsDataModule(*parts, num_classes=3, batch_size=16)
     labeling = PrivateLabeler(
-        teacher,
-        features=torch.nn.Flatten(),
-        budget=LabelingBudget(delta=1e-4),
-        progress=False,
-        run_dir=folder,
-        class_prior=class_prior,
-        **more,
-    )
+        teacher, features=torch.nn.Flatten(), budget=LabelingBudget(delta=1e-4), progress=False, run_dir=folder,
+        class_prior=class_prior, **more,
+    )  # fmt: skip
     student = SupervisedStudent(network="linear_probe", num_classes=3, in_channels=3, image_size=1)
-    pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, callbacks=[labeling], enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
-    ).fit(student, data)  # fmt: skip
+    quiet_trainer(folder, callbacks=[labeling]).fit(student, data)
     return data
 
 
@@ -56,9 +45,9 @@ def test_labels_move_with_the_shares_in_use(kind, tmp_path):
             return ReverseKNN(k=1, epsilon=1.0, noise_source=noise)
         return PreconditionedGradients(1.0, delta=1e-4, expected_records=300, noise_source=noise)
 
-    asked = (
-        {"queries_per_round": 12, "selection": "smooth_clusters"} if kind == "votes" else {"selection": "all"}
-    )
+    asked = {"selection": "all"}
+    if kind == "votes":
+        asked = {"queries_per_round": 12, "selection": "smooth_clusters"}
     before = answered(tmp_path / "a", teacher(), None, **asked).public.soft_labels
     data = answered(tmp_path / "b", teacher(), PRIOR, **asked)
     torch.testing.assert_close(data.public.soft_labels, by_bayes(before), atol=1e-5, rtol=1e-4)

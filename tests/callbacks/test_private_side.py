@@ -9,6 +9,7 @@ import torch
 from noisy_sgd_setup import fit as fit_privately
 from noisy_sgd_setup import keep_last, make, make_data
 from pytorch_lightning.loggers import CSVLogger
+from small_fit import quiet_trainer, small_student
 from torch import nn
 
 from pl_privknn._checks import check_int
@@ -19,9 +20,8 @@ from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.private_store import PrivateStoreError
 from pl_privknn.privacy.redaction import SHOW, RedactedError, redacted
-from pl_privknn.students import SupervisedStudent
 
-CANARY = "record-4711"
+CANARY, HERE = "record-4711", r"test_private_side:\d+: its"
 
 
 def quote(*_):
@@ -72,20 +72,13 @@ class Pixels(nn.Module):
 
 
 def fit_student(folder, place):
-    features = Pixels() if place == "extractor" else nn.Flatten()
     labeling = PrivateLabeler(
-        Careless(place),
-        rounds=2,
-        epochs_per_round=2,
-        queries_per_round=10,
-        features=features,
-        files={"run_dir": folder},
-    )
-    trainer = pl.Trainer(
-        max_epochs=4, accelerator="cpu", logger=CSVLogger(folder, "", ""), default_root_dir=folder,
-        callbacks=[labeling, keep_last(folder)], enable_model_summary=False,
+        Careless(place), rounds=2, epochs_per_round=2, queries_per_round=10, files={"run_dir": folder},
+        features=Pixels() if place == "extractor" else nn.Flatten(),
     )  # fmt: skip
-    trainer.fit(SupervisedStudent("small_cnn", num_classes=2, in_channels=1, image_size=8), make_data())
+    kept = {"enable_checkpointing": True, "enable_progress_bar": True, "logger": CSVLogger(folder, "", "")}
+    trainer = quiet_trainer(folder, 4, callbacks=[labeling, keep_last(folder)], **kept)
+    trainer.fit(small_student(2), make_data())
 
 
 class CarelessNetwork(nn.Module):
@@ -167,17 +160,13 @@ def inside_the_package(body):
     [
         ("int(record)", CANARY, r"ValueError at pl_privknn\.somewhere:2: its"),
         ("{}[record]", CANARY, r"KeyError at pl_privknn\.somewhere:2: its"),
-        ("record()", quote, r"RuntimeError at test_private_side:\d+: its"),
+        ("record()", quote, rf"RuntimeError at {HERE}"),
         (
             "record()",
             lambda: json.loads(CANARY),
-            r"JSONDecodeError at json\.decoder:\d+, called from test_private_side:\d+: its",
+            rf"JSONDecodeError at json\.decoder:\d+, called from {HERE}",
         ),
-        (
-            "try: record()\n    except RuntimeError as e: raise e",
-            quote,
-            r"RuntimeError at test_private_side:\d+: its",
-        ),
+        ("try: record()\n    except RuntimeError as e: raise e", quote, rf"RuntimeError at {HERE}"),
         ("import sys; sys.exit(record)", CANARY, r"SystemExit at pl_privknn\.somewhere:2: its"),
     ],
 )
@@ -206,9 +195,8 @@ def test_own_messages_do_not_repeat_the_arguments_of_foreign_code(tmp_path):
     def check():
         check_int("label", CANARY)
 
-    with pytest.raises(
-        RedactedError, match=r"ValueError at pl_privknn\._checks:\d+, called from test_private_side"
-    ):
+    told = r"ValueError at pl_privknn\._checks:\d+, called from test_private_side"
+    with pytest.raises(RedactedError, match=told):
         redacted(foreign, check)
     ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5, max_epsilon=0.1)
     with pytest.raises(BudgetExceeded, match="max_epsilon"):  # the books know nothing private

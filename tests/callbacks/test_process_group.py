@@ -53,18 +53,20 @@ def test_a_round_outlasts_the_timeout_of_the_training(tmp_path):
     assert [told(tmp_path, rank) for rank in range(3)] == ["answers"] * 3
 
 
+def with_works(place, part):
+    return [part, works_until_stopped] if place == 0 else [works_until_stopped, part]
+
+
 @needs_fork
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failure_is_told_once_and_ends_the_others(tmp_path, failing):
     def fail(group):
         raise KeyError("what it was")
 
-    parts = [fail, works_until_stopped] if failing == 0 else [works_until_stopped, fail]
-    assert run(tmp_path, parts) == [0, 0]
+    assert run(tmp_path, with_works(failing, fail)) == [0, 0]
     assert told(tmp_path, failing) == "KeyError: 'what it was'"
-    assert told(tmp_path, 1 - failing) == (
-        f"RuntimeError: labelling failed on global rank {failing}; its own message says why"
-    )
+    said = f"RuntimeError: labelling failed on global rank {failing}; its own message says why"
+    assert told(tmp_path, 1 - failing) == said
 
 
 @needs_fork
@@ -74,6 +76,5 @@ def test_a_death_is_noticed_by_the_others(tmp_path, dying):
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    parts = [die, works_until_stopped] if dying == 0 else [works_until_stopped, die]
-    assert sorted(run(tmp_path, parts)) == [-signal.SIGKILL, 0]
+    assert sorted(run(tmp_path, with_works(dying, die))) == [-signal.SIGKILL, 0]
     assert "another process of this training ended" in told(tmp_path, 1 - dying)

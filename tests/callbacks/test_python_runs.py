@@ -5,9 +5,12 @@ import json
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 import yaml
+from report_setup import CLASSES, SIDE, small_data
+from small_fit import quiet_trainer, small_student
+from torchmetrics.classification import MulticlassAccuracy
+from training_setup import Lit
 
 from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, PrivateTraining, RunReport
 from pl_privknn.cli.main import main
@@ -18,45 +21,37 @@ from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import write_report
-from pl_privknn.students import SupervisedStudent
-from tests.report_setup import small_data
-
-CLASSES, SIDE = 3, 6
 
 
 def student():
-    return SupervisedStudent(network="small_cnn", num_classes=CLASSES, image_size=SIDE)
+    return small_student(CLASSES, SIDE)
 
 
-def run(root, module, data, *callbacks, **trainer):
-    made = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=root, callbacks=list(callbacks),
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, **trainer,
-    )  # fmt: skip
+def run(root, module, data, *callbacks):
+    made = quiet_trainer(root, callbacks=list(callbacks))
     made.fit(module, data)
     return made
 
 
 def labeling(**files):
     return PrivateLabeler(
-        ReverseKNN(k=1, epsilon=2.0),
-        queries_per_round=6,
-        epochs_per_round=1,
-        features=torch.nn.Flatten(),
-        budget=LabelingBudget(delta=1e-4),
-        files=RunFiles(**files),
-        progress=False,
-    )
+        ReverseKNN(k=1, epsilon=2.0), queries_per_round=6, epochs_per_round=1, features=torch.nn.Flatten(),
+        budget=LabelingBudget(delta=1e-4), files=RunFiles(**files), progress=False,
+    )  # fmt: skip
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
 
 
 def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_its_own(tmp_path, capsys):
     folder, module, data = tmp_path / "mine", student(), small_data()
     trainer = run(tmp_path, module, data, labeling(run_dir=folder))
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["epsilon"] == pytest.approx(2.0, abs=1e-3)
     assert "best attack" in capsys.readouterr().out
     trainer.test(module, data, verbose=False)
-    tested = json.loads((folder / "summary.json").read_text())
+    tested = summary_of(folder)
     assert tested["test_accuracy"] is not None
     assert tested["epsilon"] == summary["epsilon"]
     assert "test accuracy" in capsys.readouterr().out
@@ -67,41 +62,21 @@ def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_it
     assert "ReverseKNN" in page.read_text()
     assert main(["fit", "--resume", str(folder)]) == 2
     assert "data.private_images" in capsys.readouterr().err
+    # Another fit in the folder goes on with its labels.
+    run(tmp_path, student(), small_data(), labeling(run_dir=folder))
+    assert all(summary_of(folder)[name] == summary[name] for name in ("epsilon", "run", "queried"))
 
 
 def test_private_training_leaves_the_same(tmp_path):
-    training = PrivateTraining(8.0, 1e-4, expected_batch_size=8, expected_records=60)
-
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES))
-
-        def forward(self, x):
-            return self.net(x)
-
-        def training_step(self, batch, batch_idx):
-            return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    run(tmp_path, Module(), small_data(), training)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert 0 < summary["epsilon"] <= 8.0
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES))
+    module = Lit(net)
+    module.accuracy = MulticlassAccuracy(CLASSES)
+    given = {"expected_batch_size": 8, "expected_records": 60}
+    run(tmp_path, module, small_data(), PrivateTraining(8.0, 1e-4, **given))
+    assert 0 < summary_of(tmp_path)["epsilon"] <= 8.0
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written["trainer"]["callbacks"][0]["init_args"]["expected_records"] == 60
     assert "model" not in written
-
-
-def test_another_fit_in_the_folder_goes_on_with_its_labels(tmp_path):
-    first, second = labeling(), labeling()
-    run(tmp_path, student(), small_data(), first)
-    before = json.loads((tmp_path / "summary.json").read_text())
-    run(tmp_path, student(), small_data(), second)
-    after = json.loads((tmp_path / "summary.json").read_text())
-    for name in ("epsilon", "run", "queried"):
-        assert after[name] == before[name]
 
 
 def test_what_can_be_written_is_a_configuration_that_the_shell_runs(tmp_path, monkeypatch, capsys):
@@ -115,21 +90,15 @@ def test_what_can_be_written_is_a_configuration_that_the_shell_runs(tmp_path, mo
             files[f"{part}_{name}"] = tmp_path / f"{part}_{name}.npy"
             np.save(files[f"{part}_{name}"], values.numpy())
     data = ArraysDataModule(**files, num_classes=CLASSES, batch_size=8)
-    teacher = PrivateKNN(5, 0.8, None, Gaussian(sigma=4.0))
     teaching = PrivateLabeler(
-        teacher,
-        queries_per_round=6,
-        features=HOG(pixels_per_cell=(3, 3)),
-        budget=LabelingBudget(delta=1e-4),
-        files=RunFiles(run_dir=tmp_path / "run"),
-        progress=False,
-    )
+        PrivateKNN(5, 0.8, None, Gaussian(sigma=4.0)), queries_per_round=6, features=HOG(pixels_per_cell=(3, 3)),
+        budget=LabelingBudget(delta=1e-4), files=RunFiles(run_dir=tmp_path / "run"), progress=False,
+    )  # fmt: skip
     run(tmp_path, student(), data, teaching)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     shell = ["fit", "--config", str(tmp_path / "run" / "config.yaml"), "--run_dir", str(tmp_path / "shell")]
     assert main([*shell, "--labeling.files.run_dir", str(tmp_path / "shell")]) == 0, capsys.readouterr().err
-    again = json.loads((tmp_path / "shell" / "summary.json").read_text())
-    assert (again["epsilon"], again["queried"]) == (summary["epsilon"], summary["queried"])
+    first, again = summary_of(tmp_path / "run"), summary_of(tmp_path / "shell")
+    assert (again["epsilon"], again["queried"]) == (first["epsilon"], first["queried"])
     # The folder of a command keeps the command's own configuration.
     kept = (tmp_path / "shell" / "config.yaml").read_text()
     monkeypatch.chdir(tmp_path)
@@ -143,28 +112,14 @@ def test_no_data_is_kept_of_arguments():
             super().__init__(**arrays)
 
     images, labels = torch.rand(6, 1, 4, 4), [0, 1, 0, 1, 0, 1]
-    arrays = {
-        f"{part}_{name}": value
-        for part in ("private", "public", "test")
-        for name, value in (("images", images), ("truth" if part == "public" else "labels", labels))
-    }
+    arrays = {f"{part}_images": images for part in ("private", "public", "test")}
+    arrays |= {"private_labels": labels, "public_truth": labels, "test_labels": labels}
     own = Own([31, 45], "north", private_count=6, **arrays, num_classes=2, class_names=["a", "b"])
     section, left_out = as_section(own)
-    assert section["init_args"] == {
-        "public_truth": labels,
-        "test_labels": labels,
-        "num_classes": 2,
-        "class_names": ["a", "b"],
-    }
-    assert left_out == [
-        "ages",
-        "clinic",
-        "private_count",
-        "private_images",
-        "private_labels",
-        "public_images",
-        "test_images",
-    ]
+    public = {"public_truth": labels, "test_labels": labels, "num_classes": 2, "class_names": ["a", "b"]}
+    assert section["init_args"] == public
+    private = ["ages", "clinic", "private_count", "private_images", "private_labels"]
+    assert sorted(left_out) == [*private, "public_images", "test_images"]
 
 
 def test_groups_and_parts_are_written_as_yaml_says_them():
@@ -176,12 +131,8 @@ def test_groups_and_parts_are_written_as_yaml_says_them():
         def __init__(self, *parts, budget=None, scale=1.0, holder=None):
             pass
 
-    made = Outer(
-        "lost by place",
-        budget=LabelingBudget(delta=1e-4),
-        scale=np.float32(0.5),
-        holder=Holder(torch.ones(2)),
-    )
+    groups = {"budget": LabelingBudget(delta=1e-4), "holder": Holder(torch.ones(2))}
+    made = Outer("lost by place", scale=np.float32(0.5), **groups)
     section, left_out = as_section(made)
     assert section["init_args"] == {"budget": {"delta": 1e-4}, "scale": 0.5}
     assert left_out == ["holder"]

@@ -6,13 +6,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from noisy_sgd_setup import make_data
+from small_fit import quiet_trainer, small_student
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.students import SupervisedStudent
 
 
 def run(folder, labeler, features, released="student", data=None, **student):
@@ -22,11 +22,8 @@ def run(folder, labeler, features, released="student", data=None, **student):
         labeler, queries_per_round=20, epochs_per_round=2, features=features, files=RunFiles(run_dir=folder),
         progress=False, released=released,
     )  # fmt: skip
-    trainer = pl.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, default_root_dir=folder, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, callbacks=[labeling, RunReport(folder)],
-    )  # fmt: skip
-    student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8, **student)
+    trainer = quiet_trainer(folder, 2, callbacks=[labeling, RunReport(folder)])
+    student = small_student(2, **student)
     data = data or make_data()
     trainer.fit(student, data)
     trainer.test(student, data, verbose=False)
@@ -35,15 +32,10 @@ def run(folder, labeler, features, released="student", data=None, **student):
 
 @pytest.mark.parametrize("released", ["student", "head", "mean"])
 def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
-    student, data, summary = run(
-        tmp_path,
-        SufficientStatistics(noise_multiplier=0.5, expected_records=90),
-        PublicPCA(Pixels(), 6),
-        released,
-    )
+    settings = {"noise_multiplier": 0.5, "expected_records": 90}
+    student, data, summary = run(tmp_path, SufficientStatistics(**settings), PublicPCA(Pixels(), 6), released)
     # Another process, with the same settings and the files of the run.
-    labeler = SufficientStatistics(noise_multiplier=0.5, expected_records=90)
-    head = load_head(tmp_path, labeler, PublicPCA(Pixels(), 6))
+    head = load_head(tmp_path, SufficientStatistics(**settings), PublicPCA(Pixels(), 6))
     images, truth = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
     student.eval()
     with torch.no_grad():
@@ -58,12 +50,9 @@ def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
 
 
 def test_a_resumed_run_has_its_head(tmp_path):
-    features = PublicPCA(Pixels(), 6)
-    _, _, first = run(
-        tmp_path, PreconditionedGradients(noise_multiplier=0.5, expected_records=90, releases=2), features
-    )
-    _, _, second = run(
-        tmp_path, PreconditionedGradients(noise_multiplier=0.5, expected_records=90, releases=2), features
+    settings = {"noise_multiplier": 0.5, "expected_records": 90, "releases": 2}
+    first, second = (
+        run(tmp_path, PreconditionedGradients(**settings), PublicPCA(Pixels(), 6))[2] for _ in range(2)
     )
     assert second["head_test_accuracy"] == first["head_test_accuracy"]
     assert second["epsilon_spent"] == first["epsilon_spent"]

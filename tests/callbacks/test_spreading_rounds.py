@@ -2,9 +2,8 @@
 
 import math
 
-import pytorch_lightning as pl
 import torch
-from grouped import grouped
+from small_fit import easy_images, quiet_trainer, small_student
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.private_labeler import extractor_of, probabilities_of
@@ -13,7 +12,6 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.students import SupervisedStudent
 
 
 class _CountingKNN(ReverseKNN):
@@ -26,45 +24,21 @@ class _CountingKNN(ReverseKNN):
         return Release(noisy.argmax(dim=1), None, noisy, math.sqrt(2) * self.noise.scale)
 
 
-def _data():
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.rand(3, 1, 8, 8, generator=generator)
-
-    def draw(n):
-        labels = torch.arange(n) % 3
-        return (centres[labels] + 0.1 * torch.randn(n, 1, 8, 8, generator=generator)).clamp(0, 1), labels
-
-    (private, y), (public, truth), (test, z) = draw(300), draw(60), draw(30)
-    return ArraysDataModule(private, y, public, truth, test, z, num_classes=3, batch_size=16)
-
-
-def _fit(folder, labeler, epochs=2, ckpt_path=None, **kwargs):
+def _fit(folder, labeler, epochs=2, ckpt_path=None):
     callback = PrivateLabeler(
-        labeler,
-        **grouped(
-            PrivateLabeler,
-            rounds=2,
-            epochs_per_round=1,
-            selection=ClusterSelection(components=8, ask="means", spread="kernel"),
-            features=[torch.nn.Flatten(), [torch.nn.Flatten(), "student"]],
-            progress=False,
-            **kwargs,
-            files={"run_dir": folder / "run"},
-        ),
-    )
-    trainer = pl.Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, default_root_dir=folder, callbacks=[callback],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        labeler, rounds=2, epochs_per_round=1, queries_per_round=[12, 0], progress=False,
+        selection=ClusterSelection(components=8, ask="means", spread="kernel"),
+        features=[torch.nn.Flatten(), [torch.nn.Flatten(), "student"]], files={"run_dir": folder / "run"},
     )  # fmt: skip
-    data = _data()
-    student = SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8)
-    trainer.fit(student, data, ckpt_path=ckpt_path)
+    trainer = quiet_trainer(folder, epochs, callbacks=[callback])
+    data = ArraysDataModule(*easy_images(300, 60, 30), num_classes=3, batch_size=16)
+    trainer.fit(small_student(), data, ckpt_path=ckpt_path)
     return callback, data, trainer
 
 
 def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
     labeler = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(0))
-    callback, data, trainer = _fit(tmp_path, labeler, queries_per_round=[12, 0])
+    callback, data, trainer = _fit(tmp_path, labeler)
     assert [len(queries) for queries in labeler.asked] == [12]
     # Pure ε = 0.5 at δ = 1e-5, however many rounds smooth the counts.
     assert callback.epsilon == callback.epsilon_spent
@@ -79,24 +53,22 @@ def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
     # A resumed run reads all of it back and asks nothing.
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     again = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(1))
-    resumed, data_again, _ = _fit(
-        tmp_path, again, epochs=3, ckpt_path=tmp_path / "last.ckpt", queries_per_round=[12, 0]
-    )
+    resumed, data_again, _ = _fit(tmp_path, again, epochs=3, ckpt_path=tmp_path / "last.ckpt")
     assert not hasattr(again, "asked")
     assert resumed.epsilon_spent == callback.epsilon_spent
     assert torch.equal(data_again.public.soft_labels, data.public.soft_labels)
 
 
 def test_probabilities_and_joined_features_of_a_student_leave_it_as_it_was():
-    student = SupervisedStudent(network="small_cnn", num_classes=3, in_channels=1, image_size=8).train()
+    student = small_student().train()
     before = {name: value.clone() for name, value in student.state_dict().items()}
     images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     probabilities = probabilities_of(student, images)
     joined = extractor_of([torch.nn.Flatten(), "student"], student)(images)
     assert torch.allclose(probabilities.sum(dim=1), torch.ones(5))
     # Each part is scaled to unit length, so that neither drowns the other.
-    assert torch.allclose(joined[:, :64].norm(dim=1), torch.ones(5))
-    assert torch.allclose(joined[:, 64:].norm(dim=1), torch.ones(5))
+    for part in (joined[:, :64], joined[:, 64:]):
+        assert torch.allclose(part.norm(dim=1), torch.ones(5))
     assert student.training
     assert student.network.training
     assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from forked import in_group, wait_at_most
 from ledger_setup import needs_fork
+from small_fit import quiet_trainer
 
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent
 from pl_privknn.callbacks.label_store import StoredLabels
@@ -49,28 +50,15 @@ def train(folder, rank, then):
     processes._BEAT = 0.1
     data = DigitsDataModule(batch_size=32)
     labeling = PrivateLabeler(
-        SlowTeacher(then),
-        rounds=2,
-        epochs_per_round=1,
-        queries_per_round=40,
-        query_batch_size=10,
-        progress=False,
-        budget={"delta": 1e-4},
-        files={"run_dir": folder},
-    )
-    student = SupervisedStudent(network="small_cnn", in_channels=1, image_size=20, ema_decay=0.9)
-    trainer = pl.Trainer(
-        max_epochs=2, callbacks=[ImpatientAtFirst(), labeling], accelerator="cpu", devices=2, strategy="ddp",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        SlowTeacher(then), rounds=2, epochs_per_round=1, queries_per_round=40, query_batch_size=10, progress=False,
+        budget={"delta": 1e-4}, files={"run_dir": folder},
     )  # fmt: skip
+    student = SupervisedStudent(network="small_cnn", in_channels=1, image_size=20, ema_decay=0.9)
+    trainer = quiet_trainer(folder, 2, callbacks=[ImpatientAtFirst(), labeling], devices=2, strategy="ddp")
     assert (trainer.global_rank, trainer.world_size) == (rank, 2)
     trainer.fit(student, data)
-    weights = torch.cat([p.detach().flatten() for p in student.parameters()])
-    found = {
-        "labels": data.public.labels.tolist(),
-        "metrics": labeling.metrics,
-        "weights": weights.double().norm().item(),
-    }
+    norm = float(torch.cat([p.detach().flatten() for p in student.parameters()]).double().norm())
+    found = {"labels": data.public.labels.tolist(), "metrics": labeling.metrics, "weights": norm}
     (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -63,14 +63,18 @@ def test_views_of_an_example_are_one_clipped_gradient(tmp_path):
         fit(Lit(), tmp_path / "other", training(augment=lambda views: views[:1], views=3))
 
 
-def test_every_step_draws_a_sample_of_its_own(tmp_path, monkeypatch):
-    coins, honest = [], SeededNoise.bernoulli
-    monkeypatch.setattr(
-        SeededNoise, "bernoulli", lambda self, shape, p: coins.append(honest(self, shape, p)) or coins[-1]
-    )
-    _, trainer = fit(Lit(), tmp_path)
-    assert len(coins) == trainer.global_step > 2
-    assert len({tuple(step.tolist()) for step in coins}) == len(coins)
+def test_every_step_draws_a_sample_of_its_own_that_was_paid_for(tmp_path, monkeypatch):
+    coins, paid, honest = [], [], SeededNoise.bernoulli
+
+    def toss(self, shape, p):
+        paid.append(sum(count for _, count in charged(tmp_path)))
+        coins.append(honest(self, shape, p))
+        return coins[-1]
+
+    monkeypatch.setattr(SeededNoise, "bernoulli", toss)
+    _, trainer = fit(Lit(), tmp_path, training(steps_per_charge=1))
+    assert paid == list(range(1, trainer.global_step + 1))
+    assert len({tuple(step.tolist()) for step in coins}) == len(coins) > 2
 
 
 def test_epsilon_lies_between_what_opacus_states(tmp_path):
