@@ -61,7 +61,7 @@ def test_noise_of_the_mean():
     assert model.noise.l2_sensitivity == 10.0
 
 
-def neighbouring_sums(model, trials=60):
+def neighbouring_sums(model, trials=40):
     """Sums of a table and of the same table without its first record, at the same queries, without sampling."""
     generator = torch.Generator().manual_seed(2)
     for _ in range(trials):

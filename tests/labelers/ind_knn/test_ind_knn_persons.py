@@ -16,14 +16,18 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
-PARAMETERS = IndKNNParameters(0.2, 4.0, 0.5, 0.3, min_count=2.0)
+PARAMETERS = IndKNNParameters(0.2, 4.0, 1.5, 0.3, min_count=2.0)
 #: A person with thousands of records has no more than one with one.
 PERSONS = np.array([0, 1, 1, 2, 2, 2, *[3] * 9, 4, 5, 6, 6])
 
 
 def table(seed):
+    """A person's records lie near one another, so that together they would say more than one may."""
     generator, count = torch.Generator().manual_seed(seed), len(PERSONS)
-    return torch.randn(count, D, generator=generator), torch.randint(C, (count,), generator=generator)
+    features = torch.randn(7, D, generator=generator)[PERSONS] + 0.4 * torch.randn(
+        count, D, generator=generator
+    )
+    return features, torch.randint(C, (count,), generator=generator)
 
 
 #: Who leaves, of whom budgets are, and how neighbours are found.
@@ -64,7 +68,7 @@ def test_nobody_changes_more_than_is_paid(gone, switches):
             votes = [engine.partial(("votes", count)).numpy() for engine in engines]
             cost += (active[0] - active[1]) ** 2 / (2 * PARAMETERS.sigma1**2)
             cost += ((votes[0] - votes[1]) ** 2).sum() / (2 * PARAMETERS.sigma2**2 * count)
-            assert np.linalg.norm(votes[0] - votes[1]) <= 1 + 1e-12
+            assert np.linalg.norm(votes[0] - votes[1]) <= 1 + 1e-6  # products of float32
         for engine in engines:
             engine.partial(("pay", engine.budgets.next_mark()))
         left = [dict(zip(one.owners.tolist(), one.remaining().tolist(), strict=True)) for one in engines]
@@ -137,9 +141,9 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     answers, left = literal(features, labels, queries, draws)
     assert predictor.predict(queries).labels.tolist() == answers
     np.testing.assert_allclose(predictor.remaining()[1], [left[z] for z in PERSONS.tolist()], atol=1e-6)
-    assert min(left.values()) < 1e-6 < max(left.values())
+    assert min(left.values()) < 1 / 32 < max(left.values())  # some can not pay to be counted any more
     # The teacher of students is the same algorithm.
-    labeler = any_teacher(0.2, 0.5, budget=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
+    labeler = any_teacher(0.2, 1.5, budget=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
     labeler.private_owners, ledger = torch.from_numpy(PERSONS), FreeLedger()
     labeler.fit(features, labels, C)
     assert unit_of(labeler) == "person"
