@@ -59,6 +59,9 @@ test_what_does_not_fit_is_named = refusals(
     {
         rf"'resnet'.*{KNOWN}.*timm:NAME": lambda: build_network("resnet"),
         r"image_size=\(3, 3\) does not fit network='wide_cnn'": lambda: small(name="wide_cnn", image_size=3),
+        r"image_size=\(3, 3\) does not fit network='mnist_cnn'": lambda: small(
+            name="mnist_cnn", image_size=3
+        ),
         r"image_size=\(7, 7\) does not fit network='cifar_cnn'": lambda: small(
             name="cifar_cnn", image_size=7
         ),

@@ -103,6 +103,7 @@ def test_sums_are_those_of_literal_samples():
 def test_fixed_threshold_is_the_stated_one():
     sums = torch.tensor([[39.0, 41.0, 0.0]]).double()
     assert FixedThresholds()(sums, 100, 2, 1.0).gt(0.5).tolist() == [[False, False, False]]
+    assert FixedThresholds(denoise=True).learns > FixedThresholds().learns
     # 100 votes, τ = 2, five attributes expected: 100 · ½ · 2/5 = 20; with a fraction of 1/4, 10.
     assert FixedThresholds(expected_positives=5)(sums, 100, 2, 1.0).gt(0.5).tolist() == [[True, True, False]]
     assert FixedThresholds(fraction=0.4)(sums, 100, None, 1.0).gt(0.5).tolist() == [[False, True, False]]
