@@ -179,7 +179,7 @@ def _place_of_training(document: Mapping[str, Any]) -> str:
     """Where the arguments of the private training stand."""
     places = list(private_trainings(document))
     if places == ["model"] and class_named(str(get(document, "model.class_path"))) is NoisySGD:
-        return _MODEL
+        return _without_unpaid(_MODEL, get(document, _MODEL))
     if len(places) != 1 or places[0] == "model":
         raise ConfigurationError(
             "model.class_path: tune trains candidates by NoisySGD or by the callback PrivateTraining"
@@ -189,12 +189,16 @@ def _place_of_training(document: Mapping[str, Any]) -> str:
         raise ConfigurationError(
             "trainer.callbacks: a search trains with PrivateTraining alone; leave other callbacks out"
         )
-    arguments = get(document, f"{places[0]}.init_args") or {}
-    if given := [name for name in _UNPAID if arguments.get(name) is not None]:
+    return _without_unpaid(_CALLBACK, get(document, f"{places[0]}.init_args"))
+
+
+def _without_unpaid(place: str, arguments: Any) -> str:
+    """The place of a training's arguments, none of which costs more than a search pays for."""
+    if given := [name for name in _UNPAID if (arguments or {}).get(name) is not None]:
         raise ConfigurationError(
-            f"{_CALLBACK}.{given[0]}: a search pays for steps and scores alone; leave it out"
+            f"{place}.{given[0]}: a search pays for steps and scores alone; leave it out"
         )
-    return _CALLBACK
+    return place
 
 
 def _check_path(path: str, place: str) -> None:

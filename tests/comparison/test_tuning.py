@@ -191,6 +191,11 @@ SAME_COST = "changes nothing of a candidate's cost"
         (of_a_module(), "trainer.callbacks.1.init_args.decay", SAME_COST),
         (of_a_module(groups={"members": [0]}), "model.init_args.lr", "groups: a search pays for"),
         (
+            document({"class_path": "NoisySGD", "init_args": {"groups": {"members": [0]}}}),
+            "model.init_args.optimization.lr",
+            "model.init_args.groups: a search pays for",
+        ),
+        (
             of_a_module({"class_path": "EMAWeightAveraging"}),
             "model.init_args.lr",
             "leave other callbacks out",

@@ -23,6 +23,7 @@ from pl_privknn.training import FeatureHead, NoisySGD
         ({"noise_multiplier": None}, "epsilon=None, noise_multiplier=None"),
         ({"feature_head": {"components": 65}}, "components"),
         ({"feature_head": {"head": "deep"}}, "head"),
+        ({"augment": torch.flip}, "augment: features are computed once"),
         ({"normalization": {"mean": [0.5]}}, "std"),
     ],
 )
