@@ -10,6 +10,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from broken_persons import EachRecordAdds, EachRecordCounts, EachRecordIsClipped, EachRecordVotes
 
 from benchmarks.faulty import LessNoise, SharedNoise
 from pl_privknn import Gaussian
@@ -172,3 +173,26 @@ def test_the_smallest_breach_is_found_about_as_often_as_stated():
     smaller = functools.partial(LessNoise, stated.smallest_breach)
     seeds = range(100, 140)
     assert sum(attacked(subject, smaller, seed, canaries=1000, breach=False).violated for seed in seeds) >= 34
+
+
+OF_PERSONS = {
+    "reverse knn": (ReverseKNN, EachRecordCounts, {"epsilon": 1.0}),
+    "class sums": (SufficientStatistics, EachRecordAdds, {"epsilon": 1.0, "expected_records": 100}),
+    "gradients": (
+        PreconditionedGradients,
+        EachRecordIsClipped,
+        {"epsilon": 1.0, "expected_records": 100, "records_per_person": 3, "releases": 2},
+    ),
+    "private knn": (PrivateKNN, EachRecordVotes, {"k": 5, "sampling_rate": 1.0, "noise": Gaussian(4.0)}),
+}
+
+
+# Verdicts at 99.9 %, seeds are fixed.
+@pytest.mark.long("gradients")  # check_labeler finds that fault by the sums themselves
+@pytest.mark.parametrize("name", OF_PERSONS)
+def test_persons_are_attacked(name):
+    ours, broken, settings = OF_PERSONS[name]
+    for kind in (ours, broken):
+        target = table(kind(**settings), unit="person")
+        found = attack_labeler(target, canaries=2000, runs=2000, noise=SeededNoise(1), breach=False)
+        assert found.violated == (kind is broken), kind.__name__
