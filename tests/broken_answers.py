@@ -58,11 +58,6 @@ class SensitivityOne(Honest):
     sensitivity = 1.0
 
 
-class PrivateMean(Honest):
-    def fit(self, features, labels, num_classes):
-        super().fit(features - features.mean(dim=0), labels, num_classes)
-
-
 class PrivateScale(Honest):
     def fit(self, features, labels, num_classes):
         self._scale = features.abs().amax(dim=0)
@@ -150,16 +145,6 @@ class RawProbabilities(Honest):
         return Release(labels, soft=votes / votes.sum(dim=1, keepdim=True))
 
 
-class PrivateThreshold(Honest):
-    """Holds back what is unsure, by the votes themselves."""
-
-    def label(self, queries, ledger, max_answers=None):
-        labels = super().label(queries, ledger, max_answers).labels
-        top = self.votes(queries, None).topk(2, dim=1).values
-        labels[top[:, 0] - top[:, 1] < 2] = -1
-        return Release(labels)
-
-
 class AsksWhatIsSure(Honest):
     def label(self, queries, ledger, max_answers=None):
         labels = torch.full((len(queries),), -1)
@@ -167,15 +152,6 @@ class AsksWhatIsSure(Honest):
         if len(sure):
             noise = self.charge_and_draw(ledger, self.mechanism, len(sure), "votes")
             labels[sure] = self.decide(queries[sure], noise)
-        return Release(labels)
-
-
-class TellsThatNobodyIsNear(Honest):
-    """Refuses queries without a neighbour, for free."""
-
-    def label(self, queries, ledger, max_answers=None):
-        labels = super().label(queries, ledger, max_answers).labels
-        labels[torch.cdist(queries, self._table).min(dim=1).values > 100] = -1
         return Release(labels)
 
 
@@ -197,11 +173,6 @@ class TellsTheSize(Honest):
 class CoinsAtAHigherRate(Sampled):
     def coins(self, queries, noise):
         return noise.bernoulli((len(queries), len(self._table)), 0.8)
-
-
-class NoCoins(Sampled):
-    def coins(self, queries, noise):
-        return torch.ones(len(queries), len(self._table), dtype=torch.bool)
 
 
 class OneSampleForAll(Sampled):

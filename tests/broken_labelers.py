@@ -6,7 +6,7 @@ import torch
 
 from pl_privknn.labelers.base import Labeler, Release, check_table
 from pl_privknn.privacy.ledger import BudgetExceeded
-from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 
 
@@ -81,12 +81,6 @@ class ChargesOneForAll(Honest):
         return [Charge(self.mechanism, 2 * rounds)]
 
 
-class DrawsTwice(Honest):
-    def decide(self, asked, noise):
-        votes = self.votes(asked, noise)
-        return (self.mechanism.add_noise(votes, noise) + self.mechanism.add_noise(votes, noise)).argmax(dim=1)
-
-
 class DrawsOneByOne(Honest):
     """A release a query, and one is paid for."""
 
@@ -108,12 +102,6 @@ class PlansNothing(Honest):
         return []
 
 
-class ChargesMore(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        self.charge_and_draw(ledger, self.mechanism, 1, "for nothing")
-        return super().label(queries, ledger, max_answers)
-
-
 class ChargesNothing(Honest):
     def label(self, queries, ledger, max_answers=None):
         return Release(torch.zeros(len(queries), dtype=torch.int64))
@@ -127,16 +115,6 @@ class ChargesLess(Honest):
         return half.add_noise(self.votes(asked, noise), noise).argmax(dim=1)
 
 
-class AnotherPrice(Honest):
-    def decide(self, asked, noise):
-        return Laplace(2.0, 2.0).add_noise(self.votes(asked, noise), noise).argmax(dim=1)
-
-
-class StatesNoAdjacency(Honest):
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        return self.noise_source.stream(key, ledger.charge(mechanism, count, noise=self.noise_source))
-
-
 class StatesAnotherAdjacency(Honest):
     def charge_and_draw(self, ledger, mechanism, count, key):
         row = ledger.charge(mechanism, count, noise=self.noise_source, adjacencies=("replace_one",))
@@ -146,12 +124,6 @@ class StatesAnotherAdjacency(Honest):
 class StatesNoSource(Honest):
     def charge_and_draw(self, ledger, mechanism, count, key):
         return self.noise_source.stream(key, ledger.charge(mechanism, count, adjacencies=self.adjacencies))
-
-
-class StatesAnotherSource(Honest):
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        row = ledger.charge(mechanism, count, noise=SystemNoise(), adjacencies=self.adjacencies)
-        return self.noise_source.stream(key, row)
 
 
 class HoldsUnderNoAdjacency(Sampled):
@@ -210,11 +182,6 @@ class NumbersItsOwnNoise(Honest):
         super().charge_and_draw(ledger, mechanism, count, key)
         self.calls = getattr(self, "calls", 0) + 1
         return self.noise_source.stream(key, self.calls)
-
-
-class NoNoise(Honest):
-    def decide(self, asked, noise):
-        return self.votes(asked, noise).argmax(dim=1)
 
 
 class NoiseByHand(Honest):

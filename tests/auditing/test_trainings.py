@@ -52,24 +52,15 @@ def test_missing_clipping_and_shared_noise_are_found():
     assert attack_training(target, canaries=1000, noise=SharedNoise(1.0, SeededNoise(1))).violated
 
 
-def test_the_command_attacks_a_training(tmp_path, capsys, monkeypatch):
+def test_the_command_attacks_a_training(tmp_path, capsys):
+    settings = {"epsilon": 2.0, "expected_batch_size": 500, "expected_records": 1000}
+    callback = {"class_path": "pl_privknn.PrivateTraining", "init_args": settings}
     document = {
         "data": {"class_path": "DigitsDataModule"},
         "model": {"class_path": "attacked_module.Plain"},
-        "trainer": {
-            "max_epochs": 1,
-            "accelerator": "cpu",
-            "callbacks": [
-                {
-                    "class_path": "pl_privknn.PrivateTraining",
-                    "init_args": {"epsilon": 2.0, "expected_batch_size": 500, "expected_records": 1000},
-                }
-            ],
-        },
+        "trainer": {"max_epochs": 1, "accelerator": "cpu", "callbacks": [callback]},
     }
-    (tmp_path / "attacked_module.py").write_text(
-        "from benchmarks.faulty import PlainClassifier\nclass Plain(PlainClassifier): pass\n"
-    )
+    (tmp_path / "attacked_module.py").write_text("from benchmarks.faulty import PlainClassifier as Plain\n")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(document))
     words = ["audit", "--attack", str(path), "--canaries", "200", "--seed", "0"]

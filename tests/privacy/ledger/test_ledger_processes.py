@@ -1,5 +1,6 @@
 """The ledger's file under several processes at once; kills are in test_ledger_disk.py."""
 
+import contextlib
 import multiprocessing
 import threading
 
@@ -31,14 +32,12 @@ def _together(count, task):
 @needs_fork
 def test_processes_together_do_not_pass_the_budget(path):
     def draw(index):
-        run = Ledger(path, max_epsilon=0.7).run("abc"[index])
-        drew = 0
-        try:
+        run, drew = Ledger(path, max_epsilon=0.7).run("abc"[index]), 0
+        with contextlib.suppress(BudgetExceeded):
             while True:
                 run.charge(G)
                 drew += 1
-        except BudgetExceeded:
-            return drew
+        return drew
 
     drew = sum(_together(3, draw))
     ledger = Ledger.open_readonly(path)
@@ -54,13 +53,10 @@ def test_of_plans_stated_at_once_only_those_that_fit_pass(path):
     Ledger(path, max_epsilon=0.6)
 
     def state(index):
-        try:
-            Ledger(path, max_epsilon=0.6).run(f"run {index}", plan=[Charge(G, 6)])
-        except BudgetExceeded:
-            return False
-        return True
+        with contextlib.suppress(BudgetExceeded):
+            return bool(Ledger(path, max_epsilon=0.6).run(f"run {index}", plan=[Charge(G, 6)]))
 
-    passed = _together(5, state)
+    passed = [bool(done) for done in _together(5, state)]
     report = Ledger.open_readonly(path).report()
     assert 0 < sum(passed) < 5
     assert report.guaranteed == (Charge(G, 6 * sum(passed)),)

@@ -11,7 +11,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as dp_rdp
 from mechanism_setup import ADD_REMOVE, ALL, ORDERS, argmax_pairs, literal_rdp
 from scipy import integrate, stats
 
-from pl_privknn.privacy.accounting import pld
+from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.mechanisms import (
     Charge,
@@ -128,6 +128,16 @@ def test_a_conditional_part_makes_the_total_conditional_and_is_named():
     assert (reference.guarantee, reference.reason) == ("unconditional", "")
     assert (report.guarantee, report.conditional) == ("conditional", ("gaussian",))
     assert report.reason == "gaussian: the partition is fixed beforehand"
+
+
+def test_the_curve_of_a_family_is_the_dearest_pair_in_the_dearer_direction():
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.full(3, 0.7), 6), rng.dirichlet(np.full(3, 0.7), 6)
+    for rows in (slice(0, 6), slice(0, 1), slice(3, 4)):
+        expected = literal_rdp(p[rows], q[rows]).max(axis=0)
+        for upper, lower in ((p, q), (q, p)):
+            found = rdp.pairs_rdp(np.log(upper[rows]), np.log(lower[rows]), ORDERS)
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 # --- RDP -----------------------------------------------------------------------------------------------
