@@ -1,7 +1,5 @@
 """Teachers whose private records lie in shards, against one process that holds them all."""
 
-import math
-
 import pytest
 import torch
 from refusals import refusals
@@ -157,35 +155,6 @@ def test_noisy_sgd_takes_the_steps_of_one_process_where_coins_belong_to_records(
     assert ledgers[0].rows == ledgers[1].rows
     # Six steps of 3 classes and 4 directions and a bias, in float64.
     assert {member.shard.group.sent for member in members} == {6 * 8 * 3 * 5}
-
-
-def test_every_shard_tosses_coins_of_its_own_at_the_stated_rate():
-    """5 sizes of shards; the number drawn has a binomial distribution, at an error rate of 1e-4 in all."""
-    tossed = {}
-
-    class Noting(SeededNoise):
-        def __init__(self, seed, key=()):
-            super().__init__(seed)
-            self.key = key
-
-        def stream(self, *key):
-            return Noting(super().stream(*key).seed, (*self.key, *key))
-
-        def bernoulli(self, shape, p):
-            assert p == 0.4
-            coins = super().bernoulli(shape, p)
-            assert tossed.setdefault(self.key, coins) is coins
-            return coins
-
-    features, labels = table(900)
-    parts = in_order(300, 100, 300, 200)
-    members, _ = members_of(lambda: sgd(Noting(5)), parts, features, labels, 3)
-    members[0].label(table(30, seed=5)[0], FreeLedger())
-    assert len(tossed) == 4 * 6
-    assert len({tuple(coins[:100].tolist()) for coins in tossed.values()}) == 4 * 6
-    drawn = sum(int(coins.sum()) for coins in tossed.values())
-    n = 900 * 6
-    assert abs(drawn - 0.4 * n) < 3.9 * math.sqrt(n * 0.24)
 
 
 def test_a_step_whose_sum_does_not_come_is_not_released():

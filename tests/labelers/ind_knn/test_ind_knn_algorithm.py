@@ -108,14 +108,10 @@ def test_hashing_is_the_same_algorithm_among_the_candidates():
     options = SignProjections(num_tables=3, num_bits=4, seed=1)
     planes = options.hyperplanes(rows.shape[1]).double().numpy()
 
-    def buckets(vectors):
-        return (np.float32(vectors).astype(float) @ planes >= 0).reshape(len(vectors), 3, 4)
-
-    of_rows, of_queries = buckets(rows), buckets(queries)
+    of_rows, of_queries = (((part @ planes) >= 0).reshape(-1, 3, 4) for part in (rows, queries))
 
     def candidates(query, ids):
-        shared = (of_rows == of_queries[query]).all(axis=2).any(axis=1)
-        return set(ids[shared].tolist())
+        return set(ids[(of_rows == of_queries[query]).all(axis=2).any(axis=1)].tolist())
 
     parameters = IndKNNParameters(0.375, 20.0, 0.4, 0.06)
     sizes = [len(candidates(query, np.arange(150))) for query in range(200)]

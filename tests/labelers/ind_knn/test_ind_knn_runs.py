@@ -66,7 +66,6 @@ def private_files(folder):
         (BudgetTable, "spend", 2, False),
         (LedgerRun, "note", 1, True),
         (LabelStore, "put", 3, True),
-        (LabelStore, "put", 4, False),
     ],
 )
 def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
