@@ -66,10 +66,12 @@ def test_what_is_too_long_counts_as_none(length):
     assert torch.equal(within(rows, length, step) * step, rows)
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    ("name", "given"), [*((name, {}) for name in MADE), ("curvature", {"components": 3})]
+)
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_no_record_moves_whole_sums_by_more_than_its_sensitivity(name, adjacency):
-    teacher = fitted(MADE[name](noise_multiplier=1.0, adjacency=adjacency))
+def test_no_record_moves_whole_sums_by_more_than_its_sensitivity(name, given, adjacency):
+    teacher = fitted(MADE[name](noise_multiplier=1.0, adjacency=adjacency, **given))
     # In all directions, of all lengths; and such that overflow, of which nothing may be left but a number.
     whole = torch.cat([1e-6 * torch.eye(5), 3 * torch.eye(5), -torch.eye(5), table(3, seed=3)[0]])
     features = torch.cat([whole, torch.full((1, 5), 1e30), torch.full((1, 5), 3e38)])
