@@ -212,7 +212,7 @@ FAULTS = {
         as_if(num_clients=lambda count: 2 * count), f"{_LOCAL}::test_shuffling_equals_enumeration_of_the_clones"),
     "a search that pays for the released candidate alone": Fault(RepeatAndSelect, "rdp",
         instead(lambda self, *given: sum(one.count * one.mechanism.rdp(*given) for one in self.candidate)),
-        "privacy/mechanisms/test_repeat_and_select.py::test_epsilon_is_that_of_dp_accounting",
+        f"{_LOCAL}::test_epsilon_is_that_of_dp_accounting",
         {"noise": 5.0, "rate": 1.0, "steps": 10, "score": 100.0, "mean": 20.0}),
     "a conversion to ε that is a tenth too low": Fault(rdp, "epsilon_improved",
         result(lambda epsilon: 0.9 * epsilon), _REFERENCE, {"case": CASE}),

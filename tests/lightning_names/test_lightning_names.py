@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import FunctionType
 
 import pytest
 import pytorch_lightning
@@ -21,7 +20,7 @@ from pl_privknn.cli.main import main
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.students import SupervisedStudent, VATStudent
+from pl_privknn.students import SupervisedStudent
 
 lightning = pytest.importorskip("lightning.pytorch")
 PACKAGES = [pytorch_lightning, lightning]
@@ -157,24 +156,6 @@ def test_a_module_of_either_package_learns_from_our_data_module(package, tmp_pat
     assert 0 <= trainer.validate(module, data, verbose=False)[0]["val/accuracy"] <= 1
     assert 0 <= trainer.test(module, data, verbose=False)[0]["val/accuracy"] <= 1
     assert torch.cat(trainer.predict(module, data)).shape == (30, CLASSES)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_trainers_see_the_hooks_that_a_student_overrides_and_no_others(package, tmp_path):
-    def hooks(of, made):
-        is_overridden = of.utilities.model_helpers.is_overridden
-        names = [name for name in dir(of.LightningModule) if not name.startswith("_")]
-        functions = [name for name in names if isinstance(getattr(of.LightningModule, name), FunctionType)]
-        own = {name for name in functions if is_overridden(name, made)}
-        return own - {"load_from_checkpoint"}  # made anew whenever it is looked up
-
-    student = VATStudent(network="small_cnn", image_size=SIDE)
-    student.trainer = _trainer(package, tmp_path)
-    found = hooks(package, student)
-    assert {"training_step", "configure_optimizers", "forward"} <= found
-    assert not found & {"train_dataloader", "configure_sharded_model", "configure_model"}
-    other = VATStudent(network="small_cnn", image_size=SIDE)
-    assert found == hooks(pytorch_lightning, other)
 
 
 def test_a_compiled_student_learns(tmp_path):

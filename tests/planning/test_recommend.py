@@ -12,15 +12,11 @@ from sklearn.decomposition import PCA
 
 import pl_privknn
 from pl_privknn import PublicFeatures, recommend
-from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import EmbeddingsDataModule
-from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
 from pl_privknn.planning import plan_of_config
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.recommendation import Setting, Sizes, answers, usual_delta
-from pl_privknn.testing import FreeLedger
+from pl_privknn.recommendation import Setting, Sizes, usual_delta
 
 
 def embeddings(counts, classes=4, width=24, seed=0):
@@ -74,34 +70,6 @@ def test_sizes_follow_the_records_and_the_public_examples():
     for records, delta in ((8000, 1e-5), (1000, 1e-4), (10_000, 1e-5), (60_000, 1e-6)):
         assert usual_delta(records) == pytest.approx(delta)
         assert usual_delta(records) * records <= 0.1 + 1e-12
-
-
-@pytest.mark.parametrize("teacher", ["ReverseKNN", "PreconditionedGradients"])
-def test_few_stand_ins_answer_as_many_copies_of_them_would(teacher):
-    """A table that holds each stand-in four times, asked by the labeler itself at the stated ε."""
-    parts = embeddings({"private": 100, "public": 80})
-    stand_in, labels = (torch.from_numpy(parts[f"private_{name}"]) for name in ("embeddings", "labels"))
-    public = torch.from_numpy(parts["public_embeddings"])
-    sizes = Sizes(400, 1.0, 1e-5, 4, 80)
-    soft, own = answers(Setting(teacher, 24), sizes, public, stand_in, labels, seed=3)
-    private, classes = stand_in.repeat(4, 1), labels.repeat(4)
-    if teacher == "ReverseKNN":
-        votes = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(3))
-        nothing = torch.full((80,), -1)
-        choose = ClusterSelection(ask="means", spread="kernel")
-        pool = PublicPool(nothing, nothing >= 0, lambda: public)
-        chosen = choose(pool, sizes.clusters, torch.Generator().manual_seed(3))
-        votes.fit(private, classes, 4)
-        release = votes.label(chosen.query_features(public), FreeLedger())
-        expected = label_by_spread(chosen.spread, release.scores, release.score_deviation)[1]
-        assert own is None
-    else:
-        sums = PreconditionedGradients(1.0, delta=1e-5, expected_records=400, noise_source=SeededNoise(3))
-        sums.fit_public(public)
-        sums.fit(private, classes, 4)
-        expected = sums.label(public, FreeLedger()).soft
-        torch.testing.assert_close(own(public).float(), expected, atol=2e-3, rtol=0)
-    torch.testing.assert_close(soft, expected, atol=2e-3, rtol=0)
 
 
 def test_public_features_of_embeddings_are_their_principal_components():
