@@ -47,17 +47,12 @@ def test_the_config_of_a_wandb_run_names_labeler_noise_rounds_and_data(records):
         if record.WhichOneof("record_type") == "config"
         for item in record.config.update
     }
-    assert config["noise"]["gaussian"]["sigma"] == 4.0
-    assert config["noise"]["gaussian"]["sampling_rate"] == 0.8
-    assert config["noise"]["gaussian"]["count"] == 2 * QUERIES
+    found = {name: config["noise"]["gaussian"][name] for name in ("sigma", "sampling_rate", "count")}
+    assert found == {"sigma": 4.0, "sampling_rate": 0.8, "count": 2 * QUERIES}
     assert (config["labeler"], config["student"], config["rounds"]) == ("PrivateKNN", "SupervisedStudent", 2)
     assert config["queries_per_round"] == [QUERIES, QUERIES]
-    assert config["data"] == {
-        "name": "ArraysDataModule",
-        "classes": 3,
-        "public_images": 24,
-        "task": "multiclass",
-    }
+    data = {"name": "ArraysDataModule", "classes": 3, "public_images": 24, "task": "multiclass"}
+    assert config["data"] == data
     assert (config["delta"], config["adjacency"]) == (1e-5, "add_remove")
 
 
@@ -68,12 +63,8 @@ def test_epsilon_and_accuracy_stand_in_one_row(logged, records):
     epochs = [row for row in rows if "tradeoff/val_accuracy" in row]
     assert len(epochs) == 2
     assert all(row["tradeoff/epsilon"] == pytest.approx(callback.epsilon) for row in epochs)
-    assert (
-        0
-        < epochs[0]["tradeoff/epsilon_spent"]
-        < epochs[1]["tradeoff/epsilon_spent"]
-        <= 1.000001 * callback.epsilon
-    )
+    spent = [row["tradeoff/epsilon_spent"] for row in epochs]
+    assert 0 < spent[0] < spent[1] <= 1.000001 * callback.epsilon
     assert epochs[-1]["tradeoff/val_accuracy"] == pytest.approx(summary["val_accuracy"], abs=1e-6)
     (test,) = [row for row in rows if "tradeoff/test_accuracy" in row]
     assert test["tradeoff/test_accuracy"] == summary["test_accuracy"]

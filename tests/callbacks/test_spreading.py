@@ -11,7 +11,6 @@ from pl_privknn.callbacks.selection import (
     ClusterSelection,
     PublicPool,
     Spread,
-    class_posterior,
     kernel_spread,
     label_by_spread,
     mean_features,
@@ -57,15 +56,6 @@ def test_deviation_is_that_of_the_sums():
     draws = torch.stack([spread_scores(spread, scores, 7.0)[0] for scores in drawn])
     # 8,000 draws each: a standard error of 0.8 %; six of them.
     assert torch.allclose(draws.std(dim=(0, 2)), spread_scores(spread, torch.zeros(6, 2), 7.0)[1], rtol=0.05)
-
-
-def test_labels_and_probabilities_follow_from_the_sums():
-    spread = kernel_spread(_points(60), _points(9, seed=1), 0.5)
-    scores = torch.randn(9, 3, generator=torch.Generator().manual_seed(2)).double() * 20
-    labels, soft = label_by_spread(spread, scores, 10.0)
-    sums, deviation = spread_scores(spread, scores, 10.0)
-    assert torch.allclose(soft, class_posterior(sums, deviation).float())
-    assert torch.equal(labels, sums.argmax(dim=1))
 
 
 def test_smoothing_recovers_labels_that_noise_hides():

@@ -4,29 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import render
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.recommendation import data_section
-from pl_privknn.testing import FreeLedger, LabelerCheckError
+from pl_privknn.testing import LabelerCheckError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def _blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def test_own_labeler_of_the_documentation_labels_and_pays(tmp_path):
-    scope: dict = {}
-    exec(_blocks("docs/guides/own_labeler.md", "python")[0], scope)
-    teacher = scope["NearestCentroid"](sigma=0.01)
-    teacher.fit(torch.tensor([[0.0], [0.1], [1.0]]), torch.tensor([0, 0, 1]), 2)
-    run = Ledger(tmp_path / "l.sqlite").run("a", plan=teacher.plan(2, 2, 2))
-    assert teacher.label(torch.tensor([[0.0], [1.0]]), run).labels.tolist() == [0, 1]
-    assert run.num_charges == 1
-    assert teacher.label(torch.tensor([[0.0], [1.0]]), FreeLedger(), max_answers=1).labels.tolist() == [0, -1]
 
 
 def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):

@@ -14,31 +14,35 @@ GALLERY = ROOT / "docs" / "guides" / "gallery"
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return lambda name: runpy.run_path(str(GALLERY / f"{name}.py"))
+
+    def run(name):
+        places = (GALLERY / f"{name}.py", ROOT / "examples" / f"{name}.py")
+        return runpy.run_path(str(next(place for place in places if place.exists())))
+
+    return run
 
 
-@pytest.mark.long
-def test_bring_your_own_data(run, capsys):
-    scope = run("bring_your_own_data")
-    assert scope["accuracy"] > 0.6  # ten classes: chance is 0.1
-    assert 3 < scope["epsilon"] < 4
-    assert "test accuracy" in capsys.readouterr().out
+#: ε that each states, and an accuracy that it exceeds.
+SCRIPTS = {
+    "digits_in_a_minute": (1.0, 0.6),  # ten classes: chance is 0.1
+    "own_photographs": (1.0, 0.7),  # two classes
+    "own_lightning_module": (2.0, 0.5),
+    "bring_your_own_data": (4.0, 0.6),
+    "news_classification": (1.0, 0.9),  # 0.95 ± 0.01 over ten splits; the largest topic has 0.23
+    "patient_vectors": (4.0, 0.8),  # four classes
+}
 
 
-@pytest.mark.long("digits_in_a_minute-1.0-0.6")
-@pytest.mark.parametrize(
-    ("name", "stated", "floor"),
-    [
-        ("digits_in_a_minute", 1.0, 0.6),  # ten classes: chance is 0.1
-        ("own_photographs", 1.0, 0.7),  # two classes
-        ("own_lightning_module", 2.0, 0.5),
-    ],
-)
-def test_tutorials_train_at_the_stated_cost(run, capsys, name, stated, floor):
-    scope = run(name)
-    assert 0.99 * stated < scope["epsilon"] <= stated
+@pytest.mark.long("digits_in_a_minute", "bring_your_own_data", "news_classification", "patient_vectors")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_train_at_the_stated_cost(run, capsys, name):
+    scope, (epsilon, floor) = run(name), SCRIPTS[name]
+    least = 3.0 if name == "bring_your_own_data" else 0.97 * epsilon
+    assert least < scope["epsilon"] <= epsilon
     assert scope["accuracy"] > floor
-    assert "test accuracy" in capsys.readouterr().out
+    if (GALLERY / f"{name}.py").exists():
+        assert "test accuracy" in capsys.readouterr().out
+    assert scope.get("unit", "record") == ("person" if name == "patient_vectors" else "record")
 
 
 def test_write_your_own_labeler(run):
@@ -68,20 +72,3 @@ def test_audit_a_run(run):
         assert line.startswith("the summary does not follow from the ledger: ")
         assert name in line.partition(": ")[2].split(", ")
     assert scope["page"].is_file()
-
-
-@pytest.mark.long
-def test_news_classification(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    scope = runpy.run_path(str(ROOT / "examples" / "news_classification.py"))
-    assert scope["accuracy"] > 0.9  # 0.95 ± 0.01 over ten splits; the largest topic has 0.23
-    assert 0.99 < scope["epsilon"] <= 1
-
-
-@pytest.mark.long
-def test_patient_vectors(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    scope = runpy.run_path(str(ROOT / "examples" / "patient_vectors.py"))
-    assert scope["accuracy"] > 0.8  # four classes
-    assert scope["unit"] == "person"
-    assert 3.9 < scope["epsilon"] <= 4

@@ -24,14 +24,9 @@ def blocks(page, language):
 def walk(script, folder, *words):
     """Run a script in a folder, with this environment's ``privknn``; what it printed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", str(JOURNEYS / script), *words],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PATH": path}
+    command = ["bash", str(JOURNEYS / script), *words]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     return done.stdout

@@ -175,17 +175,13 @@ def test_configs_release_what_the_table_of_printed_figures_says(config, what):
 
 
 @pytest.mark.long(
-    "private_knn_table1_mnist",
-    "private_knn_table1_svhn",
-    "private_knn_table1_cifar10",
-    "private_knn_table1_cifar10_noisy_sgd",
-    "private_knn_table3_celeba_gnmax300",
-    "private_knn_table3_market1501_gnmax_sigma250",
-    "reverse_knn_table1_cifar10_eps1.0",
-    "ind_knn_table1_cifar10_private_knn",
-    "ind_knn_table1_cifar10_noisy_sgd",
-    "ind_knn_table5_dbpedia",
-    "guided_pate_table1_cifar100_class_balanced",
+    *("private_knn_table1_mnist_lnmax", "private_knn_table3_celeba_gamma0.05"),
+    *("reverse_knn_table1_mnist_eps0.1", "private_knn_table1_mnist"),
+    *("private_knn_table1_svhn", "private_knn_table1_cifar10"),
+    *("private_knn_table1_cifar10_noisy_sgd", "private_knn_table3_celeba_gnmax300"),
+    *("private_knn_table3_market1501_gnmax_sigma250", "reverse_knn_table1_cifar10_eps1.0"),
+    *("ind_knn_table1_cifar10_private_knn", "ind_knn_table1_cifar10_noisy_sgd"),
+    *("ind_knn_table5_dbpedia", "guided_pate_table1_cifar100_class_balanced"),
 )
 @pytest.mark.parametrize(("config", "overrides"), RUNS, ids=[config for config, _ in RUNS])
 def test_config_runs_on_small_data(config, overrides, folder, tmp_path, monkeypatch):

@@ -31,25 +31,14 @@ FIELDS = {
     "deployment.administrative": "evidence_sources* status* registry_authors* tier*",
 }
 CHOICES = {
-    "deployment.basic.data_product_type": (
-        "Summary statistics",
-        "Machine learning model",
-        "Dataset",
-        "Synthetic data",
-    ),
-    "deployment.dp_variant.variant_name": (
-        "Pure DP",
-        "Approximate DP",
-        "Zero-concentrated DP",
-        "Renyi DP",
-        "Custom",
-    ),
-    "deployment.deployment_model.model_name": ("Local", "Central", "Shuffle", "Federated", "Varies"),
-    "deployment.deployment_model.release_type": ("One release", "Many releases"),
-    "deployment.deployment_model.data_source_type": ("Static", "Dynamic"),
-    "deployment.deployment_model.access_type": ("Interactive", "Non-interactive"),
-    "deployment.administrative.status": ("Draft", "Pending", "Changes Required", "Approved"),
-    "deployment.administrative.tier": (1, 2, 3),
+    "deployment.basic.data_product_type": "Summary statistics|Machine learning model|Dataset|Synthetic data",
+    "deployment.dp_variant.variant_name": "Pure DP|Approximate DP|Zero-concentrated DP|Renyi DP|Custom",
+    "deployment.deployment_model.model_name": "Local|Central|Shuffle|Federated|Varies",
+    "deployment.deployment_model.release_type": "One release|Many releases",
+    "deployment.deployment_model.data_source_type": "Static|Dynamic",
+    "deployment.deployment_model.access_type": "Interactive|Non-interactive",
+    "deployment.administrative.status": "Draft|Pending|Changes Required|Approved",
+    "deployment.administrative.tier": "1|2|3",
 }
 NUMBERS = ("epsilon", "delta", "rho", "number_of_privacy_units", "tier")
 
@@ -61,7 +50,7 @@ def check_entry(entry, path=""):
     assert {name[:-1] for name in fields if name.endswith("*")} <= set(entry) <= known, path
     for name, value in entry.items():
         place = f"{path}.{name}".lstrip(".")
-        assert value in CHOICES.get(place, (value,)), place
+        assert place not in CHOICES or str(value) in CHOICES[place].split("|"), place
         if place in FIELDS:
             check_entry(value, place)
         elif name in NUMBERS:
@@ -84,10 +73,8 @@ def test_a_report_has_an_entry_and_a_certificate_beside_its_card(tmp_path, monke
     entry = yaml.safe_load((tmp_path / "registry.yaml").read_text())
     check_entry(entry)
     datetime.date.fromisoformat(entry["deployment"]["basic"]["publication_date"])
-    assert entry["deployment"]["privacy_loss"]["privacy_parameters"] == {
-        "epsilon": card["epsilon"],
-        "delta": card["delta"],
-    }
+    stated = {"epsilon": card["epsilon"], "delta": card["delta"]}
+    assert entry["deployment"]["privacy_loss"]["privacy_parameters"] == stated
     assert entry["deployment"]["deployment_model"]["model_name"] == "Central"
     assert "laplace, 3 releases at most" in entry["deployment"]["implementation"]["mechanisms"]
     monkeypatch.setattr(sys, "argv", ["check", str(tmp_path / "certificate.json")])
