@@ -2,6 +2,7 @@
 
 import pytorch_lightning as pl
 import torch
+from small_fit import quiet_trainer
 from torch import nn
 
 from pl_privknn.datamodules import ArraysDataModule
@@ -23,16 +24,12 @@ def number_of(images):
 
 def make_data(truth=True, **kwargs):
     settings = {
-        "private_images": numbered(1000, PRIVATE),
-        "private_labels": torch.arange(PRIVATE) % CLASSES,
+        "private_images": numbered(1000, PRIVATE), "private_labels": torch.arange(PRIVATE) % CLASSES,
         "public_images": numbered(0, PUBLIC),
         "public_truth": (torch.arange(PUBLIC) * 7 + 1) % CLASSES if truth else None,
-        "test_images": numbered(2000, TEST),
-        "test_labels": torch.arange(TEST) % CLASSES,
-        "num_classes": CLASSES,
-        "batch_size": 4,
-        "unlabeled_batch_size": 8,
-    }
+        "test_images": numbered(2000, TEST), "test_labels": torch.arange(TEST) % CLASSES,
+        "num_classes": CLASSES, "batch_size": 4, "unlabeled_batch_size": 8,
+    }  # fmt: skip
     return ArraysDataModule(**{**settings, **kwargs})
 
 
@@ -79,16 +76,7 @@ class Recorder(pl.LightningModule):
 
 
 def trainer(tmp_path, epochs=3, callbacks=(), **kwargs):
-    options = {"logger": False, "enable_checkpointing": False}
-    return pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        callbacks=list(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{**options, **kwargs},
-    )
+    return quiet_trainer(tmp_path, epochs, callbacks=list(callbacks), **kwargs)
 
 
 def loaded():

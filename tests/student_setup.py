@@ -1,13 +1,14 @@
 """What the tests of students share: shuffled digits, loaders, a quiet trainer."""
 
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.utilities import CombinedLoader
+from small_fit import quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
 
+trainer = quiet_trainer
 STUDENTS = [SupervisedStudent, VATStudent, UDAStudent, FixMatchStudent]
 
 
@@ -25,12 +26,6 @@ def loaders(digits, labeled=64, unlabeled=256, batch=32, soft=False):
 
 def held_out(digits):
     return DataLoader(TensorDataset(digits[0][1000:], digits[1][1000:]), 256)
-
-
-def trainer(tmp_path, **kwargs):
-    options = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
-    options |= {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": tmp_path}
-    return pl.Trainer(**(options | kwargs))
 
 
 def shuffled_digits():
