@@ -1,4 +1,4 @@
-"""Radius votes: a public radius, and a sensitivity of one."""
+"""Radius votes: a public radius. Their sensitivity of one is in ``testing/test_check_labeler.py``."""
 
 import numpy as np
 import torch

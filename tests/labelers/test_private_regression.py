@@ -1,4 +1,4 @@
-"""The regression labeler: accuracy, noise, sensitivities by brute force, and the median's accounting."""
+"""The regression labeler: accuracy, noise, and what the median costs, by brute force."""
 
 import math
 

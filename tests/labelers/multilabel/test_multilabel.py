@@ -1,4 +1,4 @@
-"""Multi-label labelers: what they answer, draw and charge."""
+"""Multi-label labelers: what they refuse. What they draw and charge is in ``testing/test_check_labeler.py``."""
 
 import math
 

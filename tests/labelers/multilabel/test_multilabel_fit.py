@@ -1,4 +1,4 @@
-"""Multi-label labels in the store, in a fit and in the documentation."""
+"""Multi-label labels in a fit and in the documentation."""
 
 import re
 from pathlib import Path

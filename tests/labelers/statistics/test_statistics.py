@@ -1,4 +1,4 @@
-"""Teachers that release statistics: cost, sensitivity and public fits."""
+"""Teachers that release statistics: cost, noise and public fits."""
 
 import copy
 import math
