@@ -107,10 +107,10 @@ def test_order_on_a_device_is_the_same(kind, monkeypatch):
         assert torch.equal(found[1], wanted[1])
 
 
-def test_coarse_products_change_nothing():
-    """Autocast and the precision of matrix products are the user's to set for training, not for distances."""
+def test_coarse_products_change_nothing(monkeypatch):
+    """Autocast and the precision of products are the user's to set; hardware may give bfloat16 whatever is asked for."""
     queries, table = _table(64, 256, seed=1), _table(512, 256)
-    wanted = top_k(queries, table, 30)
+    wanted, near, blocks = top_k(queries, table, 30), _distances(queries, table) <= 22, search._key_blocks
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -122,21 +122,14 @@ def test_coarse_products_change_nothing():
     assert torch.equal(found[0], wanted[0])
     assert torch.equal(found[1], wanted[1])
 
-
-def test_coarse_hardware_is_noticed(monkeypatch):
-    """Where products come out in bfloat16 whatever is asked for, the order is still exact."""
-    queries, table = _table(64, 256, seed=1), _table(512, 256)
-    wanted = top_k(queries, table, 30)[1]
-    blocks = search._key_blocks
-
     def coarse(*args, **kwargs):
         for start, keys in blocks(*args, **kwargs):
             keys.copy_(keys.bfloat16())
             yield start, keys
 
     monkeypatch.setattr(search, "_key_blocks", coarse)
-    assert torch.equal(top_k(queries, table, 30)[1], wanted)
-    assert torch.equal(within_radius(queries, table, 22.0), _distances(queries, table) <= 22)
+    assert torch.equal(top_k(queries, table, 30)[1], wanted[1])
+    assert torch.equal(within_radius(queries, table, 22.0), near)
 
 
 def test_within_radius(monkeypatch):

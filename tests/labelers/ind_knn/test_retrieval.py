@@ -1,4 +1,4 @@
-"""Retrieval with a budget: what one record changes is paid for, once for each vote, before anything is handed out."""
+"""Retrieval with a budget: neighbours pay for each vote, before anything is handed out."""
 
 import importlib.util
 import sqlite3
