@@ -108,7 +108,7 @@ def test_order_on_a_device_is_the_same(kind, monkeypatch):
 
 
 def test_coarse_products_change_nothing(monkeypatch):
-    """Autocast and the precision of products are the user's to set; hardware may give bfloat16 whatever is asked for."""
+    """Autocast and precision are the user's to set for training; hardware may give bfloat16 whatever is asked for."""
     queries, table = _table(64, 256, seed=1), _table(512, 256)
     wanted, near, blocks = top_k(queries, table, 30), _distances(queries, table) <= 22, search._key_blocks
     torch.set_float32_matmul_precision("medium")
