@@ -33,7 +33,15 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.long("digits_in_a_minute", "bring_your_own_data", "news_classification", "patient_vectors")
+@pytest.mark.long(
+    *(
+        "digits_in_a_minute",
+        "own_photographs",
+        "bring_your_own_data",
+        "news_classification",
+        "patient_vectors",
+    )
+)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_train_at_the_stated_cost(run, capsys, name):
     scope, (epsilon, floor) = run(name), SCRIPTS[name]
