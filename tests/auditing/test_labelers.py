@@ -20,7 +20,6 @@ from pl_privknn.auditing.releases import small_target as table
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import (
     IndKNN,
-    NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
@@ -92,26 +91,6 @@ def test_what_other_records_add_to_a_release_is_taken_out():
     np.testing.assert_array_equal(one.present, other.present)
     np.testing.assert_allclose(one.scores, other.scores, rtol=0, atol=1e-9)
     assert np.abs(one.scores).max() > 0.01
-
-
-@pytest.mark.long("sgd")
-@pytest.mark.parametrize("labeler", ["statistics", "sgd"])
-def test_gradients_that_are_not_clipped_are_found(labeler, monkeypatch):
-    if labeler == "statistics":
-        subject = table(PreconditionedGradients(epsilon=1.0, delta=DELTA, expected_records=60, releases=2))
-        module = "pl_privknn.labelers.preconditioned_gradients"
-    else:
-        subject = table(
-            NoisySGDTeacher(sampling_rate=0.5, steps=5, epsilon=1.0, delta=DELTA, max_grad_norm=0.1)
-        )
-        module = "pl_privknn.labelers.noisy_sgd"
-    honest = attacked(subject, canaries=1000)
-    assert not honest.violated
-    assert honest.released == "weights"
-    monkeypatch.setattr(f"{module}.clip_factors", lambda norms, bound: torch.full_like(norms, 10.0))
-    if labeler == "statistics":  # whose sums leave out what is too long
-        monkeypatch.setattr(f"{module}.not_too_long", lambda squares, *bound: squares >= 0)
-    assert attacked(subject, canaries=1000).violated
 
 
 def test_noise_that_queries_share_is_found():

@@ -113,7 +113,7 @@ def test_gaussian_releases_against_the_lower_bound(sigma, rate, count):
     assert epsilon_lower(counted, delta=DELTA) == epsilon_lower(charges, delta=DELTA)
 
 
-@pytest.mark.long("add")
+@pytest.mark.long("add", "swap")  # the docs' figure below has both families
 @pytest.mark.parametrize(
     ("mechanism", "count", "width"),
     [
