@@ -187,6 +187,9 @@ SMALLER = {
 }
 
 
+@pytest.mark.long(
+    "pate guided", "public curvature"
+)  # other parts of PATE, and sums of attributes, are quicker
 @pytest.mark.parametrize("name", HONEST)
 def test_labelers_keep_their_promises(name):
     labeler, bounds = HONEST[name]

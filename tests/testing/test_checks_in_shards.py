@@ -46,6 +46,7 @@ HONEST = {
 }
 
 
+@pytest.mark.long("curvature")  # whose sums are those of the class sums
 @pytest.mark.parametrize("name", HONEST)
 def test_teachers_in_shards_keep_their_promises(name):
     labeler, shards, bounds = HONEST[name]
