@@ -121,3 +121,10 @@ def test_init_on_other_columns(run, words, message, capsys, tmp_path):
     assert main(["init", "--data", str(data), *words.split(), *sizes]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run.yaml").exists()
+
+
+def test_columns_are_those_of_tables(capsys, tmp_path):
+    (tmp_path / "public").mkdir()
+    words = ["--text", "body", "--epsilon", "1", "--private-records", "120"]
+    assert main(["init", "--data", str(tmp_path), *words, "--output", str(tmp_path / "run.yaml")]) == 2
+    assert "there are no tables for --text; want private, public and test" in capsys.readouterr().err

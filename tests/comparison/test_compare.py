@@ -156,21 +156,25 @@ def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypa
         calls.append(1)
         if len(calls) == 6:  # in the second of two epochs of five steps
             raise KeyboardInterrupt
+        if len(calls) == 7:
+            raise RuntimeError("power cut")
         return release(self, gradients, noise)
 
     with monkeypatch.context() as patch:
         patch.setattr(PaidSteps, "release", stopped)
         assert compare(config) != 0
-    signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
-    assert "interrupted; the same command continues where it stopped" in capsys.readouterr().err
-    assert folder("sgd", 4).is_dir()
-    assert not folder("sgd", 8).exists()
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
+        assert "interrupted; the same command continues where it stopped" in capsys.readouterr().err
+        assert folder("sgd", 4).is_dir()
+        assert not folder("sgd", 8).exists()
+        assert compare(config, "--epsilons", "4") == 1
+        assert "power cut" in capsys.readouterr().out
     assert compare(config, "--epsilons", "4") == 0
     values = result("sgd", 4)
     (run,) = audit_ledger(folder("sgd", 4) / "ledger.sqlite")["runs"].values()
     charged = sum(record["count"] for record in run["charged"])
     assert charged <= sum(record["count"] for record in run["guaranteed"]) == values["steps_planned"] == 10
-    assert values["starts"] == 2
+    assert values["starts"] == 3
     assert values["epsilon_spent"] <= values["epsilon"] <= 4
 
 

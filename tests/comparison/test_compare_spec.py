@@ -1,6 +1,7 @@
 """The YAML of a comparison: what is refused, and what fairness makes of it."""
 
 import math
+from pathlib import Path
 
 import pytest
 from compare_documents import KNN, REVERSE, SGD, SIGMA, document
@@ -27,6 +28,13 @@ def changed(path, value):
         ("epsilons", [-1, 2], ["ε=-1"]),
         ("epsilons", ["much"], ["ε='much'"]),
         ("epsilons", [1, 1.0], ["twice"]),
+        ("epsilons", [], ["epsilons=[]"]),
+        ("seeds", [1.5], ["seeds=1.5"]),
+        ("adjacency", "both", ["adjacency='both'"]),
+        ("methods", [], ["methods=[]"]),
+        ("methods.knn.calibrate.low", -1, ["methods.knn.calibrate", "low=-1"]),
+        ("base.data", {"init_args": {}}, ["base.data", "class_path"]),
+        ("wandb", {"project": "p", "mode": "sometimes"}, ["wandb.mode"]),
         ("seeds", [3, 3], ["twice"]),
         ("delta", 1, ["delta=1"]),
         ("noise_seeded", "yes", ["noise_seeded='yes'"]),
@@ -143,6 +151,9 @@ def test_file_overrides_and_choices(tmp_path):
         read_comparison(path, {"methods.q.title": "Q"})
     with pytest.raises(FileNotFoundError):
         read_comparison(tmp_path / "none.yaml")
+    given = {"definitions.records": 400, "base.data.init_args.batch_size": 32}
+    shipped = read_comparison(Path(__file__).parents[2] / "configs" / "compare_arrays.yaml", given)
+    assert shipped.methods[0].labeling["labeler"]["init_args"]["expected_records"] == 400
 
 
 def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():

@@ -147,7 +147,7 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
 
 
 @pytest.mark.long(
-    "compare_bbc_news", "compare_digits", "compare_fashion_mnist", "compare_fashion_mnist_attributes"
+    "compare_arrays", "compare_bbc_news", "compare_fashion_mnist", "compare_fashion_mnist_attributes"
 )
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/compare_*.yaml")), ids=lambda path: path.stem)
 def test_shipped_comparison_is_understood(path, capsys, tmp_path, monkeypatch):

@@ -185,7 +185,7 @@ SAME_COST = "changes nothing of a candidate's cost"
         (document(), "model.init_args.expected_batch_size", SAME_COST),
         (document(), "model.init_args.noise_multiplier", SAME_COST),
         (document(), f"{CALLBACK}.max_grad_norm", SAME_COST),
-        (document(), "model.init_args.optimization.momentum", r"momentum=1\.0"),
+        (document(), "model.init_args.optimization.noise_limit", r"noise_limit=-1\.0"),
         (of_a_module(), f"{CALLBACK}.expected_batch_size", SAME_COST),
         (of_a_module(), f"{CALLBACK}.noise_multiplier", SAME_COST),
         (of_a_module(), "trainer.callbacks.1.init_args.decay", SAME_COST),
@@ -205,7 +205,7 @@ SAME_COST = "changes nothing of a candidate's cost"
 )
 def test_what_a_search_can_t_pay_for_is_refused(given, path, message):
     with pytest.raises(ConfigurationError, match=message):
-        tuning_of(given, {path: [1.0, 2.0]}, epsilon=4.0)
+        tuning_of(given, {path: [1.0, -1.0]}, epsilon=4.0)
 
 
 def test_the_command_says_what_was_found_and_what_it_cost(tmp_path, capsys):
