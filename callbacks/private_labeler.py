@@ -30,8 +30,8 @@ from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
@@ -102,13 +102,13 @@ def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:
 
 
 def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | None) -> list[RoundFeatures]:
-    """Features of each round, the last ones for all later rounds; HOG and then the student by default.
+    """Features of each round, the last ones for all later rounds; ``DefaultFeatures`` and the student by default.
 
     Raises:
         ValueError: for an empty list, or an item that is neither an extractor nor the word ``"student"``.
     """
     if features is None:
-        return [HOG(), STUDENT]
+        return [DefaultFeatures(), STUDENT]
     chosen: list[RoundFeatures] = (
         list(features) if isinstance(features, list | tuple) else [features]  # type: ignore[list-item]
     )
@@ -382,7 +382,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         budget: ε and δ, the unit of privacy and the neighbouring relation.
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
             ``"student"`` stands for the student's own backbone, and a list within the list for several kinds of
-            features side by side. Default: HOG first, then the student.
+            features side by side. Default: HOG (of grey images up to 32 pixels a
+            side) or :class:`~pl_privknn.features.PublicFeatures` (of all others) first, then the student.
         selection: ``"random"`` (examples never asked about), ``"all"`` (every unanswered example),
             ``"uncertain"`` (those the student is least sure of), ``"clusters"`` (the centre of each cluster of
             public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over

@@ -8,7 +8,7 @@ from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
 from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
-from pl_privknn.features.public import PublicFeatures, Resized
+from pl_privknn.features.public import DefaultFeatures, PublicFeatures, Resized
 from pl_privknn.features.scattering import Scattering
 from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
 
@@ -17,6 +17,7 @@ __all__ = [
     "BackboneFeatures",
     "CachedFeatures",
     "CheckpointFeatures",
+    "DefaultFeatures",
     "Extractor",
     "JoinedFeatures",
     "PatchDictionary",
