@@ -269,7 +269,7 @@ def data_section(
     """The ``data`` section for a folder of images, of tables or of ``.npy`` files, or for an ``.npz`` file.
 
     Sizes come from public files, the number of classes from the test set (its folders or labels) or the public one
-    unless it is given. Of private files only the names are used.
+    unless it is given. Of private files only the names are used, and whether they are images.
 
     Args:
         path: ``private/``, ``public/`` and ``test/`` with images; ``public_images.npy`` or ``public_embeddings.npy``
@@ -348,6 +348,16 @@ def _folder_section(path: Path) -> dict[str, Any]:
     if len(names) < 2:
         raise ValueError(f"--data {path}: {first}/ has one class ({', '.join(names)}); want 2 or more")
     private = {folder.name for folder in (path / "private").glob("[!.]*") if folder.is_dir()}
+    secret = sorted(file for file in (path / "private").rglob("*") if file.suffix.lower() in SUFFIXES)
+    for place, file in enumerate(secret, 1):
+        try:
+            with Image.open(file) as opened:
+                opened.verify()  # before a run begins; no name is shown
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            raise ValueError(
+                f"--data {path}: file number {place}, in the order of their paths, of private/ is not a readable "
+                "image; take it away, or convert it"
+            ) from None
     if unknown := private - names:  # what they are called, no message says
         raise ValueError(
             f"{path / 'private'} has {len(unknown)} folders that aren't among the classes "

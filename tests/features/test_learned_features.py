@@ -11,12 +11,15 @@ from sklearn.decomposition import KernelPCA
 
 from pl_privknn.features import (
     HOG,
+    DefaultFeatures,
     JoinedFeatures,
     PatchDictionary,
     Pixels,
+    PublicFeatures,
     PublicKernelPCA,
     PublicPCA,
     Scattering,
+    public,
 )
 from pl_privknn.features.scattering import low_pass, morlet
 from pl_privknn.features.whitening import PublicWhitening
@@ -213,3 +216,16 @@ test_bad_arguments_are_named = refusals(
         r"images: shape \(n, 8, 8\)": learned(patches(), 4, 8, 8),
     }
 )
+
+
+@pytest.mark.parametrize(("channels", "suited"), [(1, HOG()), (3, PublicFeatures(pretrained=False))])
+def test_default_features_suit_the_images(channels, suited, monkeypatch):
+    monkeypatch.setattr(public, "has_pretrained", lambda: False)
+    given = images(30, channels, side=20)
+    chosen, again = DefaultFeatures(), DefaultFeatures()
+    for extractor in (chosen, suited):
+        extractor.fit_public(given)
+    again.load_state_dict(chosen.state_dict())
+    for extractor in (chosen, again):
+        assert torch.equal(extractor(given[:3]), suited(given[:3]))
+    assert chosen.feature_size((channels, 20, 20)) == suited.feature_size((channels, 20, 20))

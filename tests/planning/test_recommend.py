@@ -184,6 +184,12 @@ def test_bad_folders_get_one_line(photos, capsys):
     images(photos / "public", {"a": 1, "b": 1})
     assert "differ in their classes (b, c)" in refused(capsys, "--data", "own")
     (photos / "test/c").rename(photos / "test/b")
+    cut = photos / "private/a/0.png"
+    cut.write_bytes(cut.read_bytes()[:-20])
+    assert "file number 1, in the order of their paths, of private/ is not" in refused(
+        capsys, "--data", "own"
+    )
+    cut.unlink()
     (photos / "public/a/0.png").write_bytes(b"no image")
     assert "is not a readable image" in refused(capsys, "--data", "own")
     for file in photos.glob("public/**/*.png"):
