@@ -27,12 +27,9 @@ def table(n=300, d=6, classes=3, seed=0):
 
 def fitted(n=300, given=None, **arguments):
     arguments = {
-        "num_teachers": 12,
-        "teachers": LinearTeachers(steps=20, batch_size=8),
-        "aggregator": GNMAX(2.0),
-        "noise_source": SeededNoise(0),
-        **arguments,
-    }
+        "num_teachers": 12, "teachers": LinearTeachers(steps=20, batch_size=8), "aggregator": GNMAX(2.0),
+        "noise_source": SeededNoise(0), **arguments,
+    }  # fmt: skip
     pate = PATE(**arguments)
     pate.fit(*(table(n) if given is None else given), 3)
     return pate

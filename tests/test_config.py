@@ -180,22 +180,16 @@ def knn(**arguments):
 TRAP = {"class_path": "trap_module.Trap", "init_args": {"path": "x"}}
 CALL = {"class_path": "subprocess.run", "init_args": {"args": ["true"]}}
 HIDDEN = [
-    {"labeler": TRAP},
-    {"labeler": "trap_module.Trap"},
-    {"labeler": json.dumps(TRAP)},
-    {"labeler": knn(noise=TRAP)},
-    {"labeler": knn(noise="trap_module.Trap")},
-    {"labeler": knn(noise=json.dumps({"noise": [TRAP]}))},
-    {"labeler": knn(noise_source=TRAP)},
+    {"labeler": TRAP}, {"labeler": "trap_module.Trap"}, {"labeler": json.dumps(TRAP)},
+    {"labeler": knn(noise=TRAP)}, {"labeler": knn(noise="trap_module.Trap")},
+    {"labeler": knn(noise=json.dumps({"noise": [TRAP]}))}, {"labeler": knn(noise_source=TRAP)},
     {"labeler": {"class_path": "IndKNN", "init_args": {"epsilon": 1.0, "ids": TRAP}}},
     {"labeler": {"class_path": "PATE", "init_args": {**PATE, "partitioner": TRAP}}},
-    {"labeler": KNN, "selection": TRAP},
-    {"labeler": KNN, "selection": "trap_module.Trap"},
+    {"labeler": KNN, "selection": TRAP}, {"labeler": KNN, "selection": "trap_module.Trap"},
     {"labeler": {**KNN, "dict_kwargs": {"noise": TRAP}}},
-    {"labeler": {"init_args": {}, "labeler.class_path": "trap_module.Trap"}},
-    {"labeler": CALL},
+    {"labeler": {"init_args": {}, "labeler.class_path": "trap_module.Trap"}}, {"labeler": CALL},
     {"labeler": knn(noise=CALL)},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("labeling", HIDDEN)

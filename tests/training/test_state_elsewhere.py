@@ -153,12 +153,9 @@ def interrupt(kind=KeyboardInterrupt):
 
 
 ENDINGS = {
-    "exit": lambda: sys.exit(1),
-    "interrupt": interrupt,
-    "signal": lambda: signal.raise_signal(signal.SIGINT),
-    "of its own kind": lambda: interrupt(BaseException),
-    "at once": lambda: os._exit(1),
-}
+    "exit": lambda: sys.exit(1), "interrupt": interrupt, "signal": lambda: signal.raise_signal(signal.SIGINT),
+    "of its own kind": lambda: interrupt(BaseException), "at once": lambda: os._exit(1),
+}  # fmt: skip
 
 
 class Ends(Lit):

@@ -102,12 +102,8 @@ def test_the_teachers_sum_is_that_of_literal_mean_gradients():
 
 def test_a_network_trains_by_persons_with_the_layers_of_its_fast_path(tmp_path):
     rates = {
-        "unit": "person",
-        "expected_batch_size": 4,
-        "expected_records": 11,
-        "epsilon": 2.0,
-        "delta": 1e-3,
-    }
+        "unit": "person", "expected_batch_size": 4, "expected_records": 11, "epsilon": 2.0, "delta": 1e-3,
+    }  # fmt: skip
     module = make(extractor=False, **rates)
     fit(module, tmp_path, module.private_training, epochs=1, data=data_of())
     assert module.private_training.privacy_summary()["unit"] == "person"
