@@ -39,6 +39,7 @@ MISTAKES = {
     ),
     "a misspelt section": ("fit --config run.yaml --modle VATStudent", "did you mean model?"),
     "a misspelt command": ("fitt", "did you mean fit?"),
+    "a comparison without a file": ("compare", "name the YAML of a comparison"),
     "a plan without a target": ("plan run.yaml", "--epsilon"),
 }
 

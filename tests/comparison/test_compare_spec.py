@@ -57,6 +57,7 @@ def changed(path, value):
         ("methods.reverse.epsilons", [1, "inf"], ["methods.reverse.epsilons", "nonprivate"]),
         ("base.labeling.labeler", KNN["labeling"]["labeler"], ["base.labeling.labeler"]),
         ("base.student", None, ["base.student", "knn"]),
+        ("base", [1], ["base: [1] must be a section with keys"]),
         ("wandb", {"mode": "offline"}, ["wandb", "project"]),
     ],
 )  # fmt: skip
