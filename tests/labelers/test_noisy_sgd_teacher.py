@@ -111,7 +111,8 @@ def test_every_step_is_paid_before_its_noise_and_draws_from_its_own_stream():
     teacher = NoisySGDTeacher(**settings, noise_source=Watched(0))
     teacher.fit(*table(), 3)
     teacher.label(table(30, seed=1)[0], ledger)
-    assert [total for words, total in drawn if words[0] == "step"] == [10] * 10 + [20] * 10 + [23] * 3
+    for kind in ("batch", "step"):  # coins too
+        assert [total for words, total in drawn if words[0] == kind] == [10] * 10 + [20] * 10 + [23] * 3
     assert len({words for words, _ in drawn}) == len(drawn)
     assert [Charge(ledger.rows[0].mechanism, 23)] == teacher.plan(30, 30, 3)
 
