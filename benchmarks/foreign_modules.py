@@ -82,19 +82,6 @@ class Records(Dataset[Any]):
         return self.items[index]
 
 
-class Recurrent(nn.Module):
-    """A classifier of sequences of words by what a recurrent layer ends with."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.embedding, self.layer = nn.Embedding(50, 16), layer(16, 24, batch_first=True)
-        self.head = nn.Linear(24, CLASSES)
-
-    def forward(self, words: Tensor) -> Any:
-        """Logits ``(b, classes)``."""
-        return self.head(self.layer(self.embedding(words))[0][:, -1])
-
-
 class _Tuned(nn.Module):
     """A model of transformers that gives logits alone."""
 
@@ -204,8 +191,6 @@ CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "transformers, BERT": lambda: _on_words(_Tuned(_bert())),
     "peft, LoRA of BERT": lambda: _on_words(_Tuned(_lora())),
     "pytorch_lightning, BoringModel and BoringDataModule": _boring,
-    "torch, LSTM": lambda: _on_words(Recurrent(nn.LSTM)),
-    "torch, GRU": lambda: _on_words(Recurrent(nn.GRU)),
     _REFUSED: _resnet,
 }
 

@@ -39,7 +39,6 @@ from benchmarks.record import (
     markdown,
     names,
     results,
-    rows_of,
     runs,
     spread,
 )
@@ -183,45 +182,6 @@ def run_table(columns: list[str], chosen: Iterable[str] = ()) -> str:
     return explained(markdown(columns, lines), ((name, guarantee(found[name])) for name in shown))
 
 
-def attribute_rules() -> str:
-    """Accuracies of rules for attributes, of 1,000 answers at two levels of noise; the best of each line is bold."""
-    found = results("multilabel_rules")
-    shown = ["half of k", "half of k·min(τ/2.8, 1), denoised", "learned (default)", "learned, 2.8 expected"]
-    whole, lines = guarantee_of(found), []
-    for row in found["rows"]:
-        if row["answers"] == 1000 and row["noise_multiplier"] in (17.7, 50):
-            cells = [f"{row['accuracy'][rule]:.3f}" for rule in shown]
-            best = max(cells)
-            head = [f"{row['tau']:g}", f"{row['noise_multiplier']:g}", f"{row['epsilon']:.2f}{mark(whole)}"]
-            lines.append([*head, *(f"**{cell}**" if cell == best else cell for cell in cells)])
-    header = ["τ", "σ / sensitivity", "ε of 1,000 answers", *shown]
-    return explained(markdown(header, lines), [("", whole)])
-
-
-def attribute_reverse() -> str:
-    """Accuracies of reverse kNN on attributes by r and ε."""
-    found = results("multilabel_rules")
-    rows: dict[float | None, dict[float, float]] = {}
-    for row in found["reverse"]:
-        rows.setdefault(row["tau"], {})[row["epsilon"]] = row["accuracy"]
-    header = ["r", *(f"ε = {epsilon:g}{mark(guarantee_of(found))}" for epsilon in next(iter(rows.values())))]
-    lines = [
-        ["no clipping" if tau is None else f"{tau:g}", *(f"{value:.3f}" for value in row.values())]
-        for tau, row in rows.items()
-    ]
-    return explained(markdown(header, lines), [("", guarantee_of(found))])
-
-
-def students(kind: str, header: str) -> str:
-    """Students with 1,000 labels, or ways to deal with wrong labels."""
-    rows = [row for row in rows_of("students") if row["part"].startswith(f"{kind}: ")]
-    for row in rows:
-        row |= {"part": row["part"].removeprefix(f"{kind}: "), "seeds": len(row["accuracies"])}
-    columns = {header: "{part}", "test accuracy": "{accuracy:.3f} ± {deviation:.3f}", "seeds": "{seeds}"}
-    noisy = [] if kind == "unlabeled" else rows  # those have true labels of public images
-    return explained(listed(columns, rows), ((row["part"], guarantee_of(row)) for row in noisy))
-
-
 # -- the papers' printed rows --------------------------------------------------------------------------------------
 
 #: The starts of papers' names, which are the names of their tables.
@@ -281,13 +241,6 @@ def paper(name: str) -> str:
     return explained(markdown(header, lines), named)
 
 
-_EXTRACTORS = {
-    "features": "{part}",
-    "numbers": "{width}",
-    "linear model": "{linear:.3f}",
-    "ten neighbours": "{neighbors:.3f}",
-    "images a second": "{images_per_second:,}",
-}
 _IND_KNN_SPEED = {
     "records × dimensions": "{records:,} × {dimension}",
     "queries at once": "{batch:,}",
@@ -307,13 +260,8 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
     ("docs/methods/ind_knn.md", "speed", lambda: listed(_IND_KNN_SPEED, results("ind_knn_speed")["rows"])),
     ("docs/methods/labeling.md", "second rounds", lambda: markdown_table(comparison("second_rounds"))),
-    ("docs/methods/multilabel.md", "rules", attribute_rules),
-    ("docs/methods/multilabel.md", "reverse", attribute_reverse),
     ("docs/methods/pate.md", "same queries", partial(run_table, ["teacher", "ε", "answered"], _SAME_QUERIES)),
     ("docs/methods/reverse_knn.md", "curator", partial(run_table, ["run", "ε"])),
-    ("docs/methods/statistics.md", "extractors", lambda: listed(_EXTRACTORS, rows_of("extractors"))),
-    ("docs/methods/students.md", "students", partial(students, "unlabeled", "student")),
-    ("docs/methods/students.md", "noisy labels", partial(students, "noise", "labels and loss")),
     ("docs/reference/golden_values.md", "accountants", accountants.table),
     ("docs/methods/unit_of_privacy.md", "persons", persons.table),
     ("docs/scale.md", "scale", scale.table),

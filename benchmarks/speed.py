@@ -47,7 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--device", default="cpu", help="where labelling searches, for instance cuda")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
@@ -57,7 +56,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         _, _, _, work, *settled = ROWS[name]
         found = work(options, *settled)
         load = round(os.getloadavg()[0], 1)
-        settings = {"repeat": options.repeat, "device": options.device}
+        settings = {"repeat": options.repeat}
         yield Measured({**found, "load": load}, [0], name, settings)
 
 
@@ -102,11 +101,10 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     labels = torch.randint(CLASSES, (_RECORDS + _QUERIES,), generator=generator)
     features = torch.randn((len(labels), _DIMENSIONS), generator=generator).mul_(0.1).add_(centres[labels])
     table, queries = features.clamp_(min=0).split([_RECORDS, _QUERIES])
-    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE, device=options.device)
+    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE)
     screening = NoisyScreening(_K, 0.6 * _K, 0.25 * _K, CLASSES, sampling_rate=_RATE)
     mechanism = Gaussian(sigma=_K / 12, l2_sensitivity=2**0.5, sampling_rate=_RATE)
     source = SystemNoise()
-    left, right = queries.to(options.device), table.to(options.device).T
 
     def label() -> None:
         ranked = neighbors.rank(queries)
@@ -115,16 +113,11 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         answers = mechanism.add_noise(neighbors.votes(ranked, source.bernoulli), source).argmax(dim=1)
         torch.where(passed, answers, -1)
 
-    def product() -> None:
-        made = left @ right
-        if made.is_cuda:
-            torch.cuda.synchronize(made.device)
-
-    def taken(work: Callable[[], None]) -> tuple[float, float]:
+    def taken(work: Callable[[], Any]) -> tuple[float, float]:
         started = time.perf_counter()
         return _spent(work), time.perf_counter() - started
 
-    pairs = _turns(lambda: taken(label), lambda: taken(product), options.repeat)
+    pairs = _turns(lambda: taken(label), lambda: taken(lambda: queries @ table.T), options.repeat)
     spent, clock = ([one[side] / other[side] for one, other in pairs] for side in (0, 1))
     return {"ratio": round(statistics.median(spent), 4), **_summary(clock, "_on_the_clock")}
 
