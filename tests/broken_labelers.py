@@ -115,6 +115,11 @@ class ChargesLess(Honest):
         return half.add_noise(self.votes(asked, noise), noise).argmax(dim=1)
 
 
+class StatesNoAdjacency(Honest):
+    def charge_and_draw(self, ledger, mechanism, count, key):
+        return self.noise_source.stream(key, ledger.charge(mechanism, count, noise=self.noise_source))
+
+
 class StatesAnotherAdjacency(Honest):
     def charge_and_draw(self, ledger, mechanism, count, key):
         row = ledger.charge(mechanism, count, noise=self.noise_source, adjacencies=("replace_one",))

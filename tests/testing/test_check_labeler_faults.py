@@ -33,6 +33,7 @@ FAULTS = {
     "PlansNothing": r"plan: plan returns \[\]",
     "ChargesNothing": "label charged nothing",
     "ChargesLess": r"draws with Gaussian\(sigma=1.0.*which was not charged",
+    "StatesNoAdjacency": "states no adjacencies",
     "StatesAnotherAdjacency": "states adjacencies=.'replace_one',., the labeler .'add_remove',.",
     "StatesNoSource": "names None as its noise",
     "HoldsUnderNoAdjacency": "plan: adjacencies names 'replace_one', under which its plan has no cost",
