@@ -647,14 +647,14 @@ def _config(setting: Setting, sizes: Sizes) -> dict[str, Any]:
             },
             "released": "student",
         }
-        network, lr, decay = "linear_probe", 0.03, 0.3
+        network, optimizer, lr, decay = "linear_probe", "sgd", 3.0, 0.001
     else:
         arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "expected_records": sizes.records}
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
         asked = {"selection": "all", "released": "mean"}
-        network, lr, decay = "mlp", 0.002, 0.001
+        network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
     optimization = {
-        "optimizer": "adamw",
+        "optimizer": optimizer,
         "lr": lr,
         "weight_decay": decay,
         "scheduler": "one_cycle",
