@@ -647,7 +647,8 @@ def _config(setting: Setting, sizes: Sizes) -> dict[str, Any]:
             },
             "released": "student",
         }
-        network, optimizer, lr, decay = "linear_probe", "sgd", 3.0, 0.001
+        # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
+        network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
     else:
         arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "expected_records": sizes.records}
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
