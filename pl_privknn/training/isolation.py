@@ -422,9 +422,9 @@ class Copier:
         return functools.partial(function, *args, **kwargs)
 
     def _builtin(self, value: Any, memo: Memo) -> Any:
+        if value in _REPLACED:
+            return getattr(*_REPLACED[value])  # what a private step finds in its place, however it is held
         owner = value.__self__
-        if owner is time and value.__name__ in _CLOCKS:
-            return getattr(time, value.__name__)  # which stands still in a private step
         if owner is None or isinstance(owner, types.ModuleType | type):
             return value
         return getattr(self._copy(owner, memo), value.__name__) if hasattr(owner, value.__name__) else value
@@ -1078,6 +1078,9 @@ _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf
 _ENDINGS = (
     (signal, "signal"), (signal, "raise_signal"), (_thread, "interrupt_main"), (os, "_exit"), (os, "abort"),
 )  # fmt: skip
+_REPLACED = {
+    getattr(owner, name): (owner, name) for owner, name in (*_ENDINGS, *((time, clock) for clock in _CLOCKS))
+}
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),

@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import functools
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 import types
 import warnings
+from os import _exit
 
 import pytest
 import torch
@@ -155,6 +157,7 @@ def interrupt(kind=KeyboardInterrupt):
 ENDINGS = {
     "exit": lambda: sys.exit(1), "interrupt": interrupt, "signal": lambda: signal.raise_signal(signal.SIGINT),
     "of its own kind": lambda: interrupt(BaseException), "at once": lambda: os._exit(1),
+    "by its own name": lambda: _exit(1), "held": functools.partial(signal.raise_signal, signal.SIGINT),
 }  # fmt: skip
 
 
