@@ -357,6 +357,7 @@ class RunReport(pl.Callback):
             counts, self._judged = self._judged.confusion, None
         data, labeling = trainer.datamodule, labeling_of(trainer)  # type: ignore[attr-defined]
         if isinstance(data, PrivatePublicDataModule) and self.run_dir is not None:
+            data.setup("validate")  # the public part, where a test alone did not load it
             pictures_of(data, [] if labeling is None else labeling.asked_examples(), counts).write(
                 self.run_dir
             )

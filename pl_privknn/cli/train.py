@@ -359,8 +359,14 @@ class _SaveRunConfig(SaveConfigCallback):
     """Writes ``config.yaml`` into the run's folder; an evaluation leaves that of the training alone."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage == "fit":
+        self._resumed = stage == "fit" and (Path(str(trainer.log_dir)) / self.config_filename).exists()
+        if stage == "fit" and not self._resumed:
             super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Replace the file of a resumed run once what differs has been accepted."""
+        if self._resumed:
+            super().setup(trainer, pl_module, "fit")
 
 
 # ---------------------------------------------------------------------------- a run's folder

@@ -78,6 +78,8 @@ def test_resume_continues_in_the_same_folder_under_the_same_parameters_and_budge
     assert second["epochs"] == 3
     for name in ("epsilon", "epsilon_spent", "queried", "answered", "label_accuracy"):
         assert second[name] == first[name]
+    settings = (run / "config.yaml").read_text()
+    assert "max_epochs: 3" in settings
     for words, told in (
         (["--resume", "runs/none"], "config.yaml"),
         (["--resume", str(run), "--labeling.labeler.init_args.k", "41"], "other parameters"),
@@ -86,6 +88,7 @@ def test_resume_continues_in_the_same_folder_under_the_same_parameters_and_budge
         capsys.readouterr()
         assert main(["fit", *words]) == 2
         assert told in capsys.readouterr().err
+    assert (run / "config.yaml").read_text() == settings  # what was refused is not written
 
 
 def test_epsilon_of_records(tmp_path, capsys):
