@@ -22,7 +22,7 @@ from pl_privknn.datamodules.tables import (
     shard_file,
 )
 
-_PARTS = ("private", "public", "test")
+_PARTS = ("private", "public", "test", "val")
 _COLOURS = (1, 3)
 _CHUNK = 4096
 
@@ -53,6 +53,10 @@ class _TablesDataModule(PrivatePublicDataModule):
         if self._has(f"test_{self.kind}"):
             return self._labeled("test")
         return LabeledImages.none(self.image_shape, self.num_classes, self.task)
+
+    def load_validation(self) -> LabeledImages | None:
+        """The validation records, if given."""
+        return self._labeled("val") if self._has(f"val_{self.kind}") else None
 
     def _has(self, name: str) -> bool:
         return self._sources.get(name) is not None
@@ -85,8 +89,9 @@ class _TablesDataModule(PrivatePublicDataModule):
             )
         if without and not missing:
             raise ValueError(f'public="none", and public_{cls.kind} are given; leave one of them out')
-        if (sources[f"test_{cls.kind}"] is None) != (sources["test_labels"] is None):
-            raise ValueError(f"test_{cls.kind} and test_labels go together; pass both or neither")
+        for part in ("test", "val"):
+            if (sources.get(f"{part}_{cls.kind}") is None) != (sources.get(f"{part}_labels") is None):
+                raise ValueError(f"{part}_{cls.kind} and {part}_labels go together; pass both or neither")
         return sources
 
 
@@ -110,6 +115,8 @@ class ArraysDataModule(_TablesDataModule):
         test_images: images for the final accuracy; none by default.
         test_labels: their classes.
         num_classes: number of classes, a public constant.
+        val_images: a validation set, instead of public images with known truth.
+        val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``.
         channels_last: whether four-dimensional arrays are ``(n, h, w, c)``. None: the dimension that is 1 or
             3 holds the colours, and an error asks where both or neither of them are.
@@ -132,6 +139,8 @@ class ArraysDataModule(_TablesDataModule):
         test_labels: ArrayOrPath | Sequence[int] | None = None,
         *,
         num_classes: int,
+        val_images: ArrayOrPath | None = None,
+        val_labels: ArrayOrPath | Sequence[int] | None = None,
         private_groups: ArrayOrPath | Sequence[int] | None = None,
         channels_last: bool | None = None,
         **kwargs: Any,
@@ -204,6 +213,8 @@ class EmbeddingsDataModule(_TablesDataModule):
         test_embeddings: for the final accuracy; none by default.
         test_labels: their classes.
         num_classes: number of classes, a public constant.
+        val_embeddings: a validation set, instead of public records with known truth.
+        val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``; a column of a table as
             in ``data.parquet:person``. No person may have records in two processes' files.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
@@ -226,6 +237,8 @@ class EmbeddingsDataModule(_TablesDataModule):
         test_labels: ArrayOrPath | Sequence[int] | None = None,
         *,
         num_classes: int,
+        val_embeddings: ArrayOrPath | None = None,
+        val_labels: ArrayOrPath | Sequence[int] | None = None,
         private_groups: ArrayOrPath | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:

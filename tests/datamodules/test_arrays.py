@@ -118,6 +118,7 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ({"private_images": np.zeros((0, 4, 5)), "private_labels": np.zeros(0, int)}, "private set is empty"),
         ({"public_truth": np.arange(7) - 2}, "public_truth: .* -1 where it isn't known"),
         ({"test_labels": None}, "test_images and test_labels go together"),
+        ({"val_labels": [0]}, "val_images and val_labels go together"),
         ({"public_images": None}, "public_images=None: a student needs"),
         ({"private_images": "images.txt"}, "images.txt': want a .npy, .npz"),
         ({"task": "multilabel"}, r"private_labels: .*want whole numbers of shape \(n, 3\)"),

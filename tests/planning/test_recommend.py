@@ -44,6 +44,19 @@ def table(tmp_path, monkeypatch):
     return parts
 
 
+@pytest.mark.parametrize("kind", ["embeddings", "images"])
+def test_a_validation_set_stands_in_for_private_records(kind, tmp_path):
+    parts = embeddings({"private": 40, "public": 120, "test": 40, "val": 100}, width=64)
+    del parts["public_truth"]
+    for name in [name for name in parts if name.endswith("embeddings") and kind == "images"]:
+        part = name.removesuffix("embeddings")
+        parts[f"{part}images"] = (1 / (1 + np.exp(-parts.pop(name)))).reshape(-1, 8, 8)
+    np.savez(tmp_path / "own.npz", **parts)
+    found = recommend(tmp_path / "own.npz", epsilon=1.0, expected_records=400)
+    assert "100 public examples with known classes stood in" in " ".join(found.reasons)
+    assert found.expected > 0.8
+
+
 # The best teacher and width in a scan of widths and clusters: two sizes a data set, on each side of the crossing.
 @pytest.mark.parametrize(
     ("records", "epsilon", "classes", "teacher", "width"),
