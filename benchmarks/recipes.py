@@ -17,7 +17,6 @@ import io
 import itertools
 import json
 import logging
-import math
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -82,12 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--up-to", type=float, default=float("inf"), help="n ε / C, of --recommended-only")
-    parser.add_argument(
-        "--recommended-only",
-        action="store_true",
-        help="after a change of the rule: the others' stored figures stay, and settings name their commit",
-    )
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
@@ -98,28 +91,13 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     for name in options.only:
         data = SETS[name](options.root)
         classes, settings = len(data.labels.unique()), {"seeds": options.seeds, "threads": options.threads}
-        rows: list[dict[str, Any]] = []
-        if options.recommended_only:
-            entry = entries("recipes")[name]
-            rows, seeds = entry["results"]["rows"], entry["seeds"]
-            settings = {**entry["settings"], "by_hand": entry["settings"].get("by_hand", entry["commit"])}
-            if math.isfinite(options.up_to):
-                settings["kept_above"] = {"ratio": options.up_to, "commit": entry["commit"]}
-            for row in rows:
-                if row["records"] * row["target"] / classes > options.up_to:
-                    continue
-                for seed, cell in zip(seeds, row["seeds"], strict=True):
-                    private = _private(data, row["records"], seed)
-                    cell["recommended"] = _run(data, private, row["target"], seed)
-                    print(name, row["records"], row["target"], cell, flush=True)
-        else:
-            seeds, features = options.seeds, _features(data)
-            for count, epsilon in itertools.product(data.counts, EPSILONS):
-                found = [_cell(data, features, count, epsilon, seed) for seed in seeds]
-                rows.append({"records": count, "target": epsilon, "seeds": found})
-                print(name, count, epsilon, found[0], flush=True)
+        rows, features = [], _features(data)
+        for count, epsilon in itertools.product(data.counts, EPSILONS):
+            found = [_cell(data, features, count, epsilon, seed) for seed in options.seeds]
+            rows.append({"records": count, "target": epsilon, "seeds": found})
+            print(name, count, epsilon, found[0], flush=True)
         found_all = {"classes": classes, "public": data.public, "rows": rows}
-        yield Measured(found_all, seeds, name, settings)
+        yield Measured(found_all, options.seeds, name, settings)
 
 
 def _features(data: Records) -> list[Tensor]:
@@ -418,9 +396,10 @@ def table() -> str:
     ]
     header = ["data", "private records", *(f"ε = {epsilon:g}" for epsilon in asked)]
     header += [f"regret, ε = {epsilon:g}" for epsilon in asked]
+    usual = [regret for (name, *_), regret in zip(rows(), regrets(), strict=True) if name != "elsewhere"]
     summary = (
-        f"Mean regret {100 * statistics.mean(regrets()):.1f} points, worst {100 * max(regrets()):.1f}, over "
-        f"{len(regrets())} cells."
+        f"Mean regret {100 * statistics.mean(usual):.1f} points, worst {100 * max(usual):.1f}, over {len(usual)} cells, "
+        "those with public images of another kind left out."
     )
     return f"{markdown(header, lines)}\n\n{summary}"
 
@@ -432,7 +411,7 @@ def figure() -> Any:
     drawn, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     classes = {part: entry["results"]["classes"] for part, entry in entries("recipes").items()}
     for (name, title), marker in zip(_NAMES.items(), "os^Ds*vPX", strict=True):
-        if name in classes:
+        if name in classes and name != "elsewhere":
             cases = [
                 (c * e / classes[name], r)
                 for (n, c, e, _), r in zip(rows(), regrets(), strict=True)
