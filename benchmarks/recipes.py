@@ -398,8 +398,8 @@ def table() -> str:
     header += [f"regret, ε = {epsilon:g}" for epsilon in asked]
     usual = [regret for (name, *_), regret in zip(rows(), regrets(), strict=True) if name != "elsewhere"]
     summary = (
-        f"Mean regret {100 * statistics.mean(usual):.1f} points, worst {100 * max(usual):.1f}, over {len(usual)} cells, "
-        "those with public images of another kind left out."
+        f"Mean regret {100 * statistics.mean(usual):.1f} points, worst {100 * max(usual):.1f}, over {len(usual)} "
+        "cells, those with public images of another kind left out."
     )
     return f"{markdown(header, lines)}\n\n{summary}"
 
@@ -408,7 +408,7 @@ def figure() -> Any:
     """The regret of each row against n ε / C."""
     from matplotlib import pyplot
 
-    drawn, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    drawn, axis = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
     classes = {part: entry["results"]["classes"] for part, entry in entries("recipes").items()}
     for (name, title), marker in zip(_NAMES.items(), "os^Ds*vPX", strict=True):
         if name in classes and name != "elsewhere":
@@ -423,5 +423,5 @@ def figure() -> Any:
     axis.set_xscale("log")
     axis.set_xlabel("private records · ε / classes (dotted: from votes to gradients)")
     axis.set_ylabel("best by hand − recommended")
-    axis.legend(fontsize=9)
+    drawn.legend(fontsize=9, loc="outside right upper")
     return drawn
