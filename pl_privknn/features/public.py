@@ -179,7 +179,7 @@ class PublicFeatures(Extractor):
 class DefaultFeatures(Extractor):
     """HOG of small grey images, and :class:`PublicFeatures` of all others.
 
-    On digits HOG and then the student's features label as well as :class:`PublicFeatures` in a thirtieth of the time;
+    On digits HOG and then the student's features served Private-kNN and Ind-KNN at least as well, in less time;
     of colours, textures and objects HOG tells little.
     """
 
