@@ -30,8 +30,8 @@ from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.hog import DefaultFeatures
 from pl_privknn.features.joined import JoinedFeatures
-from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
