@@ -222,7 +222,7 @@ def _exact(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table() -> str:
-    """What is stored beside its baselines."""
+    """Stored figures beside their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
     lines = [[*row[:3], _ratio(found[name])] for name, row in ROWS.items() if name in found]
     return markdown(["what", "beside", "aim", "ratio of processor seconds"], lines)

@@ -1,4 +1,4 @@
-"""What tests of runs share: three easy classes of images, a quiet trainer, and a short fit."""
+"""Shared set-up of runs: three easy classes of images, a quiet trainer, and a short fit."""
 
 import pytorch_lightning as pl
 import torch

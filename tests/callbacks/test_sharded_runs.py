@@ -212,7 +212,7 @@ def test_teachers_whose_shards_must_last_want_a_file_for_each_process():
 
 
 def in_two(folder, task):
-    """What ``task(rank, group)`` of each of two processes gives."""
+    """Results of ``task(rank, group)`` in each of two processes."""
 
     def member(rank):
         dist.init_process_group("gloo")

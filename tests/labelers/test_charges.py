@@ -1,4 +1,4 @@
-"""What is charged says under which neighbouring relation it holds, and where its noise comes from."""
+"""Charges name the neighbouring relation they hold under, and the source of their noise."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def step(run):
 
 @pytest.mark.parametrize("pays", [of_replaced_records, regression, predictor, step])
 def test_ledgers_of_another_adjacency_refuse_before_anything_is_drawn(tmp_path, pays):
-    """What other labelers charge states theirs, see ``testing/test_check_labeler.py``."""
+    """Charges of the other labelers are in ``testing/test_check_labeler.py``."""
     stated, other = ADJACENCIES if pays is not of_replaced_records else ADJACENCIES[::-1]
     run = Ledger(tmp_path / "ledger.sqlite", adjacency=other).run("a")
     with pytest.raises(ValueError, match=f"adjacency='{other}' of the ledger.*{stated}.*[Nn]othing"):
